@@ -1,0 +1,198 @@
+"""One error tree with one root.
+
+Every error has a stable ``code``, an HTTP status hint, whether a retry can help, a message that says what happened, and a
+``hint`` that says what to do next. The far side's class names are never trusted: an error that crosses a process boundary
+travels as its code and is rebuilt from ``ErrorCode`` by :func:`from_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+
+class ErrorCode(StrEnum):
+    """Stable codes; part of the API."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    SANDBOX_NOT_FOUND = "sandbox_not_found"
+    TEMPLATE_NOT_FOUND = "template_not_found"
+    PROCESS_NOT_FOUND = "process_not_found"
+    PATH_NOT_FOUND = "path_not_found"
+    PATH_EXISTS = "path_exists"
+    PATH_INVALID = "path_invalid"
+    PERMISSION_DENIED = "permission_denied"
+    CONFLICT = "conflict"
+    TOO_LARGE = "too_large"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    DISK_FULL = "disk_full"
+    TIMEOUT = "timeout"
+    SANDBOX_ENDED = "sandbox_ended"
+    UNSUPPORTED = "unsupported"
+    HOST_NOT_READY = "host_not_ready"
+    BUSY = "busy"
+    SERVICE_UNAVAILABLE = "service_unavailable"
+    INTERNAL = "internal"
+
+
+#: code -> (HTTP status hint, retryable). A test proves the table total.
+CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
+    {
+        ErrorCode.INVALID_REQUEST: (400, False),
+        ErrorCode.UNAUTHENTICATED: (401, False),
+        ErrorCode.FORBIDDEN: (403, False),
+        ErrorCode.NOT_FOUND: (404, False),
+        ErrorCode.SANDBOX_NOT_FOUND: (404, False),
+        ErrorCode.TEMPLATE_NOT_FOUND: (404, False),
+        ErrorCode.PROCESS_NOT_FOUND: (404, False),
+        ErrorCode.PATH_NOT_FOUND: (404, False),
+        ErrorCode.PATH_EXISTS: (409, False),
+        ErrorCode.PATH_INVALID: (400, False),
+        ErrorCode.PERMISSION_DENIED: (403, False),
+        ErrorCode.CONFLICT: (409, False),
+        ErrorCode.TOO_LARGE: (413, False),
+        ErrorCode.LIMIT_EXCEEDED: (429, False),
+        ErrorCode.DISK_FULL: (507, False),
+        ErrorCode.TIMEOUT: (408, False),
+        ErrorCode.SANDBOX_ENDED: (410, False),
+        ErrorCode.UNSUPPORTED: (501, False),
+        ErrorCode.HOST_NOT_READY: (503, False),
+        ErrorCode.BUSY: (503, True),
+        ErrorCode.SERVICE_UNAVAILABLE: (503, True),
+        ErrorCode.INTERNAL: (500, False),
+    }
+)
+
+
+class SandlotError(Exception):
+    """The root: everything that Sandlot raises on purpose.
+
+    Args:
+        message: What happened, one sentence, for a person.
+        code: The stable code.
+        hint: What to do next; empty where the message says it.
+        fields: Structured details, JSON-representable (for example ``{"path": "/x"}``).
+    """
+
+    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+        self.fields: Mapping[str, Any] = MappingProxyType(dict(fields or {}))
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that fits this code."""
+        return CODES[self.code][0]
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later without a change."""
+        return CODES[self.code][1]
+
+    def __str__(self) -> str:
+        """The message, followed by the hint where there is one."""
+        return f"{self.message} {self.hint}".rstrip()
+
+
+class InvalidRequestError(SandlotError):
+    """The request is malformed or out of bounds; nothing was done."""
+
+    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INVALID_REQUEST, hint: str = "", fields: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, code=code, hint=hint, fields=fields)
+
+
+class AuthenticationError(SandlotError):
+    """No key, or one that is not known."""
+
+
+class ForbiddenError(SandlotError):
+    """Known, but not allowed."""
+
+
+class NotFoundError(SandlotError):
+    """A sandbox, template, process or path is not there."""
+
+
+class ConflictError(SandlotError):
+    """It is there already, or in a state that does not allow this."""
+
+
+class LimitError(SandlotError):
+    """A declared limit was reached (size, disk, quota)."""
+
+
+class TimeoutExceededError(SandlotError):
+    """It took longer than was allowed."""
+
+
+class SandboxEndedError(SandlotError):
+    """The sandbox is gone: ``fields["reason"]`` is exited, oom, disk, killed or crashed."""
+
+
+class UnsupportedError(SandlotError):
+    """This host, driver or image cannot do it; the message says why."""
+
+
+class HostError(SandlotError):
+    """The host lacks something; the hint gives the fix."""
+
+
+class UnavailableError(SandlotError):
+    """The service cannot answer now."""
+
+
+class InternalError(SandlotError):
+    """A defect in Sandlot."""
+
+
+_CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
+    {
+        ErrorCode.INVALID_REQUEST: InvalidRequestError,
+        ErrorCode.UNAUTHENTICATED: AuthenticationError,
+        ErrorCode.FORBIDDEN: ForbiddenError,
+        ErrorCode.NOT_FOUND: NotFoundError,
+        ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
+        ErrorCode.TEMPLATE_NOT_FOUND: NotFoundError,
+        ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
+        ErrorCode.PATH_NOT_FOUND: NotFoundError,
+        ErrorCode.PATH_EXISTS: ConflictError,
+        ErrorCode.PATH_INVALID: InvalidRequestError,
+        ErrorCode.PERMISSION_DENIED: ForbiddenError,
+        ErrorCode.CONFLICT: ConflictError,
+        ErrorCode.TOO_LARGE: LimitError,
+        ErrorCode.LIMIT_EXCEEDED: LimitError,
+        ErrorCode.DISK_FULL: LimitError,
+        ErrorCode.TIMEOUT: TimeoutExceededError,
+        ErrorCode.SANDBOX_ENDED: SandboxEndedError,
+        ErrorCode.UNSUPPORTED: UnsupportedError,
+        ErrorCode.HOST_NOT_READY: HostError,
+        ErrorCode.BUSY: UnavailableError,
+        ErrorCode.SERVICE_UNAVAILABLE: UnavailableError,
+        ErrorCode.INTERNAL: InternalError,
+    }
+)
+
+
+def from_code(code: str, message: str, *, hint: str = "", fields: Mapping[str, Any] | None = None) -> SandlotError:
+    """Rebuild an error that crossed a process boundary; an unknown code becomes ``internal``.
+
+    Args:
+        code: A code as text, from an untrusted or newer far side.
+        message: The far side's message, shown as it is.
+        hint: What to do next.
+        fields: Structured details.
+    """
+    known = ErrorCode(code) if code in ErrorCode.__members__.values() else ErrorCode.INTERNAL
+    return _CLASSES[known](message, code=known, hint=hint, fields=fields)
+
+
+def class_of(code: ErrorCode) -> type[SandlotError]:
+    """The class that carries a code."""
+    return _CLASSES[code]

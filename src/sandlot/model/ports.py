@@ -1,0 +1,209 @@
+"""The isolation seam: what only a driver can do. Exec and files are the guest's, so every driver behaves the same.
+
+Laws:
+- Every optional ability is a pair: a probe whose answer never changes while the service runs, and a method whose
+  precondition is that probe. A method called without its ability raises ``UnsupportedError``.
+- ``destroy`` is idempotent and complete: no process, mount, loop device, cgroup or file of the sandbox is left.
+- ``sweep`` touches only what carries this state directory's node id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from sandlot.model.specs import Limits, SandboxSpec, Shape
+
+
+class Ability(StrEnum):
+    """What a driver may or may not be able to do on this host."""
+
+    BOOT = "boot"
+    LIMIT_MEMORY = "limit.memory"
+    LIMIT_CPU = "limit.cpu"
+    LIMIT_PIDS = "limit.pids"
+    LIMIT_DISK = "limit.disk"
+    PAUSE = "pause"
+    SNAPSHOT = "snapshot"
+    CONFIGURE = "configure"
+    ADOPT = "adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One answer of a probe: yes, or no and why (with the fix, for a person)."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a driver can do here, found by doing it; an ability that is absent is a no."""
+
+    driver: str
+    runtime: str
+    """Version text of the runtime, for people."""
+    abilities: Mapping[Ability, Verdict]
+
+    def can(self, ability: Ability) -> bool:
+        """Whether the ability is there."""
+        verdict = self.abilities.get(ability)
+        return verdict is not None and verdict.ok
+
+    def why_not(self, ability: Ability) -> str:
+        """Why it is not."""
+        verdict = self.abilities.get(ability)
+        return verdict.reason if verdict is not None else f"the {self.driver} driver has no such ability"
+
+
+class ExitReason(StrEnum):
+    """Why a sandbox ended."""
+
+    EXITED = "exited"
+    """The guest ended by itself: asked to, or its deadline passed."""
+    OOM = "oom"
+    """The memory limit."""
+    DISK = "disk"
+    """The disk limit took the sandbox itself down (a full disk inside is an ordinary ENOSPC)."""
+    KILLED = "killed"
+    """``destroy`` was called, or somebody sent the runtime a signal."""
+    CRASHED = "crashed"
+    """The runtime failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a sandbox ended."""
+
+    reason: ExitReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox has used; from its cgroup and its disk."""
+
+    cpu_s: float
+    memory_bytes: int
+    memory_peak_bytes: int
+    pids: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to change on a live sandbox; None stays as it is."""
+
+    limits: Limits | None = None
+
+
+class ByteStream(Protocol):
+    """The host's end of the link to one guest. One task receives, one task sends."""
+
+    async def receive(self, max_bytes: int) -> bytes:
+        """The next bytes, at least one; ``b""`` once the far side is gone."""
+        ...
+
+    def try_send(self, frame: bytes) -> bool:
+        """Write one frame of at most 4,096 bytes whole, or nothing (False): never blocks, never splits.
+
+        Raises:
+            BrokenPipeError: The far side is gone.
+        """
+        ...
+
+    async def wait_writable(self) -> None:
+        """Return when :meth:`try_send` may succeed again, or the far side is gone."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close this end; the guest stays. Idempotent."""
+        ...
+
+
+class Instance(Protocol):
+    """One live sandbox."""
+
+    ref: str
+
+    async def connect(self) -> ByteStream:
+        """A new byte stream to the guest; a stream opened before must be closed first."""
+        ...
+
+    async def configure(self, change: Change) -> None:
+        """Change a live sandbox; a capability."""
+        ...
+
+    async def pause(self) -> None:
+        """Freeze every process of it; a capability."""
+        ...
+
+    async def resume(self) -> None:
+        """Thaw it."""
+        ...
+
+    async def snapshot(self, into: Path, *, keep_running: bool) -> None:
+        """Write memory and files; a capability."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What it has used so far."""
+        ...
+
+    async def wait(self) -> Exit:
+        """Return when it has ended, however. Any number of callers."""
+        ...
+
+    async def destroy(self) -> None:
+        """End it and remove every trace. Idempotent."""
+        ...
+
+
+class Blank(Protocol):
+    """Prepared, nothing running: root file system, cgroup, disk, link."""
+
+    async def boot(self, spec: SandboxSpec) -> Instance:
+        """Start the guest."""
+        ...
+
+    async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
+        """Start from a snapshot; a capability."""
+        ...
+
+    async def destroy(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+
+class Driver(Protocol):
+    """One way to isolate."""
+
+    name: str
+
+    def probe(self) -> Capabilities:
+        """What this driver can do on this host. May take a second the first time; call it off the event loop."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Everything that its snapshots depend on."""
+        ...
+
+    async def prepare(self, shape: Shape) -> Blank:
+        """Make a blank sandbox of this shape."""
+        ...
+
+    async def adopt(self, ref: str) -> Instance:
+        """Take over a live sandbox after the service restarted.
+
+        Raises:
+            NotFoundError: Nothing of that ref is alive.
+        """
+        ...
+
+    async def sweep(self, keep: Collection[str]) -> int:
+        """Remove everything of this node whose ref is not kept; how many were removed."""
+        ...
