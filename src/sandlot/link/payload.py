@@ -1,0 +1,66 @@
+"""What goes into every sandbox at ``/.sandlot``, as data, and how it is started.
+
+Laws:
+- Nobody imports the guest on the host: its sources are read as bytes from the installed package.
+- The guest runs on its own interpreter, started through that interpreter's own dynamic loader, so that nothing of
+  the image is needed; commands that it starts inherit no library path, because it is an argument here.
+- Programs that run on the *image's* python (the kernel) are shipped as plain sources; the guest proper as a zip of
+  byte code, because every opened file costs a round trip to the gofer.
+
+Layout below ``/.sandlot``::
+
+    lib/ld.so  lib/*.so*          the dynamic loader and the interpreter's libraries
+    lib/python3.X/lib-dynload/    extension modules
+    lib/python3XX.zip             the standard library that the guest needs, byte code, stored
+    bin/python3                   the interpreter
+    guest.zip                     sandlot.protocol and sandlot.guest, byte code, stored
+    programs/                     kernel.py, values.py (image's python), sudo.py (own interpreter)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+GUEST_ROOT = "/.sandlot"
+INTERPRETER_ARGV = (f"{GUEST_ROOT}/lib/ld.so", "--library-path", f"{GUEST_ROOT}/lib", f"{GUEST_ROOT}/bin/python3", "-SI")
+GUEST_ARGV = (
+    *INTERPRETER_ARGV,
+    "-c",
+    f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.main import main; main()",
+)
+"""PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
+
+
+def guest_sources() -> Mapping[str, bytes]:
+    """The modules of ``guest.zip``: path inside the zip -> source.
+
+    The package ``sandlot`` itself is empty there: the host's has imports that a guest has no use for.
+    """
+    root = resources.files("sandlot")
+    sources = {"sandlot/__init__.py": b""}
+    for room in ("protocol", "guest"):
+        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root / room)})
+    return sources
+
+
+def programs() -> Mapping[str, bytes]:
+    """The files of ``programs/``: name -> source."""
+    root = resources.files("sandlot")
+    files = dict(_modules(root / "guest" / "programs"))
+    files["values.py"] = (root / "protocol" / "values.py").read_bytes()
+    return files
+
+
+def digest() -> str:
+    """SHA-256 in hexadecimal of everything above; two services of one digest ship the same guest."""
+    total = hashlib.sha256()
+    for name, text in sorted({**guest_sources(), **programs()}.items()):
+        total.update(f"{name}\0{len(text)}\0".encode() + text)
+    return total.hexdigest()
+
+
+def _modules(folder: Traversable) -> list[tuple[str, bytes]]:
+    return [(entry.name, entry.read_bytes()) for entry in folder.iterdir() if entry.is_file() and entry.name.endswith(".py")]
