@@ -1,0 +1,157 @@
+"""Frames: the unit that is written whole. A 12-byte header, then the payload.
+
+======  ====  =====================================================
+offset  size  meaning
+======  ====  =====================================================
+0       1     0xA5, so that a lost boundary is noticed
+1       1     type, see below
+2       1     flags: 1 = MORE (the message goes on in the next MESSAGE)
+3       1     channel of DATA (0 stdin or body, 1 stdout, 2 stderr)
+4       4     stream, big endian; 0 is the connection itself
+8       4     payload length, big endian
+======  ====  =====================================================
+
+Laws:
+- Host to guest a frame has at most 4,096 bytes with its header: PIPE_BUF, so that one non-blocking write takes all of
+  it or nothing (pipe(7)). Guest to host at most 64 KiB.
+- HELLO fills its 4,096 bytes: whatever half frame a guest may be waiting for, one HELLO completes it and the next one
+  is found by its magic.
+- The decoder never holds more than one frame, and refuses a bad header before it waits for the payload.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from sandlot.protocol.errors import ProtocolError
+
+SYNC = 0xA5
+HEADER = struct.Struct(">BBBBII")
+HEADER_BYTES = 12
+
+HELLO = 1
+"""Host to guest, stream 0: magic, nonce, lowest and highest generation, padding."""
+WELCOME = 2
+"""Guest to host, stream 0: magic, nonce, generation, state. The echo of a HELLO."""
+OPEN = 3
+"""Either end: a new stream and its first message."""
+MESSAGE = 4
+"""One structured value, or a piece of one."""
+DATA = 5
+"""Bytes of a channel."""
+END = 6
+"""The sender sends no more on this stream."""
+RESET = 7
+"""The stream is over for both: a structured reason."""
+CREDIT = 8
+"""The receiver takes that many more bytes of MESSAGE and DATA on this stream (32-bit, big endian)."""
+QUIESCE = 9
+"""Host to guest, stream 0: come to rest."""
+QUIESCED = 10
+"""Guest to host, stream 0: at rest; the last frame before a checkpoint."""
+
+NAMES = {
+    HELLO: "HELLO",
+    WELCOME: "WELCOME",
+    OPEN: "OPEN",
+    MESSAGE: "MESSAGE",
+    DATA: "DATA",
+    END: "END",
+    RESET: "RESET",
+    CREDIT: "CREDIT",
+    QUIESCE: "QUIESCE",
+    QUIESCED: "QUIESCED",
+}
+
+MORE = 1
+
+HOST_FRAME_MAX = 4096
+GUEST_FRAME_MAX = 65536
+
+_ON_CONNECTION = frozenset((HELLO, WELCOME, QUIESCE, QUIESCED))
+_FROM_HOST_ONLY = frozenset((HELLO, QUIESCE))
+_FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED))
+
+
+class Frame:
+    """One frame as it was received."""
+
+    __slots__ = ("channel", "more", "payload", "stream", "type")
+
+    def __init__(self, type_: int, stream: int, payload: bytes = b"", channel: int = 0, more: bool = False) -> None:  # noqa: FBT001, FBT002
+        self.type = type_
+        self.stream = stream
+        self.payload = payload
+        self.channel = channel
+        self.more = more
+
+    def __repr__(self) -> str:
+        """For logs and tests; no payload, which may be secret."""
+        return f"<{NAMES.get(self.type, self.type)} stream={self.stream} channel={self.channel} more={self.more} bytes={len(self.payload)}>"
+
+
+def encode(type_: int, stream: int, payload: bytes = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
+    """The bytes of one frame; the caller keeps to its direction's size."""
+    return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
+
+
+class Decoder:
+    """Bytes in, frames out, for one direction.
+
+    Args:
+        from_host: Whether the bytes come from the host (4,096-byte frames) or from a guest.
+    """
+
+    __slots__ = ("_buffer", "_from_host", "_max_payload")
+
+    def __init__(self, *, from_host: bool) -> None:
+        self._from_host = from_host
+        self._max_payload = (HOST_FRAME_MAX if from_host else GUEST_FRAME_MAX) - HEADER_BYTES
+        self._buffer = bytearray()
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no part of a frame is waiting for the rest."""
+        return not self._buffer
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes in; call :meth:`next` until it gives None."""
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """The next whole frame, or None until more bytes come.
+
+        Raises:
+            ProtocolError: The bytes are no frame. The decoder is then good for :meth:`take_all` only.
+        """
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return None
+        sync, type_, flags, channel, stream, length = HEADER.unpack_from(buffer)
+        self._check(sync, type_, flags, channel, stream, length)
+        end = HEADER_BYTES + length
+        if len(buffer) < end:
+            return None
+        frame = Frame(type_, stream, bytes(memoryview(buffer)[HEADER_BYTES:end]), channel, bool(flags & MORE))
+        del buffer[:end]
+        return frame
+
+    def take_all(self) -> bytes:
+        """Everything not yet decoded; the decoder is empty afterwards."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def _check(self, sync: int, type_: int, flags: int, channel: int, stream: int, length: int) -> None:  # noqa: PLR0913, PLR0917
+        if sync != SYNC:
+            raise ProtocolError(f"no frame starts with byte 0x{sync:02x}")
+        if type_ not in NAMES or type_ in (_FROM_GUEST_ONLY if self._from_host else _FROM_HOST_ONLY):
+            raise ProtocolError(f"frame type {type_} does not come from this side")
+        if length > self._max_payload:
+            raise ProtocolError(f"a {NAMES[type_]} of {length} bytes; at most {self._max_payload} are allowed")
+        if flags & ~MORE or (flags and type_ not in {OPEN, MESSAGE}):
+            raise ProtocolError(f"flags {flags} on a {NAMES[type_]}")
+        if channel and type_ != DATA:
+            raise ProtocolError(f"a channel on a {NAMES[type_]}")
+        if (stream == 0) != (type_ in _ON_CONNECTION):
+            raise ProtocolError(f"a {NAMES[type_]} on stream {stream}")

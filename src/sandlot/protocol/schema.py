@@ -1,0 +1,191 @@
+"""The calls of one generation: what they take, what they tell on the way, what they give back.
+
+The tables below are the contract; ``schemas/1.json`` is their frozen copy, and a test fails where they differ, so that a
+change of the wire cannot pass for a change of the code.
+
+How a call travels: the host opens a stream with ``{"call": name, "id": 16 bytes, "args": {...}}``. The guest answers with
+DATA and with messages ``{"event": name, ...}``, then one ``{"result": {...}}`` and END; or RESET with ``code`` (the
+``ErrorCode`` texts of the model), ``message`` and ``hint``. The host's DATA on channel 0 is standard input or a file's body, its END
+closes it. A stream that the guest opens begins with ``{"service": name, "args": {...}}``.
+
+Repeats: the guest remembers ids. A call whose id it has seen is not done twice: one that is done answers as it did, one
+that is under way is attached to (``process.start``, ``kernel.execute``). Results of other calls are kept for the last 1,024.
+
+Field kinds: str bytes int float bool any, list[str], list[map], map[str] (text to text), map (text to anything); a ``?``
+after the kind allows None, which is also what an absent field means.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+CALL_ID_BYTES = 16
+
+STDIN = 0
+BODY = 0
+STDOUT = 1
+STDERR = 2
+
+OUTPUT_BUFFER_BYTES = 1024 * 1024
+"""What the guest keeps of each output channel for readers that come back."""
+
+OUTPUT_PARAMS = {"stdout_from": "int?", "stderr_from": "int?"}
+"""Byte offsets to go on from: None is the oldest that is kept."""
+
+_PROCESS = {
+    "process": "str",
+    "pid": "int",
+    "argv": "list[str]",
+    "running": "bool",
+    "reason": "str?",
+    "exit_code": "int?",
+    "signal": "int?",
+    "stdin_bytes": "int",
+    "stdout_bytes": "int",
+    "stderr_bytes": "int",
+}
+_ENTRY = {
+    "name": "str",
+    "path": "str",
+    "kind": "str",
+    "size": "int",
+    "mode": "int",
+    "uid": "int",
+    "gid": "int",
+    "modified_ns": "int",
+    "target": "str?",
+}
+
+#: Maps that stand inside lists of results, for the reader and for the frozen copy.
+RECORDS = {"process": _PROCESS, "entry": _ENTRY}
+
+#: call -> what it takes ("args"), tells ("events") and gives ("result").
+CALLS: dict[str, dict[str, Any]] = {
+    "guest.wake": {
+        # The first call of every life: after boot, restore, fork and wake. The only one that an asleep guest serves.
+        "args": {
+            "identity": "str",
+            "hostname": "str",
+            "env": "map[str]",
+            "entropy": "bytes",
+            "clock_unix_ns": "int",
+            "pids": "int",
+            "deadline_s": "float?",
+            "workspace": "str",
+        },
+        "events": {},
+        "result": {"python": "str?"},
+    },
+    "guest.info": {
+        "args": {},
+        "events": {},
+        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "streams": "int"},
+    },
+    "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
+    "guest.shutdown": {"args": {}, "events": {}, "result": {}},
+    "process.start": {
+        "args": {
+            "argv": "list[str]",
+            "env": "map[str]",
+            "cwd": "str?",
+            "user": "str",
+            "stdin": "bool",
+            "timeout_s": "float?",
+            "attach": "bool",
+        },
+        # lost: that many bytes of a channel (1 or 2) are no longer kept.
+        "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
+        # reason: exited, signalled, timeout or pids. Without attach the result comes at once, with reason None.
+        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+    },
+    "process.attach": {
+        "args": {"process": "str", **OUTPUT_PARAMS},
+        "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
+        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+    },
+    "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
+    "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
+    "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
+    "kernel.execute": {
+        "args": {"kernel": "str", "code": "str", "env": "map[str]", "timeout_s": "float?"},
+        "events": {
+            "lost": {"channel": "int", "bytes": "int"},
+            # data: MIME type to text or bytes; main: the value of the last expression.
+            "display": {"data": "map", "main": "bool"},
+            "error": {"name": "str", "value": "str", "traceback": "list[str]"},
+        },
+        # status: ok, error, timeout (interrupted), killed (the kernel had to die) or died.
+        "result": {"status": "str", "execution_count": "int", "duration_s": "float"},
+    },
+    "kernel.attach": {
+        "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS},
+        "events": {
+            "lost": {"channel": "int", "bytes": "int"},
+            "display": {"data": "map", "main": "bool"},
+            "error": {"name": "str", "value": "str", "traceback": "list[str]"},
+        },
+        "result": {"status": "str", "execution_count": "int", "duration_s": "float"},
+    },
+    "kernel.interrupt": {"args": {"kernel": "str"}, "events": {}, "result": {"running": "bool"}},
+    "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
+    # The body comes on channel 0; None as the length means to the end.
+    "file.read": {
+        "args": {"path": "str", "user": "str", "offset": "int", "length": "int?"},
+        "events": {"stat": _ENTRY},
+        "result": {"bytes": "int"},
+    },
+    # Written beside it and renamed at the END of the body, so that a broken transfer leaves the old file.
+    "file.write": {
+        "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
+        "events": {},
+        "result": _ENTRY,
+    },
+    "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
+    "file.list": {"args": {"path": "str", "user": "str", "limit": "int"}, "events": {}, "result": {"entries": "list[map]", "more": "bool"}},
+    "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
+    "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
+    "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
+}
+
+_TYPES = {"str": str, "bytes": bytes, "int": int, "bool": bool, "map": dict, "map[str]": dict, "list[str]": list, "list[map]": list}
+
+
+def mismatch(fields: Mapping[str, str], given: Any) -> str:
+    """Why a map does not fit its fields, or "" where it does. Unknown fields do not fit; absent ones are None.
+
+    Args:
+        fields: name -> kind.
+        given: What came over the wire.
+    """
+    if type(given) is not dict:
+        return "not a map"
+    for name in given:
+        if name not in fields:
+            return f"unknown field {name[:50]!r}"
+    for name, kind in fields.items():
+        value = given.get(name)
+        optional = kind.endswith("?")
+        if value is None and optional:
+            continue
+        if not _fits(kind.rstrip("?"), value):
+            return f"{name} is not {kind}"
+    return ""
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "any":
+        return True
+    if kind == "float":
+        return type(value) in {float, int}
+    if type(value) is not _TYPES[kind]:
+        return False
+    if kind == "list[str]":
+        return all(type(item) is str for item in value)
+    if kind == "list[map]":
+        return all(type(item) is dict for item in value)
+    if kind == "map[str]":
+        return all(type(item) is str for item in value.values())
+    return True
