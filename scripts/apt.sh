@@ -21,14 +21,10 @@ ensure_packages() {
 ensure_runsc() {
     ! runsc_is_new_enough "$(runsc_date)" || return 0
     need_apt runsc
-    if ! runsc_is_new_enough "$(candidate_date runsc)"; then
-        # Lists that were never fetched, or are older than the package, look the same as a Debian without it.
-        step "apt package lists" update_lists
-    fi
-    if runsc_is_new_enough "$(candidate_date runsc)"; then
-        step "gVisor (runsc)" install_packages runsc
-    elif [[ $(os_release VERSION_CODENAME) == bookworm ]]; then
+    if [[ $(os_release VERSION_CODENAME) == bookworm ]] && ! runsc_is_new_enough "$(candidate_date runsc)"; then
         install_runsc_from_backports
+    else
+        step "gVisor (runsc)" install_packages runsc
     fi
     runsc_is_new_enough "$(runsc_date)" || die \
         "runsc on PATH is $(command -v runsc || echo missing) of $(runsc_date), and Sandlot needs $RUNSC_FLOOR or newer." \
@@ -59,18 +55,23 @@ runsc_is_new_enough() {
 # Debian 12's own runsc is too old, its backports have a good one. The mirror is the one that the machine takes Debian 12
 # from; what is written is taken back if it does not lead to a runsc.
 install_runsc_from_backports() {
-    local source=0
-    if ! has_release "$BACKPORTS"; then
-        source=1
+    local written=("$BACKPORTS_PIN") lists=()
+    # A source that says "oldstable" is known as bookworm only once its lists have been fetched.
+    has_release bookworm || step "apt package lists" update_lists
+    if has_release "$BACKPORTS"; then
+        backports_pin runsc | write_file "$BACKPORTS_PIN"
+    else
+        written+=("$BACKPORTS_SOURCE") lists=("$BACKPORTS_SOURCE")
         backports_source | write_file "$BACKPORTS_SOURCE"
+        backports_pin runsc nothing-else | write_file "$BACKPORTS_PIN"
     fi
-    backports_pin "$source" | write_file "$BACKPORTS_PIN"
-    if ! step "apt package list of $BACKPORTS" update_lists "$BACKPORTS_SOURCE" || ! step "gVisor (runsc) from $BACKPORTS" install_packages runsc; then
-        rm -f -- "$BACKPORTS_SOURCE" "$BACKPORTS_PIN"
-        die "runsc could not be installed from $BACKPORTS." \
-            "The mirror that this machine is configured for may not carry it: add one that does to /etc/apt/sources.list.d," \
-            "or install an official gVisor release on PATH: https://gvisor.dev/docs/user_guide/install/"
-    fi
+    step "apt package list of $BACKPORTS" update_lists "${lists[@]}" &&
+        runsc_is_new_enough "$(candidate_date runsc)" &&
+        step "gVisor (runsc) from $BACKPORTS" install_packages runsc && return
+    rm -f -- "${written[@]}"
+    die "runsc could not be installed from $BACKPORTS." \
+        "The mirror that this machine takes Debian from may not carry it: add a source that does to /etc/apt/sources.list.d," \
+        "or install an official gVisor release on PATH: https://gvisor.dev/docs/user_guide/install/"
 }
 
 # A deb822 source for BACKPORTS: the machine's own entry for Debian 12 (mirror, key, options) with another suite.
@@ -88,13 +89,15 @@ backports_source() {
     fi
 }
 
-# backports_pin OWN_SOURCE: runsc from backports; nothing else if the source is ours (if the operator's, their business).
+# backports_pin runsc [nothing-else]: runsc comes from backports; if the source is ours, nothing else does. What an operator
+# who has backports among their own sources takes from there is their business.
 # 995 is above an APT::Default-Release (990) and below what would downgrade (1000).
 backports_pin() {
-    printf 'Explanation: Written by Sandlot (scripts/setup): gVisor (runsc) is taken from Debian backports,\n'
-    (($1 == 0)) || printf 'Explanation: and nothing else is. To use backports for more, remove the second part.\n'
-    printf 'Package: runsc\nPin: release n=%s\nPin-Priority: 995\n' "$BACKPORTS"
-    (($1 == 0)) || printf '\nPackage: *\nPin: release n=%s\nPin-Priority: -1\n' "$BACKPORTS"
+    printf 'Explanation: Written by Sandlot (scripts/setup): gVisor (runsc) is taken from Debian backports.\n'
+    printf 'Package: %s\nPin: release n=%s\nPin-Priority: 995\n' "$1" "$BACKPORTS"
+    (($# > 1)) || return 0
+    printf '\nExplanation: And nothing else is. Remove this part to use backports for more.\n'
+    printf 'Package: *\nPin: release n=%s\nPin-Priority: -1\n' "$BACKPORTS"
 }
 
 # The binary package sources that apt uses, one line each: URI|suite as written|codename if known|file.
@@ -172,13 +175,13 @@ need_apt() {
     local id version architecture
     id=$(os_release ID) version=$(os_release VERSION_ID)
     [[ $id == debian && ($version == 12 || $version == 13) ]] || die \
-        "$1 is missing, and can be installed only on Debian 12 and 13. This is $(os_release PRETTY_NAME)." \
+        "Missing, and only on Debian 12 and 13 installed by this: $1. This machine is $(os_release PRETTY_NAME)." \
         "Use one of these, or install by hand: ${PYTHON_PACKAGES[*]} ${SYSTEM_PACKAGES[*]}" \
         "and an official gVisor release: https://gvisor.dev/docs/user_guide/install/"
     architecture=$(dpkg --print-architecture)
     [[ $architecture == amd64 || $architecture == arm64 ]] || die \
         "gVisor exists for amd64 and arm64. This machine is $architecture." "Use a 64-bit x86 or ARM machine."
-    is_root || die "$1 is missing, and only root can install it." "Run this once as root, for example: sudo scripts/setup"
+    is_root || die "Missing, and only root can install it: $1." "Run this once as root, for example: sudo scripts/setup"
 }
 
 os_release() (
@@ -192,19 +195,20 @@ install_packages() {
     apt_get install "$@" || { update_lists && apt_get install "$@"; }
 }
 
-# update_lists [SOURCE]: fetch the package lists, of one source or of all. A broken source of a third party is no reason
-# to give up: whether the package can be had is seen when it is installed.
+# update_lists [SOURCE]: fetch the package lists, of one source or of all. Of all, a broken source of a third party is no
+# reason to give up: whether a package can be had is seen when it is installed.
 update_lists() {
-    local only=() log tries
+    local only=() log tries status
     (($# == 0)) || only=(-o "Dir::Etc::SourceList=$1" -o Dir::Etc::SourceParts=/dev/null -o APT::Get::List-Cleanup=0)
     # DPkg::Lock::Timeout does not cover the lists' own lock, which a fresh machine's first automatic update holds for a while.
     for ((tries = 0; tries < 60; tries++)); do
-        log=$(apt_get "${only[@]}" update 2>&1) || true
-        printf '%s\n' "$log"
-        [[ $log == *"Could not get lock"* ]] || return 0
+        status=0
+        log=$(apt_get "${only[@]}" update 2>&1) || status=$?
+        [[ $log == *"Could not get lock"* ]] || break
         sleep 5
     done
-    return 1
+    printf '%s\n' "$log"
+    (($# == 0 || status == 0))
 }
 
 apt_get() {
