@@ -55,17 +55,17 @@ runsc_is_new_enough() {
 # Debian 12's own runsc is too old, its backports have a good one. The mirror is the one that the machine takes Debian 12
 # from; what is written is taken back if it does not lead to a runsc.
 install_runsc_from_backports() {
-    local written=("$BACKPORTS_PIN") lists=()
+    local written=("$BACKPORTS_PIN") lists=all
     # A source that says "oldstable" is known as bookworm only once its lists have been fetched.
-    has_release bookworm || step "apt package lists" update_lists
+    has_release bookworm || step "apt package lists" update_lists all
     if has_release "$BACKPORTS"; then
         backports_pin runsc | write_file "$BACKPORTS_PIN"
     else
-        written+=("$BACKPORTS_SOURCE") lists=("$BACKPORTS_SOURCE")
+        written+=("$BACKPORTS_SOURCE") lists=$BACKPORTS_SOURCE
         backports_source | write_file "$BACKPORTS_SOURCE"
         backports_pin runsc nothing-else | write_file "$BACKPORTS_PIN"
     fi
-    step "apt package list of $BACKPORTS" update_lists "${lists[@]}" &&
+    step "apt package list of $BACKPORTS" update_lists "$lists" &&
         runsc_is_new_enough "$(candidate_date runsc)" &&
         step "gVisor (runsc) from $BACKPORTS" install_packages runsc && return
     rm -f -- "${written[@]}"
@@ -102,6 +102,7 @@ backports_pin() {
 
 # The binary package sources that apt uses, one line each: URI|suite as written|codename if known|file.
 targets() {
+    # shellcheck disable=SC2016 # the variables are apt's
     apt-get indextargets --format '$(REPO_URI)|$(RELEASE)|$(CODENAME)|$(SOURCESENTRY)|$(COMPONENT)|$(TARGET_OF)' 'Created-By: Packages' |
         awk -F '|' -v OFS='|' '$5 == "main" && $6 == "deb" { sub(/:[0-9]+$/, "", $4); print $1, $2, $3, $4 }'
 }
@@ -185,21 +186,21 @@ need_apt() {
 }
 
 os_release() (
-    ID='' VERSION_ID='' VERSION_CODENAME='' PRETTY_NAME='an unknown system'
+    unset ID VERSION_ID VERSION_CODENAME PRETTY_NAME
     # shellcheck source=/dev/null
     [[ ! -r /etc/os-release ]] || source /etc/os-release
-    printf '%s' "${!1}"
+    printf '%s' "${!1-unknown}"
 )
 
 install_packages() {
-    apt_get install "$@" || { update_lists && apt_get install "$@"; }
+    apt_get install "$@" || { update_lists all && apt_get install "$@"; }
 }
 
-# update_lists [SOURCE]: fetch the package lists, of one source or of all. Of all, a broken source of a third party is no
-# reason to give up: whether a package can be had is seen when it is installed.
+# update_lists all|FILE: fetch the package lists, of all sources or of those in one file. Of all, a broken source of a third
+# party is no reason to give up: whether a package can be had is seen when it is installed.
 update_lists() {
     local only=() log tries status
-    (($# == 0)) || only=(-o "Dir::Etc::SourceList=$1" -o Dir::Etc::SourceParts=/dev/null -o APT::Get::List-Cleanup=0)
+    [[ $1 == all ]] || only=(-o "Dir::Etc::SourceList=$1" -o Dir::Etc::SourceParts=/dev/null -o APT::Get::List-Cleanup=0)
     # DPkg::Lock::Timeout does not cover the lists' own lock, which a fresh machine's first automatic update holds for a while.
     for ((tries = 0; tries < 60; tries++)); do
         status=0
@@ -208,7 +209,7 @@ update_lists() {
         sleep 5
     done
     printf '%s\n' "$log"
-    (($# == 0 || status == 0))
+    [[ $1 == all ]] || return "$status"
 }
 
 apt_get() {

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # what looks unused is used by those that source this
 # What the scripts share. Sourced, never run.
 #
 # - Progress and errors go to stderr, so that a script's stdout is its result alone.

@@ -1,0 +1,56 @@
+"""The locks: every package by version and hash, no address of an index, and what pyproject.toml asks for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.meta.tree import PACKAGE, ROOT, name
+
+RUN, DEV = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
+LOCKS = [RUN, DEV, *sorted((PACKAGE / "images" / "recipes").glob("*.lock"))]
+PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>[^\\]+?))?(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})+)")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=name)
+def test_a_lock_is_pins_with_hashes_and_nothing_else(lock: Path) -> None:
+    entries = _entries(lock)
+    assert entries
+    assert [entry for entry in entries if PIN.fullmatch(entry) is None] == []
+
+
+def test_the_larger_lock_contains_the_smaller_one() -> None:
+    # scripts/setup relies on it: an environment with the larger one serves who asks for the smaller.
+    smaller, larger = _versions(RUN), _versions(DEV)
+    assert {package: larger.get(package) for package in smaller} == smaller
+
+
+def test_the_locks_hold_what_pyproject_asks_for() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    build, dev = (pyproject["dependency-groups"][group] for group in ("build", "dev"))
+    assert pyproject["build-system"]["requires"] == build
+    for lock, wanted in ((RUN, pyproject["project"]["dependencies"] + build), (DEV, [item for item in dev if isinstance(item, str)])):
+        pinned = _versions(lock)
+        for requirement in map(Requirement, wanted):
+            versions = pinned.get(canonicalize_name(requirement.name), [])
+            assert versions, f"{requirement} is not in {lock.name}: run scripts/lock"
+            assert all(requirement.specifier.contains(version) for version in versions), f"{requirement} is {versions} in {lock.name}"
+
+
+def _entries(lock: Path) -> list[str]:
+    joined = lock.read_text(encoding="utf-8").replace("\\\n", "")
+    return [" ".join(line.split()) for line in joined.splitlines() if line.strip()]
+
+
+def _versions(lock: Path) -> dict[str, list[str]]:
+    versions: dict[str, list[str]] = {}
+    for entry in _entries(lock):
+        pin = PIN.fullmatch(entry)
+        assert pin is not None
+        versions.setdefault(pin["name"], []).append(pin["version"])
+    return versions

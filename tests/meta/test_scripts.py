@@ -1,0 +1,47 @@
+"""The scripts: every verb is there, is plain bash that parses, and is named in the README."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.meta.tree import ROOT, SCRIPTS, name
+
+VERBS = sorted(path for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
+LIBRARIES = sorted(SCRIPTS.glob("*.sh"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("script", [*VERBS, ROOT / ".ci" / "run"], ids=name)
+def test_a_verb_is_executable_and_stops_at_the_first_error(script: Path) -> None:
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert os.access(script, os.X_OK)
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "set -euo pipefail" in lines
+
+
+@pytest.mark.parametrize("script", [*VERBS, *LIBRARIES, ROOT / ".ci" / "run"], ids=name)
+def test_bash_can_parse_it(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_the_readme_lists_the_verbs() -> None:
+    assert set(re.findall(r"^\| `scripts/(\w+)` \|", README, re.MULTILINE)) == {verb.name for verb in VERBS}
+
+
+def test_ci_runs_lint_and_the_readmes_test_command_and_nothing_else() -> None:
+    ran = [line for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines() if line.startswith("scripts/")]
+    assert ran == ["scripts/lint", "scripts/test"]
+    assert re.search(r"^scripts/demo\b.*\nscripts/test\b", README, re.MULTILINE), "the two commands"
+
+
+def test_every_marked_option_of_setup_is_in_its_help() -> None:
+    script = (SCRIPTS / "setup").read_text(encoding="utf-8")
+    options = set(re.findall(r"^ +(--\w+)\)", script, re.MULTILINE))
+    said = subprocess.run([SCRIPTS / "setup", "--help"], check=True, capture_output=True, text=True).stdout
+    assert options
+    assert {option for option in options if option not in said} == set()
