@@ -30,7 +30,7 @@ class Ready(Event):
 
 
 class Lost(Event):
-    """Guest: the bytes made no sense; every stream is gone until the next HELLO."""
+    """Guest: the bytes made no sense; every stream is gone until the next HELLO. The host is told by a LOST."""
 
     __slots__ = ("reason",)
 
@@ -70,7 +70,7 @@ class Opened(StreamEvent):
 
 
 class Received(StreamEvent):
-    """A message. Give ``credit`` back with ``Connection.consumed`` once it is dealt with."""
+    """A message, whole. Give ``credit`` back with ``Connection.consumed`` once it is dealt with."""
 
     __slots__ = ("credit", "message")
 
@@ -81,14 +81,15 @@ class Received(StreamEvent):
 
 
 class Bytes(StreamEvent):
-    """Bytes of a channel. Give ``len(data)`` back with ``Connection.consumed`` once they are dealt with."""
+    """Bytes of a channel. Give ``credit`` back with ``Connection.consumed`` once they are dealt with."""
 
-    __slots__ = ("channel", "data")
+    __slots__ = ("channel", "credit", "data")
 
-    def __init__(self, stream: int, channel: int, data: bytes) -> None:
+    def __init__(self, stream: int, channel: int, data: bytes, credit: int) -> None:
         super().__init__(stream)
         self.channel = channel
         self.data = data
+        self.credit = credit
 
 
 class Ended(StreamEvent):
@@ -108,6 +109,6 @@ class WasReset(StreamEvent):
 
 
 class Writable(StreamEvent):
-    """The stream's queue ran empty: more may be sent."""
+    """The stream's queue is down to half of what it should hold: more may be queued."""
 
     __slots__ = ()

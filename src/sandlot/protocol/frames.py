@@ -49,6 +49,8 @@ QUIESCE = 9
 """Host to guest, stream 0: come to rest."""
 QUIESCED = 10
 """Guest to host, stream 0: at rest; the last frame before a checkpoint."""
+LOST = 11
+"""Guest to host, stream 0: what it read made no sense and every stream is gone; the reason as text."""
 
 NAMES = {
     HELLO: "HELLO",
@@ -61,6 +63,7 @@ NAMES = {
     CREDIT: "CREDIT",
     QUIESCE: "QUIESCE",
     QUIESCED: "QUIESCED",
+    LOST: "LOST",
 }
 
 MORE = 1
@@ -68,9 +71,9 @@ MORE = 1
 HOST_FRAME_MAX = 4096
 GUEST_FRAME_MAX = 65536
 
-_ON_CONNECTION = frozenset((HELLO, WELCOME, QUIESCE, QUIESCED))
+_ON_CONNECTION = frozenset((HELLO, WELCOME, QUIESCE, QUIESCED, LOST))
 _FROM_HOST_ONLY = frozenset((HELLO, QUIESCE))
-_FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED))
+_FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED, LOST))
 
 
 class Frame:
@@ -90,7 +93,7 @@ class Frame:
         return f"<{NAMES.get(self.type, self.type)} stream={self.stream} channel={self.channel} more={self.more} bytes={len(self.payload)}>"
 
 
-def encode(type_: int, stream: int, payload: bytes = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
+def encode(type_: int, stream: int, payload: bytes | memoryview = b"", channel: int = 0, more: bool = False) -> bytes:  # noqa: FBT001, FBT002
     """The bytes of one frame; the caller keeps to its direction's size."""
     return HEADER.pack(SYNC, type_, MORE if more else 0, channel, stream, len(payload)) + payload
 
@@ -142,7 +145,7 @@ class Decoder:
         self._buffer.clear()
         return rest
 
-    def _check(self, sync: int, type_: int, flags: int, channel: int, stream: int, length: int) -> None:  # noqa: PLR0913, PLR0917
+    def _check(self, sync: int, type_: int, flags: int, channel: int, stream: int, length: int) -> None:
         if sync != SYNC:
             raise ProtocolError(f"no frame starts with byte 0x{sync:02x}")
         if type_ not in NAMES or type_ in (_FROM_GUEST_ONLY if self._from_host else _FROM_HOST_ONLY):

@@ -68,17 +68,17 @@ class Search:
         """The host's search."""
         return cls(MAGIC + nonce, _WELCOME.size)
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """The greeting's payload and what follows it, once it is whole; None until then."""
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """The greeting's payload and what follows it, once it is whole; both empty until then."""
         seen = self._seen
         seen += data
         at = seen.find(self._needle)
         if at < 0:
             del seen[: max(0, len(seen) - len(self._needle) + 1)]
-            return None
+            return b"", b""
         del seen[:at]
         if len(seen) < self._payload_bytes:
-            return None
+            return b"", b""
         payload, rest = bytes(seen[: self._payload_bytes]), bytes(seen[self._payload_bytes :])
         seen.clear()
         return payload, rest

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 CALL_ID_BYTES = 16
@@ -150,7 +150,27 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
 }
 
-_TYPES = {"str": str, "bytes": bytes, "int": int, "bool": bool, "map": dict, "map[str]": dict, "list[str]": list, "list[map]": list}
+#: What the host holds replies and events to; beyond it a guest breaks a law. Texts in characters, lists in items.
+LIMITS = {
+    "name": 255,
+    "path": 4095,
+    "text": 65536,  # an error's name or value, a line of a traceback, a RESET's message
+    "argv": 65536,
+    "traceback": 1000,
+    "mime_types": 64,  # representations of one display
+    "processes": 4096,
+    "entries": 1000,  # of one file.list, whatever was asked for
+    "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
+    "mode": 0o7777,  # permission bits only
+    "id": 0xFFFFFFFF,  # of a user or group
+    "exit_code": 255,
+    "signal": 64,
+    "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
+}
+
+PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
+CELL_STATUSES = ("ok", "error", "timeout", "killed", "died")
+ENTRY_KINDS = ("file", "directory", "symlink", "other")
 
 
 def mismatch(fields: Mapping[str, str], given: Any) -> str:
@@ -167,25 +187,34 @@ def mismatch(fields: Mapping[str, str], given: Any) -> str:
             return f"unknown field {name[:50]!r}"
     for name, kind in fields.items():
         value = given.get(name)
-        optional = kind.endswith("?")
-        if value is None and optional:
+        if value is None and kind[-1] == "?":
             continue
-        if not _fits(kind.rstrip("?"), value):
+        if not _FITS[kind.rstrip("?")](value):
             return f"{name} is not {kind}"
     return ""
 
 
-def _fits(kind: str, value: Any) -> bool:
-    if kind == "any":
-        return True
-    if kind == "float":
-        return type(value) in {float, int}
-    if type(value) is not _TYPES[kind]:
-        return False
-    if kind == "list[str]":
-        return all(type(item) is str for item in value)
-    if kind == "list[map]":
-        return all(type(item) is dict for item in value)
-    if kind == "map[str]":
-        return all(type(item) is str for item in value.values())
-    return True
+def _is_texts(value: Any) -> bool:
+    return type(value) is list and all(type(item) is str for item in value)
+
+
+def _is_maps(value: Any) -> bool:
+    return type(value) is list and all(type(item) is dict for item in value)
+
+
+def _is_text_map(value: Any) -> bool:
+    return type(value) is dict and all(type(item) is str for item in value.values())
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "bytes": lambda value: type(value) is bytes,
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in {float, int},
+    "bool": lambda value: type(value) is bool,
+    "map": lambda value: type(value) is dict,
+    "map[str]": _is_text_map,
+    "list[str]": _is_texts,
+    "list[map]": _is_maps,
+    "any": lambda _: True,
+}

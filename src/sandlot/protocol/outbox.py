@@ -1,0 +1,139 @@
+"""What one end has to send, and whose turn it is. No I/O.
+
+Laws:
+- First the connection's own frames, then RESETs, then CREDITs, then the streams, one frame each in turn.
+- At most one message is in pieces at a time, so that the far side assembles at most one.
+- A stream without credit has no turn until it is granted some; it delays no other.
+- What the far side can make this end queue is bounded: one CREDIT for each stream, one RESET for each stream that the far
+  side may still believe open.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+
+from sandlot.protocol import frames, values
+from sandlot.protocol.streams import QUEUE_BYTES, Outgoing, Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CREDIT = struct.Struct(">I")
+_REASON_CHARS = 800
+"""Text of a RESET, so that it fits one frame of the host whatever it says (4 bytes a character at most)."""
+
+
+class Outbox:
+    """Everything that waits to be written.
+
+    Args:
+        max_payload: The direction's frame size less the header.
+    """
+
+    __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_resets", "_turns", "writable")
+
+    def __init__(self, max_payload: int) -> None:
+        self._max_payload = max_payload
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._control: deque[bytes] = deque()
+        self._resets: dict[int, bytes] = {}
+        self._credits: deque[Stream] = deque()
+        self._turns: deque[Stream] = deque()
+        self._fragmenting = 0
+        self.writable: list[int] = []
+        """Streams whose queue emptied enough for more; the owner takes them away."""
+
+    @property
+    def resets(self) -> dict[int, bytes]:
+        """The streams whose RESET has not left yet."""
+        return self._resets
+
+    def put_control(self, frame: bytes) -> None:
+        """Queue a frame of the connection itself; nothing happens where the same one waits already."""
+        if frame not in self._control:
+            self._control.append(frame)
+
+    def put(self, stream: Stream, item: Outgoing) -> None:
+        """Queue something on a stream."""
+        if stream.put(item):
+            self.wake(stream)
+
+    def put_credit(self, stream: Stream) -> None:
+        """Queue a CREDIT of what is owed when it is its turn."""
+        self._credits.append(stream)
+
+    def put_reset(self, stream: Stream, code: str, message: str, fields: dict[str, Any]) -> None:
+        """Queue a RESET. The stream is forgotten before; the far side never hears of one whose OPEN did not leave."""
+        if not stream.is_known:
+            return
+        reason: dict[str, Any] = {"code": code, "message": message[:_REASON_CHARS], **fields}
+        payload = values.encode(reason)
+        if len(payload) > self._max_payload:
+            payload = values.encode({"code": code, "message": message[:_REASON_CHARS]})
+        self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
+
+    def wake(self, stream: Stream) -> None:
+        """Give the stream a turn where it has something that may be sent."""
+        if stream.queue and not stream.has_turn and not stream.lacks_credit:
+            stream.has_turn = True
+            self._turns.append(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is over: nothing of it is sent any more."""
+        stream.queue.clear()
+        stream.queued_bytes = 0
+        stream.credit_due = False
+        if self._fragmenting == stream.id:
+            self._fragmenting = 0
+
+    def next_control(self) -> bytes | None:
+        """The next frame of the connection itself."""
+        return self._control.popleft() if self._control else None
+
+    def next(self) -> tuple[bytes, Stream | None] | None:
+        """The next frame, and the stream that it took it from where that may be over now; None where there is none."""
+        if self._control:
+            return self._control.popleft(), None
+        if self._resets:
+            return self._resets.pop(next(iter(self._resets))), None
+        while self._credits:
+            stream = self._credits.popleft()
+            if stream.credit_due:
+                return frames.encode(frames.CREDIT, stream.id, _CREDIT.pack(stream.grant())), None
+        return self._next_of_streams()
+
+    def _next_of_streams(self) -> tuple[bytes, Stream] | None:
+        turns = self._turns
+        for _ in range(len(turns)):
+            stream = turns.popleft()
+            if not stream.queue or stream.lacks_credit:
+                stream.has_turn = False
+                continue
+            taken = stream.take(self._max_payload, may_fragment=self._fragmenting in {0, stream.id})
+            if taken is None:
+                turns.append(stream)
+                continue
+            frame, in_pieces = taken
+            if in_pieces:
+                self._fragmenting = stream.id
+            elif self._fragmenting == stream.id:
+                self._fragmenting = 0
+            if stream.queue:
+                turns.append(stream)
+            else:
+                stream.has_turn = False
+            if stream.wants_writable and stream.queued_bytes * 2 <= QUEUE_BYTES:
+                stream.wants_writable = False
+                self.writable.append(stream.id)
+            return frame, stream
+        return None
+
+
+def parse_credit(payload: bytes) -> int | None:
+    """The bytes that a CREDIT grants; None where it is none."""
+    return int(_CREDIT.unpack(payload)[0]) if len(payload) == _CREDIT.size else None
