@@ -41,8 +41,8 @@ def guest_sources() -> Mapping[str, bytes]:
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
-    for room in ("protocol", "guest"):
-        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root / room)})
+    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels"):
+        sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
     return sources
 
 

@@ -1,0 +1,167 @@
+"""File bodies on their way: out of the sandbox, and into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from sandlot.guest.calls import Refusal
+from sandlot.guest.files.paths import As, open_regular, refusal, stat_as
+from sandlot.protocol.schema import BODY
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.calls import Call
+    from sandlot.guest.main import Guest
+    from sandlot.guest.spawn import Account
+
+READ_BYTES = 60000
+
+
+class Download:
+    """A file on its way to the host, as fast as the stream takes it."""
+
+    __slots__ = ("_call", "_fd", "_left", "_path", "_sent")
+
+    def __init__(self, call: Call, fd: int, path: str) -> None:
+        self._call = call
+        self._fd = fd
+        self._path = path
+        self._left: int | None = call.args["length"]
+        self._sent = 0
+        call.on_writable = self._pump
+        call.on_gone = self._close
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._fd >= 0:
+            room = self._call.room()
+            if room <= 0:
+                return
+            wanted = READ_BYTES if self._left is None else min(READ_BYTES, self._left)
+            try:
+                piece = os.read(self._fd, wanted) if wanted else b""
+            except OSError as error:
+                self._close()
+                self._call.answer(refusal(error, self._path))
+                return
+            if not piece:
+                self._close()
+                self._call.result(bytes=self._sent)
+                return
+            self._sent += len(piece)
+            if self._left is not None:
+                self._left -= len(piece)
+            self._call.data(BODY, piece)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Upload:
+    """A body on its way into a file."""
+
+    __slots__ = ("_call", "_fd", "_guest", "_path", "_temporary", "_who")
+
+    def __init__(self, guest: Guest, call: Call, path: str, who: Account) -> None:
+        self._guest = guest
+        self._call = call
+        self._path = path
+        self._who = who
+        self._temporary = ""
+        self._fd = -1
+        self._begin()
+        call.on_bytes = self._take
+        call.on_end = self._finish
+        call.on_gone = self._abort
+
+    def _begin(self) -> None:
+        folder, _, name = self._path.rpartition("/")
+        if not name or name in {".", ".."}:
+            raise Refusal("path_invalid", f"{self._path[:300]!r} is a folder.", "Name a file.")
+        mode = self._call.args["mode"]
+        try:
+            with As(self._who):
+                if self._call.args["parents"] and folder:
+                    os.makedirs(folder, 0o755, exist_ok=True)
+                earlier = self._earlier()
+                if mode is None:
+                    mode = 0o644 if earlier is None else stat.S_IMODE(earlier.st_mode)
+        except OSError as error:
+            raise refusal(error, self._path) from None
+        if self._call.args["append"]:
+            self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._who, mode & 0o777)
+            return
+        self._temporary = f"{folder}/.{name[:200]}.{self._call.id[:12]}.part"
+        try:
+            with As(self._who):
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._fd = os.open(self._temporary, flags, 0o600)
+                os.fchmod(self._fd, mode & 0o7777)
+        except OSError as error:
+            self._abort()
+            raise refusal(error, self._path) from None
+
+    def _earlier(self) -> os.stat_result | None:
+        """What is there now. A link is followed, so that writing through one keeps it; anything but a file is refused."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            if os.path.islink(self._path):
+                self._path = os.path.realpath(self._path)
+            return None
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.EISDIR, "folder")
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ENXIO, "special")
+        if not os.access(self._path, os.W_OK, effective_ids=True):
+            raise OSError(errno.EACCES, "not writable")
+        if os.path.islink(self._path):
+            self._path = os.path.realpath(self._path)
+        return found
+
+    def _take(self, channel: int, data: bytes, credit: int) -> None:
+        if channel == BODY:
+            rest = memoryview(data)
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError as error:
+                self._abort()
+                self._call.answer(refusal(error, self._path))
+                return
+        self._call.consumed(credit)
+
+    def _finish(self) -> None:
+        try:
+            os.close(self._fd)
+            self._fd = -1
+            if self._temporary:
+                with As(self._who):
+                    os.rename(self._temporary, self._path)
+                self._temporary = ""
+        except OSError as error:
+            self._abort()
+            self._call.answer(refusal(error, self._path))
+            return
+        try:
+            self._call.result(**stat_as(self._path, self._who, follow=True))
+        except Refusal as gone:
+            self._call.answer(gone)
+
+    def _abort(self) -> None:
+        """The body never came whole, or could not be kept: leave what was there before."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._temporary:
+            try:
+                with As(self._who):
+                    os.unlink(self._temporary)
+            except OSError:
+                pass
+            self._temporary = ""
+        self._guest.calls.abandon(self._call)

@@ -1,0 +1,151 @@
+"""The guest's event loop: readiness of file descriptors, timers, and tasks that yield.
+
+Laws:
+- Nothing that runs on the loop blocks. Long work is a generator that yields every few milliseconds.
+- With nothing to do the loop sleeps in epoll without a timeout: an idle guest costs no CPU.
+- An exception in a callback is the guest's own defect: it is logged and the loop goes on, because PID 1 must not die.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import sys
+import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+GONE = select.EPOLLHUP | select.EPOLLERR
+
+
+class Timer:
+    """A callback due once; ``cancel`` is idempotent."""
+
+    __slots__ = ("callback", "due_s")
+
+    def __init__(self, due_s: float, callback: Callable[[], object]) -> None:
+        self.due_s = due_s
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        self.callback = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.due_s < other.due_s
+
+
+class Loop:
+    """One loop; the guest has one."""
+
+    __slots__ = ("_epoll", "_running", "_soon", "_tasks", "_timers", "_watched")
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: dict[int, Callable[[int], object]] = {}
+        self._timers: list[Timer] = []
+        self._tasks: deque[Generator[None, None, None]] = deque()
+        self._soon: deque[Callable[[], object]] = deque()
+        self._running = True
+
+    def watch(self, fd: int, mask: int, callback: Callable[[int], object]) -> None:
+        """Call back with the ready mask whenever the descriptor is ready; replaces an earlier watch."""
+        if fd in self._watched:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+        self._watched[fd] = callback
+
+    def unwatch(self, fd: int) -> None:
+        """Stop; to be called before the descriptor is closed. Idempotent."""
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call back once after a delay."""
+        timer = Timer(time.monotonic() + delay_s, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call back in the next turn."""
+        self._soon.append(callback)
+
+    def task(self, work: Generator[None, None, None]) -> None:
+        """Run a generator step by step, in turn with everything else."""
+        self._tasks.append(work)
+
+    def stop(self) -> None:
+        """Let :meth:`run` return."""
+        self._running = False
+
+    def run(self) -> None:
+        """Run until :meth:`stop`."""
+        while self._running:
+            self.turn()
+
+    def turn(self) -> None:
+        """One turn: wait for whatever is next, then do all that is due."""
+        for fd, mask in self._epoll.poll(self._timeout_s()):
+            callback = self._watched.get(fd)
+            if callback is not None:
+                self._guarded(lambda callback=callback, mask=mask: callback(mask))  # type: ignore[misc]
+        now = time.monotonic()
+        while self._timers and (self._timers[0].callback is None or self._timers[0].due_s <= now):
+            timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                callback_, timer.callback = timer.callback, None
+                self._guarded(callback_)
+        for _ in range(len(self._soon)):
+            self._guarded(self._soon.popleft())
+        for _ in range(len(self._tasks)):
+            work = self._tasks.popleft()
+            if self._guarded(lambda work=work: self._step(work)):  # type: ignore[misc]
+                self._tasks.append(work)
+
+    def _timeout_s(self) -> float:
+        if self._soon or self._tasks:
+            return 0
+        while self._timers and self._timers[0].callback is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0].due_s - time.monotonic()) if self._timers else -1
+
+    @staticmethod
+    def _step(work: Generator[None, None, None]) -> bool:
+        try:
+            next(work)
+        except StopIteration:
+            return False
+        return True
+
+    @staticmethod
+    def _guarded(callback: Callable[[], object]) -> object:
+        try:
+            return callback()
+        except Exception:  # noqa: BLE001 - PID 1 must outlive its own defects
+            log_exception()
+            return None
+
+
+def log(text: str) -> None:
+    """One line to the guest's own log, which the driver keeps or throws away; never blocks for long, never fails."""
+    try:
+        os.write(2, f"sandlot-guest: {text}\n".encode("utf-8", "replace")[:2000])
+    except OSError:
+        pass
+
+
+def log_exception() -> None:
+    """The exception being handled, with its innermost place."""
+    kind, error, trace = sys.exc_info()
+    place = ""
+    while trace is not None:
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    log(f"{kind.__name__ if kind else 'error'}: {error} at {place}")

@@ -1,0 +1,1 @@
+"""Kernels for the host: the processes that run cells, and the cells."""

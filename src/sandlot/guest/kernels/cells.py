@@ -1,0 +1,99 @@
+"""Cells: what one execution printed, displayed and came to, and the calls that follow it."""
+
+from __future__ import annotations
+
+import time
+
+from sandlot.guest.flow.outputs import Outputs
+from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.schema import STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandlot.guest.calls import Call
+    from sandlot.guest.flow.outputs import Reader
+
+EVENTS_BYTES = MESSAGE_MAX_BYTES // 2
+"""Displays of one cell that are kept and sent; more are left out, and an error event says so."""
+
+
+class Cell:
+    """One execution: its output, its events, its outcome."""
+
+    __slots__ = ("_events_bytes", "code", "duration_s", "env", "events", "id", "outputs", "readers", "result", "started_s", "timeout_s")
+
+    def __init__(self, id_: str, args: dict[str, Any]) -> None:
+        self.id = id_
+        self.code = args["code"]
+        self.env = args["env"]
+        self.timeout_s = args["timeout_s"]
+        self.outputs = Outputs((STDOUT, STDERR))
+        self.events: list[dict[str, Any]] = []
+        self._events_bytes = 0
+        self.readers: list[Follower] = []
+        self.result: dict[str, Any] | None = None
+        self.started_s = time.monotonic()
+
+    def tell(self, event: dict[str, Any], size: int) -> None:
+        """Keep an event and pass it on."""
+        self._events_bytes += size
+        if self._events_bytes > EVENTS_BYTES:
+            if self._events_bytes - size > EVENTS_BYTES:
+                return
+            event = {"event": "error", "name": "OutputLimit", "value": "Further results of this cell were left out: they are too large.", "traceback": []}
+        self.events.append(event)
+        self.pump()
+
+    def finish(self, status: str, count: int) -> None:
+        """The cell is over."""
+        self.result = {"status": status, "execution_count": count, "duration_s": time.monotonic() - self.started_s}
+        self.pump()
+
+    def attach(self, call: Call, events_from: int, stdout_from: int | None, stderr_from: int | None) -> None:
+        """Let a call follow."""
+        reader = self.outputs.attach(call, {STDOUT: stdout_from, STDERR: stderr_from})
+        follower = Follower(call, reader, max(0, events_from))
+        self.readers.append(follower)
+        call.on_writable = self.pump
+        call.on_gone = lambda: self._gone(follower)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send on what can be sent, and answer where all is done."""
+        for follower in list(self.readers):
+            if follower.pump(self) and self.result is not None:
+                self.leave(follower)
+                follower.call.on_gone = None
+                follower.call.result(**self.result)
+
+    def _gone(self, follower: Follower) -> None:
+        self.leave(follower)
+        self.outputs.held = True
+
+    def leave(self, follower: Follower) -> None:
+        """A reader is gone."""
+        if follower in self.readers:
+            self.readers.remove(follower)
+            self.outputs.detach(follower.reader)
+
+
+class Follower:
+    """A call that follows a cell."""
+
+    __slots__ = ("call", "next_event", "reader")
+
+    def __init__(self, call: Call, reader: Reader, next_event: int) -> None:
+        self.call = call
+        self.reader = reader
+        self.next_event = next_event
+
+    def pump(self, cell: Cell) -> bool:
+        """Send what the stream takes; whether everything that is there has been sent."""
+        done = self.reader.pump(cell.outputs.buffers)
+        while self.next_event < len(cell.events) and self.call.room() > 0:
+            event = cell.events[self.next_event]
+            self.call.event(event["event"], **{key: item for key, item in event.items() if key != "event"})
+            self.next_event += 1
+        return done and self.next_event >= len(cell.events)

@@ -1,0 +1,252 @@
+"""PID 1: sets itself up, reaps, keeps the process limit and the deadline, and hands every event to whom it concerns."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+
+from sandlot.guest.calls import Call, Calls, Refusal
+from sandlot.guest.files.service import Files
+from sandlot.guest.kernels.service import Kernels, find_python
+from sandlot.guest.local import Local
+from sandlot.guest.flow.loop import READ, Loop, Timer, log
+from sandlot.guest.processes import Processes
+from sandlot.guest.spawn import account, environment
+from sandlot.guest.tasks import kill_all, kill_tree, tasks
+from sandlot.guest.flow.wire import Wire
+from sandlot.protocol import events
+from sandlot.protocol.connection import GENERATION
+
+COUNT_EVERY_S = 0.2
+"""How often processes are counted while anything runs as root; RLIMIT_NPROC binds everybody else by itself."""
+DESCRIPTORS = 65536
+
+
+class Guest:
+    """Everything the guest is, wired together.
+
+    Args:
+        fd_in: Where the host's bytes come from.
+        fd_out: Where the guest's bytes go.
+    """
+
+    __slots__ = (
+        "_counting",
+        "_deadline",
+        "_pids_limit",
+        "_started_s",
+        "calls",
+        "dev_null",
+        "entropy",
+        "env",
+        "identity",
+        "kernels",
+        "local",
+        "loop",
+        "processes",
+        "wire",
+        "workspace",
+    )
+
+    def __init__(self, fd_in: int, fd_out: int) -> None:
+        self.loop = Loop()
+        self.calls = Calls(
+            {
+                "guest.wake": self._wake,
+                "guest.info": self._info,
+                "guest.deadline": self._set_deadline,
+                "guest.shutdown": self._shutdown,
+            }
+        )
+        self.dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.env: dict[str, str] = {}
+        self.entropy = b""
+        self.identity = ""
+        self.workspace = "/"
+        self._pids_limit = 0
+        self._counting = False
+        self._deadline: Timer | None = None
+        self._started_s = time.monotonic()
+        self.wire = Wire(self.loop, fd_in, fd_out, self._on_event)
+        self.calls.wire = self.wire
+        self.processes = Processes(self)
+        self.kernels = Kernels(self)
+        self.local = Local(self)
+        Files(self)
+
+    def run(self) -> None:
+        """Serve until the deadline, a shutdown, or the end of the link."""
+        reap_read, reap_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(reap_write, warn_on_full_buffer=False)
+        self.loop.watch(reap_read, READ, lambda _mask: self._signalled(reap_read))
+        self.local.listen()
+        self.loop.run()
+
+    def started_something(self, uid: int) -> None:
+        """A process was started; those of root have to be counted."""
+        if uid == 0 and not self._counting and self._pids_limit:
+            self._counting = True
+            self.loop.after(COUNT_EVERY_S, self._count)
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.QuiesceAsked):
+            if self.wire.connection.quiesced():
+                self.calls.drop_streams()
+                self.local.drop_streams()
+            self.wire.flush_soon()
+            return
+        if isinstance(event, (events.Greeted, events.Lost)):
+            self.local.drop_streams()
+        elif isinstance(event, events.StreamEvent) and self.local.handle(event):
+            return
+        self.calls.handle(event)
+
+    def _signalled(self, fd: int) -> None:
+        try:
+            os.read(fd, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if not (self.processes.reaped(pid, status) or self.kernels.reaped(pid)):
+                self.local.reaped(pid, status)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def _wake(self, call: Call) -> None:
+        if not self.wire.connection.asleep:
+            raise Refusal("conflict", "The guest is awake already.")
+        args = call.args
+        self.calls.forget_all()
+        self.identity = args["identity"]
+        self.env = args["env"]
+        self.entropy = args["entropy"]
+        self._pids_limit = max(16, args["pids"])
+        # The clock needs no setting: gVisor and a container read the host's. A microVM's guest sets it here.
+        _set_hostname(args["hostname"])
+        _stir(self.entropy)
+        resource.setrlimit(resource.RLIMIT_NPROC, (self._pids_limit, self._pids_limit))
+        self._make_workspace(args["workspace"])
+        self._arm(args["deadline_s"])
+        self.wire.connection.asleep = False
+        self.kernels.warm()
+        call.result(python=find_python(environment(account("user"), self.env)))
+
+    def _make_workspace(self, path: str) -> None:
+        who = account("user")
+        try:
+            if not os.path.isdir(path):
+                os.makedirs(path, 0o755)
+                os.chown(path, who.uid, who.gid)
+            self.workspace = path
+        except OSError as error:
+            log(f"no workspace {path}: {error}")
+            self.workspace = who.home
+
+    def _info(self, call: Call) -> None:
+        call.result(
+            generation=GENERATION,
+            identity=self.identity,
+            uptime_s=time.monotonic() - self._started_s,
+            processes=len(tasks()),
+            streams=self.wire.connection.streams,
+        )
+
+    def _set_deadline(self, call: Call) -> None:
+        self._arm(call.args["deadline_s"])
+        call.result()
+
+    def _shutdown(self, call: Call) -> None:
+        call.result()
+        self.loop.after(0.05, self.loop.stop)  # time for the answer to leave
+
+    def _arm(self, deadline_s: float | None) -> None:
+        """The guest ends by itself when its deadline passes unheard, whatever became of the service."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if deadline_s is None else self.loop.after(deadline_s, self.loop.stop)
+
+    # -- process limit ----------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        everything = tasks()
+        total = sum(task.threads for task in everything)
+        if total > self._pids_limit:
+            self._cull()
+        others = [task for task in everything if task.pid != 1]
+        if others:
+            self.loop.after(COUNT_EVERY_S, self._count)
+        else:
+            self._counting = False
+
+    def _cull(self) -> None:
+        """Over the limit: end the largest family, and everything where that did not help."""
+        everything = tasks()
+        sessions: dict[int, int] = {}
+        for task in everything:
+            if task.pid != 1:
+                sessions[task.session] = sessions.get(task.session, 0) + task.threads
+        worst = max(sessions, key=lambda session: sessions[session])
+        log(f"over the limit of {self._pids_limit} processes: ending session {worst} with {sessions[worst]}")
+        for process in self.processes.running():
+            if process.pid == worst:
+                process.kill("pids")
+        kill_tree(worst, signal.SIGKILL)
+        if sum(task.threads for task in tasks()) > self._pids_limit:
+            for process in self.processes.running():
+                process.reason = "pids"
+            kill_all()
+
+
+def _set_hostname(name: str) -> None:
+    import socket  # noqa: PLC0415 - imported by then anyway; named where it is used
+
+    try:
+        socket.sethostname(name)
+    except OSError as error:
+        log(f"hostname: {error}")
+
+
+def _stir(entropy: bytes) -> None:
+    """Mix the host's randomness into the kernel's, so that clones of one snapshot part ways (random(4))."""
+    try:
+        fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, entropy)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def main() -> None:
+    """The first and last function of the sandbox."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)
+    os.chdir("/")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The link moves out of the way of the standard descriptors, so that no child and no stray print can touch it.
+    fd_in, fd_out = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    Guest(fd_in, fd_out).run()
+    kill_all()
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Programs that the guest ships as plain sources: ``kernel.py`` (image's python) and ``sudo.py`` (own interpreter)."""

@@ -1,0 +1,187 @@
+"""Starting programs: users, environment, the one fork+exec of the guest.
+
+``_posixsubprocess.fork_exec`` is what the standard library's subprocess is built on. It is called directly, because
+importing subprocess costs more than the whole rest of the guest's start, and because the interpreter is our own: the
+signature is that of python 3.11 (Modules/_posixsubprocess.c), which the guest layer ships, and is checked by a test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import _posixsubprocess
+
+from sandlot.guest.calls import Refusal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+UID = 1000
+GID = 1000
+
+
+class Account:
+    """Who a process runs as."""
+
+    __slots__ = ("gid", "groups", "home", "name", "uid")
+
+    def __init__(self, name: str, uid: int, gid: int, home: str, groups: list[int]) -> None:
+        self.name = name
+        self.uid = uid
+        self.gid = gid
+        self.home = home
+        self.groups = groups
+
+
+def account(name: str) -> Account:
+    """The account ``user`` or ``root``; ``user`` is uid 1000 even where the image knows nobody of that id.
+
+    Raises:
+        Refusal: Another name.
+    """
+    if name == "root":
+        return Account("root", 0, 0, "/root", [0])
+    if name != "user":
+        raise Refusal("invalid_request", f"There is no user {name[:50]!r}.", "Use 'user' or 'root'.")
+    login, gid, home = "user", GID, "/home/user"
+    for fields in _table("/etc/passwd"):
+        if len(fields) >= 6 and fields[2] == str(UID):
+            login, home = fields[0], fields[5] or "/"
+            if fields[3].isdigit():
+                gid = int(fields[3])
+            break
+    groups = {gid}
+    for fields in _table("/etc/group"):
+        if len(fields) >= 4 and fields[2].isdigit() and login in fields[3].split(","):
+            groups.add(int(fields[2]))
+    return Account(login, UID, gid, home if os.path.isdir(home) else "/", sorted(groups))
+
+
+def _table(path: str) -> list[list[str]]:
+    """An account file's rows; nothing where an image, or its root user, left something unreadable."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        text = os.read(fd, 1 << 20)
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+    return [line.split(":") for line in text.decode("utf-8", "replace").splitlines()]
+
+
+def environment(who: Account, *layers: dict[str, str]) -> dict[str, str]:
+    """The environment of a process: the account's own, then each layer over it."""
+    env = {
+        "PATH": (f"{who.home}/.local/bin:" if who.uid else "") + DEFAULT_PATH,
+        "HOME": who.home,
+        "USER": who.name,
+        "LOGNAME": who.name,
+        "SHELL": "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",
+        "LANG": "C.UTF-8",
+    }
+    for layer in layers:
+        env.update(layer)
+    return env
+
+
+def candidates(program: str, env: dict[str, str]) -> list[bytes]:
+    """Where a program may be, in the order of PATH, as execvp(3) looks."""
+    if "/" in program:
+        return [os.fsencode(program)]
+    folders = env.get("PATH", DEFAULT_PATH).split(":")
+    return [os.fsencode(os.path.join(folder or ".", program)) for folder in folders]
+
+
+def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds: tuple[int, int, int], keep: int = -1) -> int:
+    """Fork and exec; the child's pid. Its own session and process group, signals restored, nothing inherited but ``fds``.
+
+    Args:
+        argv: Program and arguments.
+        env: The whole environment.
+        cwd: Absolute folder.
+        who: The account.
+        fds: What becomes 0, 1 and 2.
+        keep: One more descriptor that the child inherits under its own number; -1 is none.
+
+    Raises:
+        Refusal: There is no such folder or program, or it cannot be run.
+    """
+    status_read, status_write = os.pipe2(os.O_CLOEXEC)
+    lowest = []
+    try:
+        # fork_exec wants the status pipe above the standard descriptors.
+        while status_write <= 2:
+            lowest.append(status_write)
+            status_write = os.dup(status_write)
+            os.set_inheritable(status_write, False)
+        if keep >= 0:
+            os.set_inheritable(keep, True)
+        try:
+            pid = _fork_exec(argv, env, cwd, who, fds, (status_read, status_write))
+        finally:
+            if keep >= 0:
+                os.set_inheritable(keep, False)
+    except BlockingIOError:
+        raise Refusal("limit_exceeded", "The sandbox has no room for another process.", "End some, or ask for more pids.") from None
+    except OSError as error:
+        raise Refusal("limit_exceeded", f"The process could not be started: {error.strerror}.") from None
+    finally:
+        os.close(status_write)
+        for fd in lowest:
+            os.close(fd)
+    try:
+        # Closed by a successful exec; a failed one tells its errno: "OSError:<hex errno>:<where>".
+        report = os.read(status_read, 4096)
+    finally:
+        os.close(status_read)
+    if report:
+        os.waitpid(pid, 0)
+        raise _exec_failure(report, argv, cwd)
+    return pid
+
+
+def _fork_exec(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds: tuple[int, int, int], status: tuple[int, int]) -> int:
+    stdin, stdout, stderr = fds
+    return _posixsubprocess.fork_exec(  # type: ignore[no-any-return, call-arg, arg-type, unused-ignore]
+        [os.fsencode(argument) for argument in argv],
+        candidates(argv[0], env),
+        False,  # close_fds: everything of the guest is close-on-exec, and listing /proc/self/fd costs  # noqa: FBT003
+        (),
+        cwd,
+        [os.fsencode(f"{name}={value}") for name, value in env.items()],
+        stdin,
+        -1,
+        -1,
+        stdout,
+        -1,
+        stderr,
+        status[0],
+        status[1],
+        True,  # restore_signals  # noqa: FBT003
+        True,  # call_setsid  # noqa: FBT003
+        -1,  # pgid_to_set: setsid made the group
+        who.gid,
+        who.groups,
+        who.uid,
+        0o022,
+        None,
+        True,  # allow_vfork  # noqa: FBT003
+    )
+
+
+def _exec_failure(report: bytes, argv: Sequence[str], cwd: str) -> Refusal:
+    _, _, rest = report.partition(b":")
+    number, _, where = rest.partition(b":")
+    errno = int(number or b"0", 16)
+    reason = os.strerror(errno)
+    if where == b"noexec" or not os.path.isdir(cwd):
+        hint = "Make the folder first, or leave the working folder out."
+        return Refusal("path_not_found" if errno == 2 else "path_invalid", f"The working folder {cwd!r} cannot be entered: {reason}.", hint)
+    if errno == 2:
+        return Refusal("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
+    return Refusal("permission_denied" if errno == 13 else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.")

@@ -1,0 +1,106 @@
+"""All processes of the sandbox, as /proc shows them: families, counts, and how to end them.
+
+A process group is left by setsid(2), a parent by dying; so a tree is what descends from a process by parent, shares its
+session, or shares its group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+PASSES = 20
+"""A tree that still grows after that many passes is left to the pids limit."""
+
+
+class Task:
+    """One process of /proc."""
+
+    __slots__ = ("group", "parent", "pid", "session", "state", "threads")
+
+    def __init__(self, pid: int, fields: list[bytes]) -> None:
+        self.pid = pid
+        self.state = fields[0]
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.session = int(fields[3])
+        self.threads = max(1, int(fields[17]))
+
+
+def pids() -> list[int]:
+    """Every process id in the sandbox."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def tasks() -> list[Task]:
+    """Every process that is alive (no zombies), by proc(5)'s stat."""
+    found = []
+    for pid in pids():
+        try:
+            fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # The name stands in parentheses and may contain anything; what follows the last one is fixed.
+            task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+        except (OSError, ValueError, IndexError):
+            continue
+        finally:
+            os.close(fd)
+        if task.state not in {b"Z", b"X"}:
+            found.append(task)
+    return found
+
+
+def tree(root: int, everything: list[Task]) -> list[int]:
+    """The pids of a process, its session, its group and its descendants; never PID 1."""
+    members = {root}
+    grew = True
+    while grew:
+        grew = False
+        for task in everything:
+            if task.pid not in members and (task.parent in members or task.session == root or task.group == root):
+                members.add(task.pid)
+                grew = True
+    members.discard(1)
+    return sorted(members)
+
+
+def kill_tree(root: int, number: int) -> None:
+    """Signal a whole tree. A deadly signal is sent until nothing is left of it, because a tree may fork meanwhile."""
+    if number != signal.SIGKILL:
+        for pid in tree(root, tasks()):
+            _kill(pid, number)
+        return
+    members: set[int] = {root}
+    _kill_group(root)
+    for _ in range(PASSES):
+        alive = tasks()
+        members = {pid for known in members for pid in tree(known, alive)} | members
+        members = members & {task.pid for task in alive}
+        if not members:
+            return
+        for pid in members:
+            _kill(pid, signal.SIGKILL)
+
+
+def kill_all() -> None:
+    """End every process but PID 1 (kill(2): -1 is everybody that may be signalled, the caller excepted)."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return
+
+
+def _kill_group(pgid: int) -> None:
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except OSError:
+        return
