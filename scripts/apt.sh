@@ -55,14 +55,15 @@ runsc_is_new_enough() {
 # Debian 12's own runsc is too old, its backports have a good one. The mirror is the one that the machine takes Debian 12
 # from; what is written is taken back if it does not lead to a runsc.
 install_runsc_from_backports() {
-    local written=("$BACKPORTS_PIN") lists=all
-    # A source that says "oldstable" is known as bookworm only once its lists have been fetched.
-    has_release bookworm || step "apt package lists" update_lists all
+    local written=("$BACKPORTS_PIN") lists=all source
+    # Who publishes a source, and that its "oldstable" is bookworm, is known only once its lists have been fetched.
+    [[ -n $(debian_source bookworm) ]] || step "apt package lists" update_lists all
     if has_release "$BACKPORTS"; then
         backports_pin runsc | write_file "$BACKPORTS_PIN"
     else
         written+=("$BACKPORTS_SOURCE") lists=$BACKPORTS_SOURCE
-        backports_source | write_file "$BACKPORTS_SOURCE"
+        source=$(backports_source) || exit
+        write_file "$BACKPORTS_SOURCE" <<<"$source"
         backports_pin runsc nothing-else | write_file "$BACKPORTS_PIN"
     fi
     step "apt package list of $BACKPORTS" update_lists "$lists" &&
@@ -77,7 +78,7 @@ install_runsc_from_backports() {
 # A deb822 source for BACKPORTS: the machine's own entry for Debian 12 (mirror, key, options) with another suite.
 backports_source() {
     local uri suite file
-    IFS='|' read -r uri suite file < <(targets | awk -F '|' '$2 == "bookworm" || $3 == "bookworm" { print $1 "|" $2 "|" $4; exit }') ||
+    IFS='|' read -r uri suite file < <(debian_source bookworm) ||
         die "No apt source on this machine provides Debian 12 (bookworm) main." "Add one to /etc/apt/sources.list.d and run this again."
     printf '# Written by Sandlot (scripts/setup): Debian 12 has gVisor (runsc) only in its backports.\n'
     printf '# %s makes sure that nothing else is taken from here.\n' "$BACKPORTS_PIN"
@@ -100,15 +101,21 @@ backports_pin() {
     printf 'Package: *\nPin: release n=%s\nPin-Priority: -1\n' "$BACKPORTS"
 }
 
-# The binary package sources that apt uses, one line each: URI|suite as written|codename if known|file.
-targets() {
-    # shellcheck disable=SC2016 # the variables are apt's
-    apt-get indextargets --format '$(REPO_URI)|$(RELEASE)|$(CODENAME)|$(SOURCESENTRY)|$(COMPONENT)|$(TARGET_OF)' 'Created-By: Packages' |
-        awk -F '|' -v OFS='|' '$5 == "main" && $6 == "deb" { sub(/:[0-9]+$/, "", $4); print $1, $2, $3, $4 }'
+# Debian's own source of a release, URI|suite as written|file: the first, or none. A third party's may carry the same suite.
+debian_source() {
+    targets | awk -F '|' -v OFS='|' -v release="$1" '($2 == release || $3 == release) && $5 == "Debian" { print $1, $2, $4; exit }'
 }
 
+# Does a source other than our own have this release?
 has_release() {
     targets | awk -F '|' -v release="$1" -v own="$BACKPORTS_SOURCE" '$4 != own && ($2 == release || $3 == release) { found = 1 } END { exit !found }'
+}
+
+# The sources of binary packages that apt uses, one line each: URI|suite as written|codename if known|file|publisher if known.
+targets() {
+    # shellcheck disable=SC2016 # the variables are apt's
+    apt-get indextargets --format '$(REPO_URI)|$(RELEASE)|$(CODENAME)|$(SOURCESENTRY)|$(ORIGIN)|$(COMPONENT)|$(TARGET_OF)' 'Created-By: Packages' |
+        awk -F '|' -v OFS='|' '$6 == "main" && $7 == "deb" { sub(/:[0-9]+$/, "", $4); print $1, $2, $3, $4, $5 }'
 }
 
 # deb822_options URI SUITE: of the stanza that names both, on stdin, the fields that say how to reach and trust it.
