@@ -1,0 +1,246 @@
+"""The guest's own interpreter: Debian's python3.11 made relocatable by copying, nothing patched.
+
+It is Debian's binary with the libraries that it names and its own dynamic loader, so that it runs in any image, also in one
+without Python or with another C library. Of the standard library it has what the guest may need and nothing else, as byte
+code in one stored zip: the interpreter reads no source, checks no time, and opens few files, each of which would be a
+round trip to gVisor's file server.
+
+Laws:
+- The suite is fixed: every host builds the same interpreter, whatever its own release.
+- What :data:`ROOTS` names can be imported, with all that it imports; :func:`unknown_imports` finds what cannot.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sandlot.images import plan
+from sandlot.images.process import Runner, output_of
+from sandlot.images.recipe import Debian
+from sandlot.model.errors import ErrorCode, HostError, InternalError
+
+GENERATION = 1
+"""Raise it when this module makes something else."""
+
+DEBIAN = Debian(suite="bookworm", variant="extract", packages=("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"))
+VERSION = "3.11"
+
+ROOTS = (
+    *("_posixsubprocess", "abc", "array", "ast", "base64", "binascii", "bisect", "builtins", "codecs", "collections", "collections.abc"),
+    *("contextlib", "copy", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_8", "enum", "errno", "fcntl", "fnmatch"),
+    *("functools", "gc", "hashlib", "heapq", "hmac", "io", "itertools", "json", "linecache", "marshal", "math", "mmap", "operator", "os"),
+    *("posixpath", "pty", "queue", "random", "re", "reprlib", "resource", "secrets", "select", "selectors", "shlex", "shutil", "signal"),
+    *("socket", "stat", "string", "struct", "subprocess", "sys", "tempfile", "termios", "textwrap", "threading", "time", "token", "tokenize"),
+    *("traceback", "tty", "types", "typing", "unicodedata", "warnings", "weakref", "zipimport", "zlib"),
+)
+"""What the guest may import. Not asyncio, dataclasses, argparse: each would double the guest's start."""
+
+_LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "_ctypes", "bz2", "lzma", "_compression"})
+"""Found by following imports, but optional there, and each brings a library: hashlib and shutil do without."""
+
+_CLOSURE = """
+import importlib, sys
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+left_out = sys.argv[1].split(',')
+for name, module in sorted(sys.modules.items()):
+    spec = getattr(module, '__spec__', None)
+    # Frozen modules are in the binary; an alias (os.path) has another module's spec.
+    if spec is not None and spec.has_location and spec.origin != 'frozen' and spec.name == name and name not in left_out:
+        print('MODULE', name, int(hasattr(module, '__path__')), spec.origin)
+"""
+
+_COMPILE = """
+import _imp, marshal, os, sys
+from _frozen_importlib_external import MAGIC_NUMBER
+source_folder, target_folder, seen_as = sys.argv[1:]
+for folder, _, names in os.walk(source_folder):
+    for name in names:
+        path = os.path.join(folder, name)
+        inside = os.path.relpath(path, source_folder)
+        with open(path, 'rb') as file:
+            source = file.read()
+        code = compile(source, seen_as + '/' + inside, 'exec', dont_inherit=True, optimize=0)
+        target = os.path.join(target_folder, inside) + 'c'
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        # PEP 552: flags 1 is a hash-based file that is not checked against its source.
+        checksum = _imp.source_hash(int.from_bytes(MAGIC_NUMBER[:2], 'little'), source)
+        with open(target, 'wb') as file:
+            file.write(MAGIC_NUMBER + (1).to_bytes(4, 'little') + checksum + marshal.dumps(code))
+"""
+
+
+def key(architecture: str) -> str:
+    """What an interpreter is made from, as SHA-256 in hexadecimal."""
+    words = [GENERATION, architecture, DEBIAN.suite, DEBIAN.packages, ROOTS, sorted(_LEFT_OUT), _COMPILE]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def argv_in(folder: Path) -> tuple[str, ...]:
+    """How the interpreter in a folder is started on the host, wherever the folder lies."""
+    return (str(folder / "lib/ld.so"), "--library-path", str(folder / "lib"), str(folder / "bin/python3"), "-SI")
+
+
+def assemble(debian: Path, target: Path, scratch: Path, runner: Runner) -> None:
+    """Make the interpreter out of an extracted Debian tree.
+
+    Args:
+        debian: Where the packages of :data:`DEBIAN` were extracted.
+        target: The folder that becomes ``/.sandlot``.
+        scratch: A folder for what is in between.
+        runner: Runs the interpreter.
+
+    Raises:
+        HostError: The tree does not hold what it should.
+    """
+    loader, libraries = loader_of(debian)
+    python = plan.own_python_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
+    modules, extensions = _closure((*python, "-SI"), runner)
+
+    (target / "bin").mkdir(mode=0o755)
+    (target / "lib" / f"python{VERSION}" / "lib-dynload").mkdir(mode=0o755, parents=True)
+    shutil.copyfile(loader, target / "lib/ld.so")
+    shutil.copyfile(debian / f"usr/bin/python{VERSION}", target / "bin/python3")
+    for extension in extensions:
+        shutil.copyfile(extension, target / "lib" / f"python{VERSION}" / "lib-dynload" / extension.name)
+    for name, library in _needed((debian / f"usr/bin/python{VERSION}", *extensions), loader, libraries).items():
+        shutil.copyfile(library, target / "lib" / name)
+
+    sources = scratch / "stdlib"
+    for inside, path in modules.items():
+        (sources / inside).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, sources / inside)
+    archive = f"lib/python{VERSION.replace('.', '')}.zip"
+    compile_zip((*python, "-SI"), sources, target / archive, f"/.sandlot/{archive}", runner)
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" or path.name == "ld.so" else 0o644)
+    runner.run("starting the guest's interpreter", (*argv_in(target), "-c", f"import {', '.join(ROOTS)}"), env={})
+
+
+def compile_zip(python: tuple[str, ...], sources: Path, archive: Path, seen_as: str, runner: Runner) -> None:
+    """Compile a folder of sources into a stored zip of byte code, the same bytes for the same sources.
+
+    Args:
+        python: The interpreter that will read it, as an argument vector.
+        sources: The folder.
+        archive: The zip to write.
+        seen_as: Where the zip will lie, for tracebacks.
+        runner: Runs the interpreter.
+    """
+    compiled = sources.with_name(f"{sources.name}-compiled")
+    runner.run("compiling the guest", (*python, "-c", _COMPILE, str(sources), str(compiled), seen_as), env={"PYTHONHASHSEED": "0"})
+    with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as into:
+        for path in sorted(compiled.rglob("*.pyc")):
+            entry = zipfile.ZipInfo(path.relative_to(compiled).as_posix(), (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            into.writestr(entry, path.read_bytes())
+    archive.chmod(0o644)
+
+
+def available(folder: Path) -> frozenset[str]:
+    """The modules that an interpreter has, by name; not those that are built into it."""
+    with zipfile.ZipFile(folder / f"lib/python{VERSION.replace('.', '')}.zip") as archive:
+        names = [name.removesuffix(".pyc").removesuffix("/__init__").replace("/", ".") for name in archive.namelist()]
+    extensions = [path.name.partition(".")[0] for path in (folder / "lib" / f"python{VERSION}" / "lib-dynload").iterdir()]
+    return frozenset([*names, *extensions])
+
+
+def unknown_imports(sources: Mapping[str, bytes], known: Iterable[str]) -> dict[str, list[str]]:
+    """Which modules the sources import that are not among the known ones: module -> the files that do.
+
+    Imports for type checkers only do not count, nor do those of ``sandlot`` itself.
+
+    Args:
+        sources: File name -> source.
+        known: Names that can be imported.
+    """
+    known = {"__future__", "sandlot", *known}
+    found: dict[str, list[str]] = {}
+    for file, source in sorted(sources.items()):
+        for name in _imports(ast.parse(source, file)):
+            if name not in known and name.partition(".")[0] != "sandlot":
+                found.setdefault(name, []).append(file)
+    return found
+
+
+def check_imports(sources: Mapping[str, bytes], folder: Path, *, beside: Iterable[str] = ()) -> None:
+    """Check that the guest's sources import nothing that its interpreter lacks.
+
+    Args:
+        sources: File name -> source.
+        folder: The interpreter.
+        beside: Modules of the guest's own that lie beside a source.
+
+    Raises:
+        InternalError: They do.
+    """
+    builtin = output_of((*argv_in(folder), "-c", "import sys; print(*sys.builtin_module_names)")).split()
+    unknown = unknown_imports(sources, {*builtin, *available(folder), *ROOTS, *beside})
+    if unknown:
+        words = "; ".join(f"{name} ({', '.join(files)})" for name, files in unknown.items())
+        raise InternalError(f"The guest imports what its interpreter does not have: {words}.", hint="Add it to ROOTS in images/interpreter.py.")
+
+
+def loader_of(root: Path) -> tuple[Path, list[Path]]:
+    """A tree's dynamic loader and its folders of libraries. ``lib64/ld-linux*`` will not do: it points out of the tree.
+
+    Raises:
+        HostError: It has none.
+    """
+    found = sorted(root.glob("lib/*-linux-gnu*/ld-linux*.so.*")) or sorted(root.glob("usr/lib/*-linux-gnu*/ld-linux*.so.*"))
+    if not found:
+        raise HostError(
+            "The packages came without a dynamic loader.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Check that the machine's apt sources offer libc6 of bookworm.",
+        )
+    triple = found[0].parent.name
+    return found[0], [folder for folder in (root / "lib" / triple, root / "usr/lib" / triple) if folder.is_dir()]
+
+
+def _imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        return [name for child in node.orelse for name in _imports(child)]
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module] if node.module and not node.level else []
+    return [name for child in ast.iter_child_nodes(node) for name in _imports(child)]
+
+
+def _closure(python: tuple[str, ...], runner: Runner) -> tuple[dict[str, Path], list[Path]]:
+    """What importing :data:`ROOTS` brings in: path inside the zip -> source, and the extension modules."""
+    modules: dict[str, Path] = {}
+    extensions: list[Path] = []
+
+    def read(line: str) -> None:
+        word, *rest = line.split(maxsplit=3)
+        if word != "MODULE":
+            return
+        name, package, file = rest
+        if file.endswith(".so"):
+            extensions.append(Path(file))
+        elif file.endswith(".py"):
+            inside = name.replace(".", "/") + ("/__init__.py" if package == "1" else ".py")
+            modules[inside] = Path(file)
+
+    runner.run("listing the guest's standard library", (*python, "-c", _CLOSURE, ",".join(sorted(_LEFT_OUT)), *ROOTS), env={}, on_line=read)
+    return modules, extensions
+
+
+def _needed(binaries: Iterable[Path], loader: Path, libraries: list[Path]) -> dict[str, Path]:
+    """The libraries that binaries name, by the name that they ask for; ld.so(8), --list."""
+    found: dict[str, Path] = {}
+    for binary in binaries:
+        text = output_of((str(loader), "--library-path", ":".join(map(str, libraries)), "--list", str(binary)))
+        for name, path in re.findall(r"^\s*(\S+) => (\S+) \(0x", text, re.MULTILINE):
+            if not name.startswith("/"):
+                found[name] = Path(path)
+    return found

@@ -1,0 +1,121 @@
+"""Running the commands of a build: their output goes to a log, their failure becomes an error that says where it lies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+
+_TAIL_LINES = 12
+_FULL = os.strerror(errno.ENOSPC)
+
+
+class Runner:
+    """Runs commands one after another and keeps what they print.
+
+    Args:
+        log: The file that their output is appended to.
+        inherit: File descriptors that the commands keep open: the lock of the folder that they write in, so that the
+            folder counts as used until the last of them is gone.
+    """
+
+    __slots__ = ("_inherit", "log")
+
+    def __init__(self, log: Path, inherit: Iterable[int] = ()) -> None:
+        self.log = log
+        self._inherit = tuple(inherit)
+
+    def run(self, what: str, argv: tuple[str, ...], *, env: Mapping[str, str], on_line: Callable[[str], object] = lambda _line: None) -> None:
+        """Run a command to its end.
+
+        Args:
+            what: What it does, for the error: "installing the Debian packages".
+            argv: The command; it is started in a session of its own, without standard input.
+            env: Its whole environment.
+            on_line: Called with every line that it prints.
+
+        Raises:
+            LimitError: It failed because the disk is full.
+            HostError: It is not there, or failed; the message has the end of its output.
+        """
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        with self.log.open("ab") as log:
+            log.write(f"+ {' '.join(argv)}\n".encode())
+            log.flush()
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=self._inherit,
+                )
+            except FileNotFoundError:
+                raise missing(argv[0]) from None
+            with process:
+                output = process.stdout
+                assert output is not None  # noqa: S101 - asked for above
+                try:
+                    for raw in output:
+                        log.write(raw)
+                        line = raw.decode(errors="replace").rstrip()
+                        if line:
+                            tail.append(line)
+                            on_line(line)
+                except BaseException:
+                    # Whoever is left of it holds the pipe: only its end means that nobody writes into the tree any more.
+                    process.kill()
+                    output.read()
+                    raise
+        if process.returncode != 0:
+            raise self._failed(what, process.returncode, tail)
+
+    def _failed(self, what: str, status: int, tail: Iterable[str]) -> HostError | LimitError:
+        end = "\n".join(f"    {line}" for line in tail)
+        fields = {"log": str(self.log), "status": status}
+        if _FULL in end:
+            free = shutil.disk_usage(self.log.parent).free
+            return LimitError(
+                f"The disk is full: {what} failed.\n{end}\n",
+                code=ErrorCode.DISK_FULL,
+                hint=f"{free >> 20} MiB are free there; make room, or set SANDLOT_CACHE_DIR to a folder on another disk. The full log is {self.log}.",
+                fields=fields,
+            )
+        how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
+        return HostError(f"{what} {how}.\n{end}\n", code=ErrorCode.HOST_NOT_READY, hint=f"The full log is {self.log}.", fields=fields)
+
+
+def output_of(argv: tuple[str, ...]) -> str:
+    """What a short command of the machine prints; empty where there is no such command or it fails."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def require(*programs: str) -> None:
+    """Check that programs of the host are there.
+
+    Raises:
+        HostError: One is not.
+    """
+    for program in programs:
+        if shutil.which(program) is None:
+            raise missing(program)
+
+
+def missing(program: str) -> HostError:
+    """The error for a program that is not installed."""
+    package = {"unshare": "util-linux", "setpriv": "util-linux", "dpkg": "dpkg"}.get(program, program)
+    return HostError(
+        f"{program} is not installed.", code=ErrorCode.HOST_NOT_READY, hint=f"Install it: apt-get install {package}", fields={"program": program}
+    )
