@@ -211,28 +211,28 @@ class Calls:
 
     def _on_stream(self, event: events.StreamEvent) -> None:
         call = self._by_stream.get(event.stream)
-        if isinstance(event, events.Bytes):
-            if call is not None and call.on_bytes is not None and call.outcome is None:
+        if isinstance(event, (events.Bytes, events.Received)):
+            if isinstance(event, events.Bytes) and call is not None and call.on_bytes is not None and call.outcome is None:
                 call.on_bytes(event.channel, event.data, event.credit)
             else:
                 self.wire.connection.consumed(event.stream, event.credit)
-        elif isinstance(event, events.Received):
-            self.wire.connection.consumed(event.stream, event.credit)
-        elif isinstance(event, events.WasReset):
-            if call is not None:
-                del self._by_stream[event.stream]
-                self._gone(call)
         elif call is None:
             return
+        elif isinstance(event, events.WasReset):
+            del self._by_stream[event.stream]
+            self._gone(call)
         elif isinstance(event, events.Ended):
-            if call.on_end is not None and call.outcome is None:
-                call.on_end()
-            if call.outcome is not None:
-                self._by_stream.pop(event.stream, None)
+            self._ended(call)
         elif isinstance(event, events.Writable) and call.on_writable is not None:
             call.on_writable()
         if call is not None:
             self._settle(call)
+
+    def _ended(self, call: Call) -> None:
+        if call.on_end is not None and call.outcome is None:
+            call.on_end()
+        if call.outcome is not None:
+            self._by_stream.pop(call.stream, None)
 
     def _gone(self, call: Call) -> None:
         if call.outcome is None and call.on_gone is not None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PATH = "/run/sandlot/guest.sock"
 MESSAGE_BYTES = 2 * 1024 * 1024
 CLIENTS = 128
+STANDARD_STREAMS = 3
 HEAD = struct.Struct(">I")
 _SUDO = {"op": "str", "argv": "list[str]", "env": "map[str]", "cwd": "str"}
 _DIAL = {"op": "str", "service": "str", "args": "map"}
@@ -60,13 +61,13 @@ class Local:
                 os.unlink(PATH)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
             listener.bind(PATH)
-            os.chmod(PATH, 0o666)
+            os.chmod(PATH, 0o666)  # noqa: S103 - everybody in a sandbox may become root of it
             listener.listen(64)
         except OSError as error:
             log(f"no local socket: {error}")
             return
         self._listener = listener
-        self._guest.loop.watch(listener.fileno(), READ, self._accept)
+        self._guest.loop.watch(listener.fileno(), READ, lambda _mask: self._accept(listener))
 
     def reaped(self, pid: int, status: int) -> bool:
         """A child ended; whether it was sudo's."""
@@ -91,10 +92,9 @@ class Local:
         for client in list(self.by_stream.values()):
             client.close()
 
-    def _accept(self, _mask: int) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         if len(self.clients) >= CLIENTS:
@@ -174,15 +174,16 @@ class Client:
             self._read()
 
     def _read(self) -> None:
+        fds: list[int] = []
         try:
             if self._stream or self.pid:
-                data, fds = self._socket.recv(65536), []
+                data = self._socket.recv(65536)
             else:
                 data, fds = self._receive_with_fds()
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
+            data = b""
         self._fds += fds
         if not data:
             if self._stream:
@@ -228,7 +229,7 @@ class Client:
             self._close_fds()
 
     def _do(self, message: Any) -> None:
-        if schema.mismatch(_SUDO, message) == "" and message["op"] == "sudo" and message["argv"] and len(self._fds) == 3:
+        if schema.mismatch(_SUDO, message) == "" and message["op"] == "sudo" and message["argv"] and len(self._fds) == STANDARD_STREAMS:
             who = account("root")
             env = environment(who, self._guest.env, message["env"], {"HOME": who.home, "USER": "root", "LOGNAME": "root"})
             stdin, stdout, stderr = self._fds

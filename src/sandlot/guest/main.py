@@ -9,13 +9,13 @@ import time
 
 from sandlot.guest.calls import Call, Calls, Refusal
 from sandlot.guest.files.service import Files
+from sandlot.guest.flow.loop import READ, Loop, Timer, log
+from sandlot.guest.flow.wire import Wire
 from sandlot.guest.kernels.service import Kernels, find_python
 from sandlot.guest.local import Local
-from sandlot.guest.flow.loop import READ, Loop, Timer, log
 from sandlot.guest.processes import Processes
 from sandlot.guest.spawn import account, environment
 from sandlot.guest.tasks import kill_all, kill_tree, tasks
-from sandlot.guest.flow.wire import Wire
 from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
 

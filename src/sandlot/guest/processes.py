@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sandlot.guest.calls import Call
-    from sandlot.guest.main import Guest
     from sandlot.guest.flow.outputs import Reader
+    from sandlot.guest.main import Guest
 
 KEPT = 64
+LAST_SIGNAL = 64
+SHOWN_ARGUMENTS = 64
+SHOWN_ARGUMENT = 512
 KEPT_BYTES = 16 * 1024 * 1024
 LINGER_S = 0.05
 """How long output that comes after the end of a process itself is waited for where somebody still holds the pipe."""
@@ -81,8 +84,11 @@ class Process:
 
     def attach(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
         """Let a call follow the output and get the result."""
+        wanted = {STDOUT: stdout_from, STDERR: stderr_from}
+        if not self.outputs.has(wanted):
+            raise Refusal("invalid_request", "The offset is beyond what the process has written.", "Use an offset that was given before.")
         call.event("started", pid=self.pid)
-        reader = self.outputs.attach(call, {STDOUT: stdout_from, STDERR: stderr_from})
+        reader = self.outputs.attach(call, wanted)
         entry = (call, reader)
         self.readers.append(entry)
         call.on_bytes = lambda channel, data, credit: self.feed(call, channel, data, credit)
@@ -180,7 +186,7 @@ class Process:
         return {
             "process": self.id,
             "pid": self.pid,
-            "argv": self.argv,
+            "argv": [argument[:SHOWN_ARGUMENT] for argument in self.argv[:SHOWN_ARGUMENTS]],
             "running": self.running,
             "reason": self.reason,
             "exit_code": self.exit_code,
@@ -218,7 +224,7 @@ class Processes:
                 "process.start": self.start,
                 "process.attach": self.attach,
                 "process.signal": self.send_signal,
-                "process.list": self.list,
+                "process.list": self.list_all,
                 "process.forget": self.forget,
             }
         )
@@ -241,14 +247,14 @@ class Processes:
         """``process.signal``: to the group and every descendant."""
         process = self._find(call)
         number = call.args["signal"]
-        if not 1 <= number <= 64:
+        if not 1 <= number <= LAST_SIGNAL:
             raise Refusal("invalid_request", f"There is no signal {number}.", "Use 1 to 64.")
         running = process.running
         if running:
             kill_tree(process.pid, number)
         call.result(running=running)
 
-    def list(self, call: Call) -> None:
+    def list_all(self, call: Call) -> None:
         """``process.list``."""
         call.result(processes=[process.describe() for process in self._by_id.values()])
 
@@ -276,7 +282,9 @@ class Processes:
     def _find(self, call: Call) -> Process:
         process = self._by_id.get(call.args["process"])
         if process is None:
-            raise Refusal("process_not_found", f"There is no process {call.args['process'][:64]!r}.", "It may have been forgotten: list the processes.")
+            raise Refusal(
+                "process_not_found", f"There is no process {call.args['process'][:64]!r}.", "It may have been forgotten: list the processes."
+            )
         return process
 
     def _spawn(self, id_: str, args: dict[str, Any]) -> Process:

@@ -7,9 +7,9 @@ signature is that of python 3.11 (Modules/_posixsubprocess.c), which the guest l
 
 from __future__ import annotations
 
-import os
-
 import _posixsubprocess
+import errno
+import os
 
 from sandlot.guest.calls import Refusal
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UID = 1000
 GID = 1000
+PASSWD_FIELDS = 7
+GROUP_FIELDS = 4
+LAST_STANDARD_FD = 2
 
 
 class Account:
@@ -47,14 +50,14 @@ def account(name: str) -> Account:
         raise Refusal("invalid_request", f"There is no user {name[:50]!r}.", "Use 'user' or 'root'.")
     login, gid, home = "user", GID, "/home/user"
     for fields in _table("/etc/passwd"):
-        if len(fields) >= 6 and fields[2] == str(UID):
+        if len(fields) >= PASSWD_FIELDS and fields[2] == str(UID):
             login, home = fields[0], fields[5] or "/"
             if fields[3].isdigit():
                 gid = int(fields[3])
             break
     groups = {gid}
     for fields in _table("/etc/group"):
-        if len(fields) >= 4 and fields[2].isdigit() and login in fields[3].split(","):
+        if len(fields) >= GROUP_FIELDS and fields[2].isdigit() and login in fields[3].split(","):
             groups.add(int(fields[2]))
     return Account(login, UID, gid, home if os.path.isdir(home) else "/", sorted(groups))
 
@@ -115,7 +118,7 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
     lowest = []
     try:
         # fork_exec wants the status pipe above the standard descriptors.
-        while status_write <= 2:
+        while status_write <= LAST_STANDARD_FD:
             lowest.append(status_write)
             status_write = os.dup(status_write)
             os.set_inheritable(status_write, False)
@@ -147,10 +150,10 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
 
 def _fork_exec(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds: tuple[int, int, int], status: tuple[int, int]) -> int:
     stdin, stdout, stderr = fds
-    return _posixsubprocess.fork_exec(  # type: ignore[no-any-return, call-arg, arg-type, unused-ignore]
+    return _posixsubprocess.fork_exec(
         [os.fsencode(argument) for argument in argv],
         candidates(argv[0], env),
-        False,  # close_fds: everything of the guest is close-on-exec, and listing /proc/self/fd costs  # noqa: FBT003
+        False,  # close_fds: everything of the guest is close-on-exec, and listing /proc/self/fd costs
         (),
         cwd,
         [os.fsencode(f"{name}={value}") for name, value in env.items()],
@@ -162,26 +165,26 @@ def _fork_exec(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account,
         stderr,
         status[0],
         status[1],
-        True,  # restore_signals  # noqa: FBT003
-        True,  # call_setsid  # noqa: FBT003
+        True,  # restore_signals
+        True,  # call_setsid
         -1,  # pgid_to_set: setsid made the group
         who.gid,
         who.groups,
         who.uid,
         0o022,
-        None,
-        True,  # allow_vfork  # noqa: FBT003
+        None,  # type: ignore[arg-type]  # preexec_fn: never; typeshed wants one
+        True,  # allow_vfork
     )
 
 
 def _exec_failure(report: bytes, argv: Sequence[str], cwd: str) -> Refusal:
     _, _, rest = report.partition(b":")
     number, _, where = rest.partition(b":")
-    errno = int(number or b"0", 16)
-    reason = os.strerror(errno)
+    code = int(number or b"0", 16)
+    reason = os.strerror(code)
     if where == b"noexec" or not os.path.isdir(cwd):
         hint = "Make the folder first, or leave the working folder out."
-        return Refusal("path_not_found" if errno == 2 else "path_invalid", f"The working folder {cwd!r} cannot be entered: {reason}.", hint)
-    if errno == 2:
+        return Refusal("path_not_found" if code == errno.ENOENT else "path_invalid", f"The working folder {cwd!r} cannot be entered: {reason}.", hint)
+    if code == errno.ENOENT:
         return Refusal("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
-    return Refusal("permission_denied" if errno == 13 else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.")
+    return Refusal("permission_denied" if code == errno.EACCES else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.")

@@ -59,7 +59,7 @@ def tree(root: int, everything: list[Task]) -> list[int]:
     while grew:
         grew = False
         for task in everything:
-            if task.pid not in members and (task.parent in members or task.session == root or task.group == root):
+            if task.pid not in members and (task.parent in members or root in {task.session, task.group}):
                 members.add(task.pid)
                 grew = True
     members.discard(1)

@@ -91,6 +91,7 @@ def entry(path: str, found: os.stat_result) -> dict[str, Any]:
 
 
 def stat_as(path: str, who: Account, *, follow: bool) -> dict[str, Any]:
+    """The record of one file, as a user may see it."""
     try:
         with As(who):
             return entry(path, os.stat(path) if follow else os.lstat(path))

@@ -17,8 +17,9 @@ import stat
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.files.paths import As, entry, open_regular, refusal, stat_as
-from sandlot.guest.spawn import account
 from sandlot.guest.files.transfers import Download, Upload
+from sandlot.guest.spawn import account
+from sandlot.protocol.schema import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sandlot.guest.spawn import Account
 
 STEP_ENTRIES = 100
-LIST_MAX = 10000
 
 
 def _absolute(path: str) -> str:
@@ -51,7 +51,7 @@ class Files:
                 "file.read": self.read,
                 "file.write": self.write,
                 "file.stat": self.stat,
-                "file.list": self.list,
+                "file.list": self.list_entries,
                 "file.mkdir": self.mkdir,
                 "file.move": self.move,
                 "file.remove": self.remove,
@@ -83,10 +83,10 @@ class Files:
         path = _absolute(call.args["path"])
         call.result(**stat_as(path, account(call.args["user"]), follow=call.args["follow"]))
 
-    def list(self, call: Call) -> None:
+    def list_entries(self, call: Call) -> None:
         """``file.list``: the entries of one folder, by name."""
         path = _absolute(call.args["path"])
-        limit = min(max(1, call.args["limit"]), LIST_MAX)
+        limit = min(max(1, call.args["limit"]), LIMITS["entries"])
         self._guest.loop.task(self._list(call, path, account(call.args["user"]), limit))
 
     def _list(self, call: Call, path: str, who: Account, limit: int) -> Generator[None, None, None]:
@@ -130,11 +130,13 @@ class Files:
         try:
             with As(who):
                 os.lstat(source)
-                if not call.args["overwrite"] and os.path.lexists(target):
-                    raise OSError(errno.EEXIST, "exists")
-                os.rename(source, target)
+                taken = not call.args["overwrite"] and os.path.lexists(target)
+                if not taken:
+                    os.rename(source, target)
         except OSError as error:
             raise refusal(error, target if error.errno in {errno.EEXIST, errno.ENOTEMPTY} else source) from None
+        if taken:
+            raise refusal(OSError(errno.EEXIST, "exists"), target)
         call.result(**stat_as(target, who, follow=False))
 
     def remove(self, call: Call) -> None:

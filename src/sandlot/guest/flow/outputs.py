@@ -68,7 +68,7 @@ class Reader:
         self.at: dict[int, int] = {}
         for channel, buffer in buffers.items():
             asked = wanted.get(channel)
-            start = buffer.start if asked is None else min(max(asked, 0), buffer.end)
+            start = min(max(asked or 0, 0), buffer.end)
             if start < buffer.start:
                 port.lost(channel, buffer.start - start)
                 start = buffer.start
@@ -119,6 +119,10 @@ class Outputs:
         self.buffers = {channel: Buffer() for channel in channels}
         self.readers: list[Reader] = []
         self.held = False
+
+    def has(self, wanted: dict[int, int | None]) -> bool:
+        """Whether offsets lie within what came so far."""
+        return all(0 <= (wanted.get(channel) or 0) <= buffer.end for channel, buffer in self.buffers.items())
 
     def attach(self, port: Port, wanted: dict[int, int | None]) -> Reader:
         """A new reader."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.outputs import Outputs
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from sandlot.guest.calls import Call
     from sandlot.guest.flow.outputs import Reader
 
-EVENTS_BYTES = MESSAGE_MAX_BYTES // 2
-"""Displays of one cell that are kept and sent; more are left out, and an error event says so."""
+EVENTS_BYTES = MESSAGE_MAX_BYTES - 65536
+"""Results of one cell that are kept and sent; more are left out, and an error event says so."""
 
 
 class Cell:
@@ -42,7 +43,12 @@ class Cell:
         if self._events_bytes > EVENTS_BYTES:
             if self._events_bytes - size > EVENTS_BYTES:
                 return
-            event = {"event": "error", "name": "OutputLimit", "value": "Further results of this cell were left out: they are too large.", "traceback": []}
+            event = {
+                "event": "error",
+                "name": "OutputLimit",
+                "value": "Further results were left out: they are too large.",
+                "traceback": [],
+            }
         self.events.append(event)
         self.pump()
 
@@ -53,7 +59,10 @@ class Cell:
 
     def attach(self, call: Call, events_from: int, stdout_from: int | None, stderr_from: int | None) -> None:
         """Let a call follow."""
-        reader = self.outputs.attach(call, {STDOUT: stdout_from, STDERR: stderr_from})
+        wanted = {STDOUT: stdout_from, STDERR: stderr_from}
+        if not self.outputs.has(wanted):
+            raise Refusal("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+        reader = self.outputs.attach(call, wanted)
         follower = Follower(call, reader, max(0, events_from))
         self.readers.append(follower)
         call.on_writable = self.pump

@@ -19,15 +19,15 @@ import time
 from collections import OrderedDict, deque
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.kernels.cells import Cell
 from sandlot.guest.flow.loop import READ, WRITE
 from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.flow.pipes import OutputPipe, open_pipe
+from sandlot.guest.kernels.cells import Cell
 from sandlot.guest.spawn import account, candidates, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
-from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ PROGRAM = "/.sandlot/programs/kernel.py"
 GRACE_S = 2.0
 KEPT = 32
 KEPT_BYTES = 16 * 1024 * 1024
+MIME_CHARS = 100
+LINE_CHARS = 8000
+"""Of an error's text and a traceback's line; schema.LIMITS allows 64 KiB, and a character has up to 4 bytes."""
 HEAD = struct.Struct(">I")
 
 
@@ -231,11 +234,13 @@ class Kernel:
         if cell is None or self._settling:
             return
         if kind == "display":
-            data = {str(mime): item for mime, item in message["data"].items() if type(item) in {str, bytes}}
+            items = list(message["data"].items())[: LIMITS["mime_types"]]
+            data = {mime[:MIME_CHARS]: item for mime, item in items if type(item) in {str, bytes}}
             cell.tell({"event": "display", "data": data, "main": bool(message["main"])}, size)
         elif kind == "error":
-            trace = [str(line) for line in message["traceback"]]
-            cell.tell({"event": "error", "name": str(message["name"]), "value": str(message["value"]), "traceback": trace}, size)
+            trace = [str(line)[:LINE_CHARS] for line in message["traceback"]][-LIMITS["traceback"] :]
+            name, value = str(message["name"])[:LINE_CHARS], str(message["value"])[:LINE_CHARS]
+            cell.tell({"event": "error", "name": name, "value": value, "traceback": trace}, size)
         elif kind == "done":
             status = "ok" if message["ok"] else "error"
             self._finish("timeout" if self._timed_out else status, int(message["count"]))
@@ -251,7 +256,7 @@ class Kernel:
 
     def _settle(self, cell: Cell, status: str, count: int) -> None:
         """All that the cell wrote before it was done is in the pipes: read it before the cell is finished."""
-        dry = all([pipe.drain() for pipe in self.pipes if pipe.is_open])
+        dry = all([pipe.drain() for pipe in self.pipes if pipe.is_open])  # noqa: C419 - every pipe is drained, also after a full one
         cell.pump()
         if not dry:
             self._guest.loop.after(0.02, lambda: self._settle(cell, status, count))

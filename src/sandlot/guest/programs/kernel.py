@@ -25,7 +25,7 @@ import traceback
 import types
 
 sys.path[0] = os.path.dirname(os.path.abspath(__file__))
-import values  # noqa: E402 - lies beside this file, not in any package
+import values  # type: ignore[import-not-found]  # noqa: E402 - lies beside this file, not in any package
 
 sys.path[0] = ""
 
@@ -113,7 +113,7 @@ class Kernel:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
-                self._run(code, "<cell %d>" % self._count)
+                self._run(code, f"<cell {self._count}>")
                 flush()
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -151,7 +151,7 @@ class Kernel:
             lines = traceback.format_exception(kind, error, trace)
             value = str(error)
         except Exception as broken:  # noqa: BLE001 - an exception may fail at being printed
-            lines = ["%s: (cannot be printed: %s)\n" % (kind.__name__, type(broken).__name__)]
+            lines = [f"{kind.__name__}: (cannot be printed: {type(broken).__name__})\n"]
             value = "(cannot be printed)"
         text = "".join(lines)[-TEXT_LIMIT:]
         self._wire.send({"event": "error", "name": kind.__name__, "value": value[:TEXT_LIMIT], "traceback": text.splitlines()[-TRACEBACK_LINES:]})
@@ -162,7 +162,7 @@ def bundle(shown: object) -> dict[str, Any]:
     try:
         text = repr(shown)
     except Exception as broken:  # noqa: BLE001 - repr is the user's code
-        text = "<%s: repr failed: %s>" % (type(shown).__name__, broken)
+        text = f"<{type(shown).__name__}: repr failed: {broken}>"
     data: dict[str, Any] = {"text/plain": text[:TEXT_LIMIT]}
     for method, mime in REPRESENTATIONS:
         represent = None if isinstance(shown, type) else getattr(shown, method, None)

@@ -15,7 +15,7 @@ import struct
 import sys
 
 sys.path.insert(0, "/.sandlot/programs")
-import values  # noqa: E402 - lies beside this file
+import values  # type: ignore[import-not-found]  # lies beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
 HEAD = struct.Struct(">I")
@@ -29,44 +29,60 @@ class UsageError(Exception):
     """The command line makes no sense."""
 
 
-def parse(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:
-    """The program to run, variables to set, and whether the caller's environment is kept."""
-    variables: dict[str, str] = {}
-    keep = shell = False
+class Wish:
+    """What a command line asks for."""
+
+    def __init__(self) -> None:
+        self.argv: list[str] = []
+        self.variables: dict[str, str] = {}
+        self.keep = False
+        self.shell = False
+
+    def option(self, word: str, following: list[str]) -> int:
+        """Take one option or assignment; how many words it is, 0 where the program begins."""
+        if word in {"-u", "--user"} and following[:1] not in (["root"], ["0"]):
+            raise UsageError("only root can be asked for")
+        if word in {"-u", "--user", "-g", "-p"}:
+            return 2
+        if word in {"-V", "--version"}:
+            raise UsageError("sudo of a Sandlot sandbox")
+        if word in {"-i", "-s", "--login", "--shell"}:
+            self.shell = True
+        elif word.startswith("--preserve-env") or (word.startswith("-") and set(word[1:]) <= set("nEHSkbA")):
+            self.keep = self.keep or "E" in word or word.startswith("--preserve-env")
+        elif word.startswith("-"):
+            raise UsageError(f"unknown option {word}")
+        else:
+            name, equals, value = word.partition("=")
+            if not equals or not name or "/" in name:
+                return 0
+            self.variables[name] = value
+        return 1
+
+
+def parse(arguments: list[str]) -> Wish:
+    """What the command line asks for.
+
+    Raises:
+        UsageError: It makes no sense.
+    """
+    wish = Wish()
     at = 0
     while at < len(arguments):
-        word = arguments[at]
-        if word == "--":
+        if arguments[at] == "--":
             at += 1
             break
-        if word in {"-u", "--user", "-g", "-p"}:
-            if word in {"-u", "--user"} and arguments[at + 1 : at + 2] not in (["root"], ["0"]):
-                raise UsageError("only root can be asked for")
-            at += 2
-            continue
-        if word in {"-E", "--preserve-env"} or word.startswith("--preserve-env="):
-            keep = True
-        elif word in {"-i", "-s", "--login", "--shell"}:
-            shell = True
-        elif word in {"-V", "--version"}:
-            raise UsageError("sudo of a Sandlot sandbox")
-        elif word.startswith("-") and set(word[1:]) <= set("nEHSkbA"):
-            keep = keep or "E" in word
-        elif "=" in word and not word.startswith(("-", "=")) and "/" not in word.split("=", 1)[0]:
-            name, _, value = word.partition("=")
-            variables[name] = value
-        elif word.startswith("-"):
-            raise UsageError("unknown option " + word)
-        else:
+        words = wish.option(arguments[at], arguments[at + 1 :])
+        if not words:
             break
-        at += 1
-    argv = arguments[at:]
-    if shell:
-        shell_path = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-        argv = [shell_path, "-c", " ".join(argv)] if argv else [shell_path]
-    if not argv:
+        at += words
+    wish.argv = arguments[at:]
+    if wish.shell:
+        shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+        wish.argv = [shell, "-c", " ".join(wish.argv)] if wish.argv else [shell]
+    if not wish.argv:
         raise UsageError(USAGE)
-    return argv, variables, keep
+    return wish
 
 
 def ask(argv: list[str], env: dict[str, str]) -> int:
@@ -75,7 +91,7 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
     try:
         link.connect(SOCKET)
     except OSError as error:
-        sys.stderr.write("sudo: the sandbox's guest cannot be reached: %s\n" % error)
+        sys.stderr.write(f"sudo: the sandbox's guest cannot be reached: {error}\n")
         return 1
     raw = values.encode({"op": "sudo", "argv": argv, "env": env, "cwd": os.getcwd()})
     message = memoryview(HEAD.pack(len(raw)) + raw)
@@ -90,7 +106,7 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
         answer += part
     reply = values.decode(answer[HEAD.size :]) if len(answer) > HEAD.size else {"error": "the guest did not answer"}
     if "error" in reply:
-        sys.stderr.write("sudo: %s\n" % reply["error"])
+        sys.stderr.write(f"sudo: {reply['error']}\n")
         return 1
     return int(reply["status"])
 
@@ -98,17 +114,17 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
 def main() -> int:
     """The command line."""
     try:
-        argv, variables, keep = parse(sys.argv[1:])
+        wish = parse(sys.argv[1:])
     except UsageError as error:
-        sys.stderr.write("%s\n" % error)
+        sys.stderr.write(f"{error}\n")
         return 1
-    env = {name: value for name, value in os.environ.items() if keep or name in KEPT}
-    env.update(variables)
+    env = {name: value for name, value in os.environ.items() if wish.keep or name in KEPT}
+    env.update(wish.variables)
     env["SUDO_USER"] = os.environ.get("USER", "user")
     env["SUDO_UID"] = str(os.getuid())
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    return ask(argv, env)
+    return ask(wish.argv, env)
 
 
 if __name__ == "__main__":
