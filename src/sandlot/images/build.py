@@ -67,12 +67,12 @@ def image(folder: Path, recipe: Recipe, parent: Path | None, runner: Runner, rep
         report.step(f"copying {recipe.parent}")
         runner.run(f"copying {recipe.parent}", plan.copy_argv(parent, root), env=os.environ)
         furnish.furnish(root, recipe.files)
-    with furnish.devices(root):
-        if recipe.lock:
-            _python(recipe.lock, root, scratch, runner, report, began_s)
-        for step in recipe.run:
-            report.step(f"running {step.argv[0]}")
-            runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user), on_line=report.detail)
+    furnish.devices(root)
+    if recipe.lock:
+        _python(recipe.lock, root, scratch, runner, report, began_s)
+    for step in recipe.run:
+        report.step(f"running {step.argv[0]}")
+        runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user))
     furnish.clean(root)
     if parent is not None:
         tree.share(parent, root)

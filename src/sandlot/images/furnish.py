@@ -135,19 +135,14 @@ def clean(root: Path) -> None:
     root.chmod(0o755)
 
 
-@contextmanager
-def devices(root: Path) -> Iterator[None]:
-    """Device nodes for the build's own commands, taken away again. They are why no mount of the host's /dev is needed."""
-    folder = root / "dev"
+def devices(root: Path) -> None:
+    """Make device nodes for the build's own commands, so that no mount of the host's /dev is needed; :func:`clean` takes them away."""
     for name, (major, minor) in _DEVICES.items():
-        (folder / name).unlink(missing_ok=True)
-        os.mknod(folder / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
-        (folder / name).chmod(0o666)
-    try:
-        yield
-    finally:
-        for name in _DEVICES:
-            (folder / name).unlink(missing_ok=True)
+        path = root / "dev" / name
+        path.unlink(missing_ok=True)
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        path.chmod(0o666)
+    _folder(root, "/dev/shm", 0o1777, 0)  # noqa: S108 - inside of the image; Python's multiprocessing has its locks there
 
 
 def write(root: Path, path: str, text: str, mode: int) -> None:
