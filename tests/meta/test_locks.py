@@ -42,6 +42,13 @@ def test_the_locks_hold_what_pyproject_asks_for() -> None:
             assert all(requirement.specifier.contains(version) for version in versions), f"{requirement} is {versions} in {lock.name}"
 
 
+@pytest.mark.parametrize("wanted", sorted((PACKAGE / "images" / "recipes").glob("*.in")), ids=name)
+def test_an_images_lock_holds_what_its_recipe_asks_for(wanted: Path) -> None:
+    lines = [line for line in wanted.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert lines
+    assert {canonicalize_name(Requirement(line).name) for line in lines} <= _versions(wanted.with_suffix(".lock")).keys()
+
+
 def _entries(lock: Path) -> list[str]:
     joined = lock.read_text(encoding="utf-8").replace("\\\n", "")
     return [" ".join(line.split()) for line in joined.splitlines() if line.strip()]
