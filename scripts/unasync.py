@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Makes the synchronous client out of the asynchronous one, token by token.
+
+    scripts/unasync.py           write src/sandlot/sdk/_sync
+    scripts/unasync.py --check   say what is out of date, and exit with 1 if anything is
+
+Laws:
+- ``async`` and ``await`` are dropped where the grammar has them; a name changes only as a whole token, by :data:`NAMES`.
+- Strings that are documentation, and comments, are treated as text: words change by the same table.
+- ``backend.py`` holds what differs beyond that; it is written by hand on both sides and never touched here.
+- The result is put into the project's format by ruff, so that it passes the same checks as everything else.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "sandlot" / "sdk" / "_async"
+TARGET = ROOT / "src" / "sandlot" / "sdk" / "_sync"
+BY_HAND = frozenset({"__init__.py", "backend.py"})
+
+#: asynchronous name -> synchronous name.
+NAMES: Mapping[str, str] = {
+    "AsyncClient": "Client",
+    "AsyncCommandHandle": "CommandHandle",
+    "AsyncCommands": "Commands",
+    "AsyncExitStack": "ExitStack",
+    "AsyncFileStream": "FileStream",
+    "AsyncFiles": "Files",
+    "AsyncGenerator": "Generator",
+    "AsyncIterable": "Iterable",
+    "AsyncIterator": "Iterator",
+    "AsyncSandbox": "Sandbox",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "_async": "_sync",
+    "aclose": "close",
+    "aclosing": "closing",
+    "aiter_bytes": "iter_bytes",
+    "aread": "read",
+    "asynccontextmanager": "contextmanager",
+    "asynchronous": "synchronous",
+    "enter_async_context": "enter_context",
+}
+HEADER = "# Made from {source} by scripts/unasync.py; change that file, not this one.\n"
+
+_WORD = re.compile(r"\w+")
+_KEYWORD = re.compile(r"\b(?:async|await) (?=\w)")
+
+Edit = tuple[tuple[int, int], tuple[int, int], str]
+"""From (line, column), to (line, column), and what stands there instead."""
+
+
+def convert(source: str, name: str) -> str:
+    """The synchronous form of a module.
+
+    Args:
+        source: Its text.
+        name: What its header calls it.
+    """
+    lines = source.splitlines(keepends=True)
+    for (row, start), (end_row, end), text in sorted(_edits(source), reverse=True):
+        before, after = lines[row - 1][:start], lines[end_row - 1][end:]
+        lines[row - 1 : end_row] = [before + text + after]
+    return HEADER.format(source=name) + "".join(lines)
+
+
+def _edits(source: str) -> Iterator[Edit]:
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    for index, token in enumerate(tokens):
+        if token.type == tokenize.NAME and token.string in {"async", "await"}:
+            # The keyword goes together with the space behind it.
+            yield token.start, tokens[index + 1].start, ""
+        elif token.type == tokenize.NAME and token.string in NAMES:
+            yield token.start, token.end, NAMES[token.string]
+        elif token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
+            text = _KEYWORD.sub("", _WORD.sub(lambda match: NAMES.get(match[0], match[0]), token.string))
+            if text != token.string:
+                yield token.start, token.end, text
+
+
+def tidy(source: str, path: Path) -> str:
+    """The text as ruff formats it, its imports in order."""
+    for arguments in (["check", "--select", "I", "--fix-only", "--quiet"], ["format", "--quiet"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(path), "-"]
+        source = subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return source
+
+
+def generated() -> dict[Path, str]:
+    """Every file that there has to be, and its text."""
+    files = {}
+    for path in sorted(SOURCE.glob("*.py")):
+        if path.name not in BY_HAND:
+            target = TARGET / path.name
+            files[target] = tidy(convert(path.read_text(), path.relative_to(ROOT).as_posix()), target)
+    return files
+
+
+def stale(files: Mapping[Path, str]) -> list[Path]:
+    """The files that are missing, different, or no longer made from anything."""
+    wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    orphans = [path for path in sorted(TARGET.glob("*.py")) if path.name not in BY_HAND and path not in files]
+    return wrong + orphans
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or check."""
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    files = generated()
+    out_of_date = stale(files)
+    for path in out_of_date:
+        print(path.relative_to(ROOT))
+        if not arguments and path in files:
+            path.write_text(files[path])
+        elif not arguments:
+            path.unlink()
+    return 1 if arguments and out_of_date else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

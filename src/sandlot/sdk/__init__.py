@@ -1,0 +1,44 @@
+"""The client: sandboxes from Python, synchronous and asynchronous, over a unix socket or TCP.
+
+The asynchronous half is written by hand, the synchronous one is made from it (``scripts/unasync.py``).
+"""
+
+from __future__ import annotations
+
+from sandlot.model.errors import SandlotError
+from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.commands import AsyncCommands
+from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
+from sandlot.sdk._async.handle import AsyncCommandHandle
+from sandlot.sdk._async.sandbox import AsyncSandbox
+from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.commands import Commands
+from sandlot.sdk._sync.files import Files, FileStream
+from sandlot.sdk._sync.handle import CommandHandle
+from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
+
+__all__ = [
+    "AsyncClient",
+    "AsyncCommandHandle",
+    "AsyncCommands",
+    "AsyncFileStream",
+    "AsyncFiles",
+    "AsyncSandbox",
+    "Client",
+    "CommandHandle",
+    "CommandResult",
+    "Commands",
+    "Entry",
+    "Execution",
+    "ExecutionError",
+    "FileStream",
+    "Files",
+    "Output",
+    "ProcessInfo",
+    "Result",
+    "Sandbox",
+    "SandboxInfo",
+    "SandlotError",
+]

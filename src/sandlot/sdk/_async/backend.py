@@ -1,0 +1,88 @@
+"""What differs between the asynchronous and the synchronous client beyond keywords; its twin is written by hand too."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import IO, TypeAlias, TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
+import httpx
+
+from sandlot.sdk.config import Target
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Callback: TypeAlias = Callable[[T], Awaitable[object] | object]
+"""Called with each piece as it arrives; a coroutine function is awaited."""
+Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes] | AsyncIterable[bytes]
+"""What can be written to a file or to standard input."""
+
+CHUNK_BYTES = 256 * 1024
+"""How much of a file is read and sent at once."""
+KEEP_ALIVE_S = 60.0
+"""How long an idle connection is kept; less than the service keeps it."""
+
+
+def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout) -> httpx.AsyncClient:
+    """One pool of keep-alive connections to the service."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
+    if target.socket is not None:
+        transport = httpx.AsyncHTTPTransport(uds=str(target.socket), limits=limits)
+        return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
+    return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+
+
+async def sleep(delay_s: float) -> None:
+    """Wait."""
+    await anyio.sleep(delay_s)
+
+
+async def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call something that blocks."""
+    return await anyio.to_thread.run_sync(function, *args)
+
+
+async def call(callback: Callback[T] | None, value: T) -> None:
+    """Tell a callback, if there is one."""
+    if callback is None:
+        return
+    outcome = callback(value)
+    if inspect.isawaitable(outcome):
+        await outcome
+
+
+@asynccontextmanager
+async def beside() -> AsyncIterator[Callable[..., object]]:
+    """Gives a function that starts activities: they run while the body does, and are stopped when it ends."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group.start_soon
+        except Exception as error:  # noqa: BLE001 - raised again below: inside of the group it would be wrapped in a group
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def chunks(data: Data) -> AsyncIterator[bytes]:
+    """Any kind of data as pieces of bytes; a file is read as fast as the far side takes it."""
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield bytes(view[start : start + CHUNK_BYTES])
+    elif hasattr(data, "read"):
+        while piece := await in_thread(data.read, CHUNK_BYTES):
+            yield piece.encode() if isinstance(piece, str) else piece
+    elif isinstance(data, AsyncIterable):
+        async for piece in data:
+            yield piece
+    else:
+        for piece in data:
+            yield piece

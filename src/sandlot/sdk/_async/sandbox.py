@@ -1,0 +1,276 @@
+"""A sandbox: what users of the SDK hold in their hands."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Self
+
+from sandlot.model.ports import Usage
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
+from sandlot.sdk import wire
+from sandlot.sdk._async import backend
+from sandlot.sdk._async.client import ANSWER_TIMEOUT_S, AsyncClient
+from sandlot.sdk._async.commands import AsyncCommands
+from sandlot.sdk._async.files import AsyncFiles
+from sandlot.sdk._async.handle import cut_short, tell, tell_rest
+from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.results import Execution, ExecutionError, Output, Result
+from sandlot.sdk.transcript import Transcript
+
+CREATE_TIMEOUT_S = 30 * 60.0
+"""The first sandbox of a template waits until the template's image has been built, which takes minutes."""
+
+
+class AsyncSandbox:
+    """An isolated place to run code in.
+
+    ``async with await AsyncSandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
+    """
+
+    def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool) -> None:
+        self._client = client
+        self._info = info
+        self._owns_client = owns_client
+        self._path = f"/v1/sandboxes/{info.id}"
+        self.commands = AsyncCommands(client, info.id)
+        """Commands: :class:`AsyncCommands`."""
+        self.files = AsyncFiles(client, info.id)
+        """Files: :class:`AsyncFiles`."""
+
+    @classmethod
+    async def create(  # noqa: PLR0913 - all by name, and each the field's
+        cls,
+        template: str | None = None,
+        *,
+        timeout: float | None = None,
+        envs: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        cpus: float | None = None,
+        memory: int | str | None = None,
+        disk: int | str | None = None,
+        pids: int | None = None,
+        isolation: str | None = None,
+        network: str | None = None,
+        name: str | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> Self:
+        """Make a sandbox; it runs when this returns.
+
+        Args:
+            template: What it starts from, by default ``code-interpreter``.
+            timeout: Seconds until it is ended, 300 by default, 7 days at most; :meth:`set_timeout` moves that.
+            envs: Environment of everything that runs in it.
+            metadata: Your own words, kept with it.
+            cpus: Cores, 1 by default; fractions are a share of one core.
+            memory: Bytes, or text such as ``512M`` or ``2GiB``; 1 GiB by default.
+            disk: What may be written, in the same form; 5 GiB by default.
+            pids: Processes and threads, 512 by default.
+            isolation: ``auto`` (the default), or a driver by name.
+            network: What it may reach, by default ``none``.
+            name: A name for people.
+            url: The service's address, by default ``SANDLOT_URL`` or the local service.
+            api_key: The key, by default ``SANDLOT_API_KEY``.
+            client: A connection pool to share, instead of an address and a key; it stays open when the sandbox is closed.
+
+        Raises:
+            NotFoundError: There is no such template.
+            InvalidRequestError: A limit, the environment or the timeout is out of bounds.
+            UnsupportedError: The service cannot enforce what was asked for, and therefore does not pretend to.
+            UnavailableError: No service answers, or its host is full.
+            HostError: This machine cannot run sandboxes; the message says what to do.
+        """
+        body = wire.sandbox_body(
+            template=template,
+            timeout=timeout,
+            envs=envs,
+            metadata=metadata,
+            limits={
+                "cpus": cpus,
+                "memory_bytes": None if memory is None else wire.size_bytes(memory),
+                "disk_bytes": None if disk is None else wire.size_bytes(disk),
+                "pids": pids,
+            },
+            isolation=isolation,
+            network=network,
+            name=name,
+        )
+        pool = client or AsyncClient(url=url, api_key=api_key)
+        try:
+            raw = await pool.request("POST", "/v1/sandboxes", body=body, read_timeout_s=CREATE_TIMEOUT_S)
+        except BaseException:
+            if client is None:
+                await pool.aclose()
+            raise
+        return cls(pool, SandboxInfo.parse(raw), owns_client=client is None)
+
+    @classmethod
+    async def connect(
+        cls,
+        id: str,  # noqa: A002 - the word of the API
+        *,
+        timeout: float | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> Self:
+        """Take hold of a sandbox that lives already.
+
+        Args:
+            id: Its id.
+            timeout: Seconds from now until it is ended; by default that stays as it is.
+            url: As in :meth:`create`.
+            api_key: As in :meth:`create`.
+            client: As in :meth:`create`.
+
+        Raises:
+            NotFoundError: There was never one of this id.
+            SandboxEndedError: It has ended.
+        """
+        pool = client or AsyncClient(url=url, api_key=api_key)
+        try:
+            info = SandboxInfo.parse(await pool.request("GET", f"/v1/sandboxes/{wire.segment(id)}"))
+            wire.check_alive(info)
+            sandbox = cls(pool, info, owns_client=client is None)
+            if timeout is not None:
+                await sandbox.set_timeout(timeout)
+        except BaseException:
+            if client is None:
+                await pool.aclose()
+            raise
+        return sandbox
+
+    @classmethod
+    async def list(
+        cls,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> builtins.list[SandboxInfo]:
+        """The sandboxes that live now; arguments as in :meth:`create`."""
+        if client is not None:
+            return await client.sandboxes()
+        async with AsyncClient(url=url, api_key=api_key) as pool:
+            return await pool.sandboxes()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._info.id
+
+    @property
+    def template(self) -> str:
+        """What it was made from."""
+        return self._info.template
+
+    async def kill(self: AsyncSandbox | str, *, url: str | None = None, api_key: str | None = None) -> None:
+        """End it and remove every trace of it. Doing so twice does no harm.
+
+        ``AsyncSandbox.kill("sb-...")`` ends a sandbox that one only has the id of.
+
+        Args:
+            url: Only with an id: as in :meth:`create`.
+            api_key: Only with an id: as in :meth:`create`.
+
+        Raises:
+            NotFoundError: There was never one of this id.
+        """
+        if isinstance(self, str):
+            async with AsyncClient(url=url, api_key=api_key) as client:
+                await client.kill(self)
+            return
+        try:
+            await self._client.kill(self.id)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the sandbox lives on until its timeout."""
+        if self._owns_client:
+            await self._client.aclose()
+
+    async def info(self) -> SandboxInfo:
+        """Its state, limits and deadline as they are now."""
+        self._info = SandboxInfo.parse(await self._client.request("GET", self._path))
+        return self._info
+
+    async def is_running(self) -> bool:
+        """Whether it lives."""
+        return (await self.info()).state == "running"
+
+    async def set_timeout(self, timeout: float) -> None:
+        """End it this many seconds from now, whatever was set before."""
+        self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body={"timeout": timeout}))
+
+    async def usage(self) -> Usage:
+        """What it has used: ``cpu_s``, ``memory_bytes``, ``memory_peak_bytes``, ``pids``, ``disk_bytes``."""
+        raw = await self._client.request("GET", f"{self._path}/usage")
+        return Usage(**{name: raw[name] for name in ("cpu_s", "memory_bytes", "memory_peak_bytes", "pids", "disk_bytes")})
+
+    async def run_code(
+        self,
+        code: str,
+        language: str | None = None,
+        *,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        envs: Mapping[str, str] | None = None,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_result: backend.Callback[Result] | None = None,
+        on_error: backend.Callback[ExecutionError] | None = None,
+    ) -> Execution:
+        """Run code in the sandbox's interpreter, where variables, imports and functions of the calls before are still there.
+
+        Code that raises is a result like any other: look at ``error``.
+
+        Args:
+            code: The code, 4 MiB at most.
+            language: By default ``python``.
+            timeout: Seconds until it is interrupted, 60 by default; None sets no limit but the sandbox's.
+            envs: Environment variables for this run.
+            on_stdout: Called with each piece of text of standard output as it arrives.
+            on_stderr: The same for standard error.
+            on_result: Called with each rich result as it arrives.
+            on_error: Called with the exception that ended the code.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            SandboxEndedError: The sandbox ended, now or before.
+            UnsupportedError: The sandbox has no interpreter for this language.
+        """
+        body = {"code": code, "timeout": timeout, **wire.given(language=language, env=None if envs is None else dict(envs))}
+        path = f"{self._path}/code"
+        if on_stdout is None and on_stderr is None and on_result is None and on_error is None:
+            answer_s = None if timeout is None else timeout + ANSWER_TIMEOUT_S
+            return Execution.parse(await self._client.request("POST", path, body=body, read_timeout_s=answer_s))
+        transcript = Transcript()
+        async with self._client.events("POST", path, body=body) as events:
+            async for event in events:
+                match transcript.take(event):
+                    case Output() as piece:
+                        await tell(transcript, piece, on_stdout, on_stderr)
+                    case Result() as result:
+                        await backend.call(on_result, result)
+                    case ExecutionError() as error:
+                        await backend.call(on_error, error)
+                    case None:
+                        pass
+        await tell_rest(transcript, on_stdout, on_stderr)
+        execution = transcript.execution()
+        if execution is None:
+            raise cut_short("code")
+        return execution
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"

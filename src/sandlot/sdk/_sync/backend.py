@@ -1,0 +1,76 @@
+"""What differs between the synchronous and the asynchronous client beyond keywords; its twin is written by hand too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, TypeAlias, TypeVar, TypeVarTuple
+
+import httpx
+
+from sandlot.sdk.config import Target
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Callback: TypeAlias = Callable[[T], object]
+"""Called with each piece as it arrives."""
+Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes]
+"""What can be written to a file or to standard input."""
+
+CHUNK_BYTES = 256 * 1024
+"""How much of a file is read and sent at once."""
+KEEP_ALIVE_S = 60.0
+"""How long an idle connection is kept; less than the service keeps it."""
+
+
+def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout) -> httpx.Client:
+    """One pool of keep-alive connections to the service."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
+    if target.socket is not None:
+        transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits)
+        return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
+    return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+
+
+def sleep(delay_s: float) -> None:
+    """Wait."""
+    time.sleep(delay_s)
+
+
+def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call something that blocks: here, there is nothing else to do meanwhile."""
+    return function(*args)
+
+
+def call(callback: Callback[T] | None, value: T) -> None:
+    """Tell a callback, if there is one."""
+    if callback is not None:
+        callback(value)
+
+
+@contextmanager
+def beside() -> Iterator[Callable[..., object]]:
+    """Gives a function that starts activities beside the body. Threads cannot be stopped: one that still waits for its data is left behind."""
+
+    def start(activity: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=activity, args=args, name="sandlot-feeder", daemon=True).start()
+
+    yield start
+
+
+def chunks(data: Data) -> Iterator[bytes]:
+    """Any kind of data as pieces of bytes; a file is read as fast as the far side takes it."""
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK_BYTES):
+            yield bytes(view[start : start + CHUNK_BYTES])
+    elif hasattr(data, "read"):
+        while piece := data.read(CHUNK_BYTES):
+            yield piece.encode() if isinstance(piece, str) else piece
+    else:
+        yield from data

@@ -1,0 +1,196 @@
+# Made from src/sandlot/sdk/_async/client.py by scripts/unasync.py; change that file, not this one.
+"""One connection pool to one service, and how every call on it behaves: errors, repetition, the local service's start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from sandlot import __version__
+from sandlot.model.errors import SandlotError
+from sandlot.sdk import local, wire
+from sandlot.sdk._sync import backend
+from sandlot.sdk.config import Target, resolve
+from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.sse import Decoder, Event
+from sandlot.sdk.transport import NotSentError, translated
+
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
+"""How long the service may be silent in the middle of a call; event streams carry a comment every 15 s."""
+MAX_TRIES = 5
+
+
+class Client:
+    """A service, reached over one pool of keep-alive connections. Use it in one event loop.
+
+    Args:
+        url: Its address: ``http://host:port``, ``https://host``, ``unix:///path``; by default ``SANDLOT_URL``, and where that is unset the
+            local service, which is started when it does not run.
+        api_key: The key, by default ``SANDLOT_API_KEY``; needed over TCP.
+        data_dir: State directory of the local service, by default ``SANDLOT_DATA_DIR`` or ``/var/lib/sandlot``.
+        autostart: Whether a local service that does not run is started.
+    """
+
+    def __init__(self, *, url: str | None = None, api_key: str | None = None, data_dir: str | Path | None = None, autostart: bool = True) -> None:
+        self.target: Target = resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir)
+        self._autostart = autostart
+        self._http = self._connections()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Sandboxes live on; a call that comes later opens a new connection."""
+        self._http.close()
+
+    def sandboxes(self) -> list[SandboxInfo]:
+        """The sandboxes that live now."""
+        found: list[SandboxInfo] = []
+        cursor: str | None = None
+        while True:
+            page = self.request("GET", "/v1/sandboxes", params=wire.given(cursor=cursor))
+            found += [SandboxInfo.parse(raw) for raw in page["sandboxes"]]
+            cursor = page.get("next_cursor")
+            if not cursor:
+                return found
+
+    def kill(self, sandbox: str) -> None:
+        """End a sandbox and remove every trace of it. Doing so twice does no harm.
+
+        Raises:
+            NotFoundError: There was never one of this id.
+        """
+        self.request("DELETE", f"/v1/sandboxes/{wire.segment(sandbox)}")
+
+    def templates(self) -> list[dict[str, Any]]:
+        """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""
+        answer = self.request("GET", "/v1/templates")
+        return list(answer["templates"])
+
+    def version(self) -> dict[str, Any]:
+        """The service's ``version``, ``generation`` and ``node``."""
+        return self.request("GET", "/v1/version")
+
+    def capabilities(self) -> dict[str, Any]:
+        """What the service's drivers can do on their host."""
+        return self.request("GET", "/v1/capabilities")
+
+    def stop_service(self) -> None:
+        """End the local service and, with it, its sandboxes."""
+        self.request("POST", "/v1/service/stop")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        content: bytes | Iterable[bytes] | None = None,
+        read_timeout_s: float | None = ANSWER_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Make one call and read its whole answer.
+
+        Args:
+            method: HTTP method.
+            path: Below the service's address, beginning with a slash.
+            params: Query parameters.
+            body: JSON to send.
+            content: Bytes to send instead, or pieces of them; pieces cannot be sent twice, so nothing is repeated.
+            read_timeout_s: How long the answer may take to begin; None waits for ever.
+
+        Returns:
+            The answer's JSON object; empty for an empty answer.
+
+        Raises:
+            SandlotError: The service's, or UnavailableError where none answers.
+        """
+        with self.stream(method, path, params=params, body=body, content=content, read_timeout_s=read_timeout_s) as response:
+            return wire.parse(self._read(response))
+
+    @contextmanager
+    def events(
+        self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None
+    ) -> Iterator[Iterator[Event]]:
+        """Make one call whose answer is a stream of events; leaving the context ends the call.
+
+        Raises:
+            SandlotError: The service's, UnavailableError where the stream is cut; both also while iterating.
+        """
+        with self.stream(method, path, params=params, body=body, accept="text/event-stream") as response:
+            yield self._decoded(response)
+
+    def _decoded(self, response: httpx.Response) -> Iterator[Event]:
+        decoder = Decoder()
+        with translated(self.target):
+            for piece in response.iter_bytes():
+                for event in decoder.feed(piece):
+                    if event.name == "failure":
+                        raise wire.from_problem(event.data)
+                    yield event
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        content: bytes | Iterable[bytes] | None = None,
+        accept: str = "application/json",
+        read_timeout_s: float | None = ANSWER_TIMEOUT_S,
+    ) -> Iterator[httpx.Response]:
+        """Make one call and give its answer's head; the body is read by the caller. Arguments are those of :meth:`request`."""
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
+        headers = {"Accept": accept} if content is None else {"Accept": accept, "Content-Type": "application/octet-stream"}
+        if self._http.is_closed:
+            self._http = self._connections()
+        tries, started = 0, False
+        while True:
+            request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
+            tries += 1
+            try:
+                with translated(self.target):
+                    response = self._http.send(request, stream=True)
+            except NotSentError:
+                if self.target.local is None or not self._autostart or started:
+                    raise
+                backend.in_thread(local.ensure, self.target.local)
+                started = True
+                continue
+            try:
+                if response.is_success:
+                    yield response
+                    return
+                error, wait_s = self._refusal(response)
+            finally:
+                response.close()
+            if wait_s is None or tries >= MAX_TRIES or not (content is None or isinstance(content, bytes)):
+                raise error
+            backend.sleep(wait_s)
+
+    def _connections(self) -> httpx.Client:
+        headers = {"User-Agent": f"sandlot-python/{__version__}"}
+        if self.target.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.target.api_key}"
+        return backend.http_client(self.target, headers, httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None))
+
+    def _read(self, response: httpx.Response) -> bytes:
+        with translated(self.target):
+            return response.read()
+
+    def _refusal(self, response: httpx.Response) -> tuple[SandlotError, float | None]:
+        body = self._read(response)
+        headers = response.headers
+        error = wire.failure(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
+        return error, wire.retry_wait_s(error, body, headers.get("retry-after"))

@@ -1,0 +1,197 @@
+# Made from src/sandlot/sdk/_async/commands.py by scripts/unasync.py; change that file, not this one.
+"""Commands in a sandbox: run to their end, or left in the background."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from types import EllipsisType
+from typing import Any, Literal, overload
+
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
+from sandlot.sdk import wire
+from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.client import ANSWER_TIMEOUT_S, Client
+from sandlot.sdk._sync.handle import CommandHandle, ended, send_signal, tell, tell_rest, write_stdin
+from sandlot.sdk.info import ProcessInfo
+from sandlot.sdk.results import CommandResult, Output
+from sandlot.sdk.transcript import Transcript
+
+
+class Commands:
+    """The commands of one sandbox."""
+
+    def __init__(self, client: Client, sandbox: str) -> None:
+        self._client = client
+        self._path = f"/v1/sandboxes/{sandbox}/processes"
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[False] = False,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: backend.Data | None = None,
+        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_output: backend.Callback[Output] | None = None,
+    ) -> CommandResult: ...
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[True],
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool | str | bytes | None = None,
+        timeout: float | None = None,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+    ) -> CommandHandle: ...
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: bool = False,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: backend.Data | bool | None = None,
+        timeout: float | EllipsisType | None = ...,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_output: backend.Callback[Output] | None = None,
+    ) -> CommandResult | CommandHandle:
+        """Run a command.
+
+        A command that fails, or is killed for running too long, is a result like any other: look at ``exit_code`` and ``reason``.
+
+        Args:
+            cmd: Text for a shell (bash where the image has it), or a list of program and arguments, which no shell sees.
+            background: Return at once with a handle instead of waiting for the end.
+            envs: Added to the sandbox's environment.
+            cwd: Folder to run in, absolute; by default ``/workspace``.
+            user: ``user`` (the default) or ``root``.
+            stdin: What it reads on standard input: text, bytes, a file object or pieces of bytes, sent as fast as it reads. In the background also
+                True: standard input stays open for :meth:`CommandHandle.send_stdin`. By default it reads ``/dev/null``.
+            timeout: Seconds until its process group is killed, 60 by default; None, the default in the background, sets no limit but the sandbox's.
+            on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`CommandHandle.wait`.
+            on_stderr: The same for standard error.
+            on_output: Called with each piece of either stream as bytes, as it arrives. Only in the foreground.
+
+        Returns:
+            The result; in the background, a handle.
+
+        Raises:
+            SandboxEndedError: The sandbox ended, now or before.
+            InvalidRequestError: The command, environment, folder or timeout is one that Linux or the sandbox cannot take.
+        """
+        inline, rest = (None, None) if stdin is None or isinstance(stdin, bool) else _split(stdin)
+        limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
+        stdin_open = rest is not None or (background and stdin is True)
+        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open)
+        if background:
+            return self._start(body, rest, on_stdout, on_stderr)
+        if rest is None and on_stdout is None and on_stderr is None and on_output is None:
+            answer_s = None if limit_s is None else limit_s + ANSWER_TIMEOUT_S
+            return CommandResult.parse(self._client.request("POST", self._path, body=body, read_timeout_s=answer_s))
+        return self._stream(body, rest, on_stdout, on_stderr, on_output)
+
+    def list(self) -> builtins.list[ProcessInfo]:
+        """The processes that were started here and that the sandbox remembers."""
+        answer = self._client.request("GET", self._path)
+        return [ProcessInfo.parse(raw) for raw in answer["processes"]]
+
+    def connect(self, id: str) -> CommandHandle:  # noqa: A002 - the word of the API
+        """A handle for a process that was started before, which reads its output from the beginning.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        for info in self.list():
+            if info.id == id:
+                return self._handle(Transcript(id=info.id, pid=info.pid))
+        raise NotFoundError(
+            f"The sandbox knows no process {id!r}.", code=ErrorCode.PROCESS_NOT_FOUND, hint="`commands.list()` shows those that it knows."
+        )
+
+    def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
+        """Send a signal to a process's whole group; False when it is gone."""
+        return send_signal(self._client, f"{self._path}/{id}", signal)
+
+    def send_stdin(self, id: str, data: str | bytes) -> None:  # noqa: A002 - the word of the API
+        """Write to the standard input of a process that was started with ``stdin=True``."""
+        write_stdin(self._client, f"{self._path}/{id}", data)
+
+    def _handle(
+        self, transcript: Transcript, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None
+    ) -> CommandHandle:
+        return CommandHandle(self._client, f"{self._path}/{transcript.id}", transcript, on_stdout, on_stderr)
+
+    def _start(
+        self,
+        body: dict[str, Any],
+        stdin: backend.Data | None,
+        on_stdout: backend.Callback[str] | None,
+        on_stderr: backend.Callback[str] | None,
+    ) -> CommandHandle:
+        answer = self._client.request("POST", self._path, body=body)
+        handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
+        if stdin is not None:
+            for piece in backend.chunks(stdin):
+                handle.send_stdin(piece)
+            handle.close_stdin()
+        return handle
+
+    def _stream(
+        self,
+        body: dict[str, Any],
+        stdin: backend.Data | None,
+        on_stdout: backend.Callback[str] | None,
+        on_stderr: backend.Callback[str] | None,
+        on_output: backend.Callback[Output] | None,
+    ) -> CommandResult:
+        transcript = Transcript()
+        failures: builtins.list[Exception] = []
+        with backend.beside() as start, self._client.events("POST", self._path, body=body) as events:
+            for event in events:
+                piece = transcript.take(event)
+                if event.name == "started" and stdin is not None:
+                    start(self._feed, transcript.id, stdin, failures)
+                if isinstance(piece, Output):
+                    backend.call(on_output, piece)
+                    tell(transcript, piece, on_stdout, on_stderr)
+        tell_rest(transcript, on_stdout, on_stderr)
+        if failures:
+            raise failures[0]
+        return ended(transcript)
+
+    def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
+        path = f"{self._path}/{process}"
+        try:
+            try:
+                for piece in backend.chunks(stdin):
+                    write_stdin(self._client, path, piece)
+            finally:
+                self._client.request("DELETE", f"{path}/stdin")
+        except SandlotError:
+            return  # it ended, or closed its standard input: its result tells the rest
+        except Exception as error:  # noqa: BLE001 - the caller's own: raised where the caller is
+            failures.append(error)
+
+
+def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:
+    """Small text travels inside of the request, everything else beside it."""
+    if not isinstance(stdin, str | bytes):
+        return None, stdin
+    inline, raw = wire.split_stdin(stdin)
+    return inline, (raw if inline is None else None)

@@ -1,0 +1,156 @@
+"""What the service says about sandboxes, processes and files: frozen values, read from the API's JSON.
+
+A field that a newer service adds is ignored; one that an older service lacks takes its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+from sandlot.model.specs import Limits
+
+Json = Mapping[str, Any]
+"""One object of the API, as decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process that was started in a sandbox.
+
+    Args:
+        id: Its id, for ``commands.connect`` and ``commands.kill``.
+        pid: Its process id inside the sandbox.
+        argv: Program and arguments.
+        running: Whether it lives.
+        exit_code: As in :class:`CommandResult`, once it ended.
+        reason: Why it ended.
+    """
+
+    id: str
+    pid: int | None
+    argv: tuple[str, ...]
+    running: bool
+    exit_code: int | None = None
+    reason: str | None = None
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            id=str(raw["process"]),
+            pid=raw.get("pid"),
+            argv=tuple(raw.get("argv", ())),
+            running=bool(raw["running"]),
+            exit_code=raw.get("exit_code"),
+            reason=raw.get("reason"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file, folder or link inside a sandbox.
+
+    Args:
+        name: Its name, without the folder.
+        path: Its absolute path.
+        kind: ``file``, ``directory``, ``symlink`` or ``other``.
+        size: Bytes.
+        mode: Permission bits.
+        uid: Owner.
+        gid: Group.
+        modified_at: When its content last changed.
+        target: What a symbolic link points to.
+    """
+
+    name: str
+    path: str
+    kind: str
+    size: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    modified_at: datetime | None = None
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            name=str(raw["name"]),
+            path=str(raw["path"]),
+            kind=str(raw["kind"]),
+            size=int(raw.get("size", 0)),
+            mode=int(raw.get("mode", 0)),
+            uid=int(raw.get("uid", 0)),
+            gid=int(raw.get("gid", 0)),
+            modified_at=_moment(raw.get("modified_at")),
+            target=raw.get("target"),
+        )
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        return self.kind == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox as the service describes it.
+
+    Args:
+        id: Its id.
+        state: ``creating``, ``running``, ``stopping``, ``stopped`` or ``failed``.
+        template: What it was made from.
+        name: The name that its owner gave it.
+        metadata: The owner's own words.
+        isolation: The driver that isolates it.
+        network: What it may reach.
+        limits: What it may use.
+        timeout_s: Seconds that it may live, counted from when that was last set.
+        created_at: When it was made.
+        expires_at: When it will be ended.
+        exit_reason: Why it ended: exited, oom, disk, killed, crashed.
+        exit_detail: More about that, for a person.
+    """
+
+    id: str
+    state: str
+    template: str
+    name: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    isolation: str = ""
+    network: str = ""
+    limits: Limits = field(default_factory=Limits)
+    timeout_s: float | None = None
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    exit_reason: str | None = None
+    exit_detail: str = ""
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        ended = raw.get("exit") or {}
+        limits = raw.get("limits") or {}
+        return cls(
+            id=str(raw["id"]),
+            state=str(raw["state"]),
+            template=str(raw.get("template", "")),
+            name=raw.get("name"),
+            metadata=dict(raw.get("metadata") or {}),
+            isolation=str(raw.get("isolation", "")),
+            network=str(raw.get("network", "")),
+            limits=Limits(**{name: limits[name] for name in ("cpus", "memory_bytes", "disk_bytes", "pids") if name in limits}),
+            timeout_s=raw.get("timeout"),
+            created_at=_moment(raw.get("created_at")),
+            expires_at=_moment(raw.get("expires_at")),
+            exit_reason=ended.get("reason"),
+            exit_detail=str(ended.get("detail", "")),
+        )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,274 @@
+"""What runs come to: frozen values, read from the API's JSON.
+
+Laws:
+- A field that a newer service adds is ignored; one that an older service lacks takes its default.
+- A run that ended badly is a value, not an exception: an agent needs its output most of all then. Only what kept the run
+  from happening (no such sandbox, bad request, service gone) is raised.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+Json = Mapping[str, Any]
+"""One object of the API, as decoded."""
+
+Stream = Literal["stdout", "stderr"]
+
+TIMED_OUT = 124
+"""Exit code of a cell that ran out of time; the one that timeout(1) of coreutils uses."""
+KILLED = 137
+"""128 + SIGKILL: exit code of a cell whose interpreter went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of output as it arrived.
+
+    Args:
+        stream: Where it was written to.
+        data: The bytes; a character may be cut at either end.
+        lost_bytes: How many bytes went by before this piece while nobody read.
+    """
+
+    stream: Stream
+    data: bytes
+    lost_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One rich result of a cell: the value of its last expression, or something that it displayed.
+
+    Args:
+        data: MIME type -> content; text as it is, binary types (PNG, JPEG, PDF) in base64.
+        main: Whether it is the value of the cell's last expression.
+    """
+
+    data: Mapping[str, str]
+    main: bool = False
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(data={str(mime): str(content) for mime, content in raw["data"].items()}, main=bool(raw.get("main", False)))
+
+    @property
+    def text(self) -> str | None:
+        """``text/plain``."""
+        return self.data.get("text/plain")
+
+    @property
+    def html(self) -> str | None:
+        """``text/html``."""
+        return self.data.get("text/html")
+
+    @property
+    def markdown(self) -> str | None:
+        """``text/markdown``."""
+        return self.data.get("text/markdown")
+
+    @property
+    def latex(self) -> str | None:
+        """``text/latex``."""
+        return self.data.get("text/latex")
+
+    @property
+    def json(self) -> str | None:
+        """``application/json``, as text."""
+        return self.data.get("application/json")
+
+    @property
+    def svg(self) -> str | None:
+        """``image/svg+xml``, as text."""
+        return self.data.get("image/svg+xml")
+
+    @property
+    def png(self) -> str | None:
+        """``image/png`` in base64, as model APIs take it; :meth:`content` gives the image itself."""
+        return self.data.get("image/png")
+
+    @property
+    def jpeg(self) -> str | None:
+        """``image/jpeg`` in base64."""
+        return self.data.get("image/jpeg")
+
+    @property
+    def pdf(self) -> str | None:
+        """``application/pdf`` in base64."""
+        return self.data.get("application/pdf")
+
+    def formats(self) -> tuple[str, ...]:
+        """The MIME types that there are."""
+        return tuple(self.data)
+
+    def content(self, mime: str = "image/png") -> bytes:
+        """The content of one MIME type as bytes, ready for a file.
+
+        Raises:
+            KeyError: The result has no such type.
+        """
+        content = self.data[mime]
+        return base64.b64decode(content) if is_binary(mime) else content.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionError:
+    """The exception that ended a cell.
+
+    Args:
+        name: The exception's class, for example ``ZeroDivisionError``.
+        value: Its message.
+        traceback: The traceback's lines.
+    """
+
+    name: str
+    value: str
+    traceback: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(name=str(raw["name"]), value=str(raw.get("value", "")), traceback=tuple(str(line) for line in raw.get("traceback", ())))
+
+    def __str__(self) -> str:
+        """The traceback as Python prints it."""
+        return "\n".join(line.rstrip("\n") for line in self.traceback) or f"{self.name}: {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What running a cell came to.
+
+    Args:
+        status: ``ok``, ``error`` (it raised), ``timeout``, ``killed`` (interrupted or killed), ``died`` (its interpreter ended).
+        stdout: What it printed: the first and the last MiB.
+        stderr: The same for standard error.
+        results: Rich results in the order in which they came.
+        error: The exception, where one ended it.
+        execution_count: The number of the cell in its kernel, from 1.
+        duration_s: Seconds inside the sandbox.
+        stdout_omitted: Bytes left out between the first and the last MiB.
+        stderr_omitted: The same for standard error.
+        id: The execution's id.
+    """
+
+    status: str
+    stdout: str = ""
+    stderr: str = ""
+    results: tuple[Result, ...] = ()
+    error: ExecutionError | None = None
+    execution_count: int | None = None
+    duration_s: float = 0.0
+    stdout_omitted: int = 0
+    stderr_omitted: int = 0
+    id: str = ""
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        error = raw.get("error")
+        return cls(
+            status=str(raw["status"]),
+            stdout=str(raw.get("stdout", "")),
+            stderr=str(raw.get("stderr", "")),
+            results=tuple(Result.parse(result) for result in raw.get("results", ())),
+            error=None if error is None else ExecutionError.parse(error),
+            execution_count=raw.get("execution_count"),
+            duration_s=float(raw.get("duration", 0.0)),
+            stdout_omitted=int(raw.get("stdout_omitted", 0)),
+            stderr_omitted=int(raw.get("stderr_omitted", 0)),
+            id=str(raw.get("execution", "")),
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran to its end."""
+        return self.status == "ok"
+
+    @property
+    def text(self) -> str | None:
+        """The value of the cell's last expression as text; None where there is none."""
+        return next((result.text for result in self.results if result.main), None)
+
+    @property
+    def exit_code(self) -> int:
+        """What a program with this outcome would exit with: 0, 1 for an exception, ``sys.exit``'s own, 124 for a timeout, 137 otherwise."""
+        match self.status:
+            case "ok":
+                return 0
+            case "error":
+                return _exit_code(self.error)
+            case "timeout":
+                return TIMED_OUT
+            case _:
+                return KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command came to.
+
+    Args:
+        exit_code: As a shell has it: the program's own, or 128 + the signal that ended it.
+        stdout: What it wrote: the first and the last MiB.
+        stderr: The same for standard error.
+        reason: ``exited``, ``signalled``, ``timeout`` (killed for running too long), ``pids`` (killed for too many processes).
+        signal: The signal that ended it.
+        duration_s: Seconds inside the sandbox.
+        stdout_omitted: Bytes left out between the first and the last MiB.
+        stderr_omitted: The same for standard error.
+        id: The process's id.
+    """
+
+    exit_code: int
+    stdout: str = ""
+    stderr: str = ""
+    reason: str = "exited"
+    signal: int | None = None
+    duration_s: float = 0.0
+    stdout_omitted: int = 0
+    stderr_omitted: int = 0
+    id: str = ""
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            exit_code=int(raw["exit_code"]),
+            stdout=str(raw.get("stdout", "")),
+            stderr=str(raw.get("stderr", "")),
+            reason=str(raw.get("reason", "exited")),
+            signal=raw.get("signal"),
+            duration_s=float(raw.get("duration", 0.0)),
+            stdout_omitted=int(raw.get("stdout_omitted", 0)),
+            stderr_omitted=int(raw.get("stderr_omitted", 0)),
+            id=str(raw.get("process", "")),
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited with 0."""
+        return self.exit_code == 0
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was killed because it ran longer than allowed."""
+        return self.reason == "timeout"
+
+
+def is_binary(mime: str) -> bool:
+    """Whether content of this MIME type travels in base64."""
+    return (mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml") or mime in {"application/pdf", "application/octet-stream"}
+
+
+def _exit_code(error: ExecutionError | None) -> int:
+    """``sys.exit(3)`` in a cell is a SystemExit with the value "3", ``sys.exit()`` one without (sys.exit, Python's documentation)."""
+    if error is None or error.name != "SystemExit":
+        return 1
+    if error.value in {"", "None"}:
+        return 0
+    return int(error.value) & 0xFF if error.value.lstrip("-").isdecimal() else 1

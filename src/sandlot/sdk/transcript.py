@@ -1,0 +1,153 @@
+"""What a run wrote, put together from its events. Sans-I/O: events in, pieces for the callbacks out.
+
+Laws:
+- Bytes are cut anywhere on their way; a callback still gets whole characters, because each stream has its own decoder.
+- The first and the last MiB of a stream are kept, like the service does for one who does not stream; what is left out is counted.
+- Every byte is counted by its offset, so that a reader that comes back continues where it was and knows what it missed.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sandlot.model.specs import MIB
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result, Stream
+from sandlot.sdk.sse import Event
+
+HEAD_BYTES = 1 * MIB
+TAIL_BYTES = 1 * MIB
+"""DESIGN.md's output caps: what is kept of a stream when it is collected."""
+
+
+class Capture:
+    """One stream: its first and last bytes, where it stands, and its decoder."""
+
+    __slots__ = ("_decoder", "_head", "_tail", "missed", "offset")
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.offset = 0
+        self.missed = 0
+
+    def add(self, data: bytes) -> None:
+        """Keep the next bytes."""
+        self.offset += len(data)
+        room = HEAD_BYTES - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            # Cutting at every piece would copy the tail each time.
+            if len(self._tail) > 2 * TAIL_BYTES:
+                del self._tail[:-TAIL_BYTES]
+
+    def skip(self, count: int) -> None:
+        """These bytes went by unread."""
+        self.offset += count
+        self.missed += count
+
+    def decode(self, data: bytes, *, final: bool = False) -> str:
+        """The whole characters of the next bytes."""
+        return self._decoder.decode(data, final)
+
+    def text(self) -> str:
+        """What is kept, as text, with a line where bytes are left out; bytes that are no UTF-8 show as U+FFFD."""
+        kept = self._tail[-TAIL_BYTES:]
+        if not self.omitted:
+            return (self._head + kept).decode("utf-8", "replace")
+        return f"{self._head.decode('utf-8', 'replace')}\n[... {self.omitted} bytes omitted ...]\n{kept.decode('utf-8', 'replace')}"
+
+    @property
+    def omitted(self) -> int:
+        """How many bytes of the stream are not kept."""
+        return self.offset - len(self._head) - min(len(self._tail), TAIL_BYTES)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Everything that came of one process or cell so far."""
+
+    id: str = ""
+    pid: int | None = None
+    stdout: Capture = field(default_factory=Capture)
+    stderr: Capture = field(default_factory=Capture)
+    results: list[Result] = field(default_factory=list)
+    error: ExecutionError | None = None
+    end: dict[str, Any] | None = None
+
+    def take(self, event: Event) -> Output | Result | ExecutionError | None:
+        """Take in the next event; what a callback or a reader wants of it, if anything."""
+        data = event.data
+        match event.name:
+            case "output":
+                return self._output(data)
+            case "lost":
+                return self._lost(data)
+            case "display":
+                self.results.append(Result.parse(data))
+                return self.results[-1]
+            case "error":
+                self.error = ExecutionError.parse(data)
+                return self.error
+            case "started":
+                self.id = str(data.get("process") or data.get("execution") or "")
+                self.pid = data.get("pid")
+            case "exit":
+                self.end = data
+            case _:
+                pass  # a newer service's
+        return None
+
+    def capture(self, stream: Stream) -> Capture:
+        """The capture of one stream."""
+        return self.stdout if stream == "stdout" else self.stderr
+
+    def remainders(self) -> Iterator[tuple[Stream, str]]:
+        """What the decoders still hold once the run has ended: characters that were never completed."""
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        for stream in streams:
+            if text := self.capture(stream).decode(b"", final=True):
+                yield stream, text
+
+    def command_result(self) -> CommandResult | None:
+        """The result, once there is one."""
+        return None if self.end is None else CommandResult.parse({**self.end, **self._collected()})
+
+    def execution(self) -> Execution | None:
+        """The result, once there is one."""
+        if self.end is None:
+            return None
+        parsed = Execution.parse({**self.end, **self._collected(), "error": None, "results": ()})
+        return replace(parsed, results=tuple(self.results), error=self.error)
+
+    def _collected(self) -> dict[str, Any]:
+        return {
+            "stdout": self.stdout.text(),
+            "stderr": self.stderr.text(),
+            "stdout_omitted": self.stdout.omitted,
+            "stderr_omitted": self.stderr.omitted,
+        }
+
+    def _output(self, data: dict[str, Any]) -> Output | None:
+        stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
+        capture = self.capture(stream)
+        content = base64.b64decode(data["data"]) if data.get("encoding") == "base64" else data["data"].encode()
+        missed = int(data.get("offset", capture.offset)) - capture.offset
+        if missed > 0:
+            capture.skip(missed)
+        elif missed < 0:
+            content = content[-missed:]  # read before
+        capture.add(content)
+        return Output(stream, content, max(0, missed)) if content or missed > 0 else None
+
+    def _lost(self, data: dict[str, Any]) -> Output:
+        stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
+        self.capture(stream).skip(int(data["bytes"]))
+        return Output(stream, b"", int(data["bytes"]))

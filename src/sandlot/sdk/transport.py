@@ -1,0 +1,48 @@
+"""httpx's errors, translated once: nothing above this knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from sandlot.model.errors import ErrorCode, InvalidRequestError, UnavailableError
+from sandlot.sdk.config import Target
+
+
+class NotSentError(UnavailableError):
+    """No connection came about, so nothing was sent and the request may be made again."""
+
+
+@contextmanager
+def translated(target: Target) -> Iterator[None]:
+    """Turn what httpx raises in the body into errors of the one tree.
+
+    Raises:
+        NotSentError: There was no connection.
+        UnavailableError: The connection broke, or nothing came for too long.
+        InvalidRequestError: The address is one that httpx cannot use.
+    """
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise NotSentError(
+            f"Nothing answers at {target}: {error}.",
+            code=ErrorCode.SERVICE_UNAVAILABLE,
+            hint="Start it (`sandlot serve`), or correct SANDLOT_URL.",
+        ) from error
+    except httpx.TimeoutException as error:
+        raise UnavailableError(
+            f"{str(target).capitalize()} accepted the request, but no answer came in time.",
+            code=ErrorCode.SERVICE_UNAVAILABLE,
+            hint="Whether the request was carried out is not known.",
+        ) from error
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InvalidRequestError(f"{target.base_url!r} is no address of a service: {error}.", hint="SANDLOT_URL is http://HOST:PORT.") from error
+    except (httpx.TransportError, httpx.StreamError) as error:
+        raise UnavailableError(
+            f"The connection to {target} broke: {str(error) or type(error).__name__}.",
+            code=ErrorCode.SERVICE_UNAVAILABLE,
+            hint="Whether the request was carried out is not known.",
+        ) from error

@@ -1,0 +1,198 @@
+"""Requests and answers as the native API has them: pure functions between the SDK's words and HTTP's.
+
+Laws:
+- What is not given is not sent, so that the service's defaults hold; what the SDK cannot express is refused here, before
+  anything is sent.
+- An error is rebuilt from its code; an answer that is no problem document of ours becomes an error that shows it.
+- A request is repeated only where the service says that it may be (``retryable`` and Retry-After), or where it was never sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.specs import GIB, KIB, MIB
+from sandlot.model.states import State
+from sandlot.sdk.info import SandboxInfo
+
+ENDED = frozenset({State.STOPPED, State.FAILED})
+MAX_RETRY_WAIT_S = 30.0
+"""The longest single wait before a repetition; a service that asks for more gets its error shown instead."""
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
+
+
+def size_bytes(value: int | str) -> int:
+    """A size in bytes: a number as it is, or text with a unit of 1024s: ``512M``, ``1.5GiB``.
+
+    Raises:
+        InvalidRequestError: The text is no size.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise InvalidRequestError(f"{value!r} is no size.", hint="Sizes are bytes, or a number with a unit: 512M, 1.5GiB.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def given(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def segment(text: str) -> str:
+    """Text as one segment of a URL's path, whatever is in it."""
+    return quote(text, safe="") or "%20"
+
+
+def sandbox_body(
+    *,
+    template: str | None,
+    timeout: float | None,
+    envs: Mapping[str, str] | None,
+    metadata: Mapping[str, str] | None,
+    limits: Mapping[str, Any],
+    isolation: str | None,
+    network: str | None,
+    name: str | None,
+) -> dict[str, Any]:
+    """The body that creates a sandbox."""
+    return given(
+        template=template,
+        timeout=timeout,
+        env=None if envs is None else dict(envs),
+        metadata=None if metadata is None else dict(metadata),
+        limits=given(**limits) or None,
+        isolation=isolation,
+        network=network,
+        name=name,
+    )
+
+
+def process_body(
+    command: str | Sequence[str],
+    *,
+    envs: Mapping[str, str] | None,
+    cwd: str | None,
+    user: str | None,
+    timeout: float | None,
+    background: bool,
+    stdin: str | None,
+    stdin_open: bool,
+) -> dict[str, Any]:
+    """The body that starts a process; ``timeout`` None is sent, because it means "no limit"."""
+    start: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": [str(part) for part in command]}
+    options = given(env=None if envs is None else dict(envs), cwd=cwd, user=user, stdin=stdin)
+    if stdin_open:
+        options["stdin_open"] = True
+    if background:
+        options["background"] = True
+    return {**start, **options, "timeout": timeout}
+
+
+def split_stdin(data: str | bytes, inline_bytes: int = 64 * KIB) -> tuple[str | None, bytes]:
+    """How standard input travels: small text inside of the request, everything else beside it.
+
+    Returns:
+        The text to put into the request, or None and the bytes to send by themselves.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    if len(raw) <= inline_bytes:
+        try:
+            return raw.decode(), b""
+        except UnicodeDecodeError:
+            pass
+    return None, raw
+
+
+def failure(status: int, content_type: str, body: bytes, request_id: str = "") -> SandlotError:
+    """The error that an answer of 400 and above stands for."""
+    problem = _object(body)
+    if problem is not None and isinstance(problem.get("code"), str):
+        return from_problem(problem)
+    start = body[:200].decode("utf-8", "replace").strip()
+    error = UnavailableError if status in {502, 503, 504} else InternalError
+    return error(
+        f"The service answered {status} without saying why: {start!r} ({content_type or 'no content type'}).",
+        code=ErrorCode.SERVICE_UNAVAILABLE if error is UnavailableError else ErrorCode.INTERNAL,
+        hint="Check that SANDLOT_URL is the address of a Sandlot service.",
+        fields=given(status=status, request_id=request_id or None),
+    )
+
+
+def from_problem(problem: Mapping[str, Any]) -> SandlotError:
+    """The error that a problem document (RFC 9457) of the service describes."""
+    fields = problem.get("fields")
+    details = dict(fields) if isinstance(fields, Mapping) else {}
+    if problem.get("request_id"):
+        details.setdefault("request_id", problem["request_id"])
+    return from_code(
+        str(problem.get("code", "")),
+        str(problem.get("detail") or problem.get("title") or "The service failed."),
+        hint=str(problem.get("hint") or ""),
+        fields=details,
+    )
+
+
+def retry_wait_s(error: SandlotError, body: bytes, retry_after: str | None) -> float | None:
+    """How long to wait before the same request may be sent again; None when it may not.
+
+    Args:
+        error: The error that the answer stood for.
+        body: The answer's body; its ``retryable`` is the service's own word.
+        retry_after: The Retry-After header (RFC 9110, section 10.2.3), in seconds; the date form is not used by the service.
+    """
+    problem = _object(body) or {}
+    if not problem.get("retryable", error.retryable) or retry_after is None:
+        return None
+    try:
+        wait_s = float(retry_after)
+    except ValueError:
+        return None
+    return wait_s if 0 <= wait_s <= MAX_RETRY_WAIT_S else None
+
+
+def check_alive(info: SandboxInfo) -> None:
+    """Refuse a sandbox that has ended.
+
+    Raises:
+        SandboxEndedError: It has.
+    """
+    if info.state in ENDED:
+        raise SandboxEndedError(
+            f"The sandbox {info.id} has ended: {info.exit_detail or info.exit_reason or info.state}.",
+            code=ErrorCode.SANDBOX_ENDED,
+            hint="Create another one.",
+            fields={"sandbox": info.id, "reason": info.exit_reason, "detail": info.exit_detail},
+        )
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The object that a good answer carries; an empty one for an empty body.
+
+    Raises:
+        InternalError: It is no JSON object.
+    """
+    if not body:
+        return {}
+    decoded = _object(body)
+    if decoded is None:
+        raise InternalError(
+            "The service answered with something that is no JSON object.", hint="Check that SANDLOT_URL is the address of a Sandlot service."
+        )
+    return decoded
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        decoded = json.loads(body)
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, dict) else None
