@@ -294,9 +294,9 @@ class Processes:
         process = Process(self._guest, id_, args["argv"])
         opened: list[int] = []
         try:
-            out_read, out_write = open_pipe()
+            out_read, out_write = open_pipe(roomy=True)
             opened += [out_read, out_write]
-            err_read, err_write = open_pipe()
+            err_read, err_write = open_pipe(roomy=True)
             opened += [err_read, err_write]
             if args["stdin"]:
                 in_read, in_write = open_pipe()

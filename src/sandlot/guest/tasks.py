@@ -72,12 +72,11 @@ def kill_tree(root: int, number: int) -> None:
         for pid in tree(root, tasks()):
             _kill(pid, number)
         return
-    members: set[int] = {root}
-    _kill_group(root)
+    # Looked at before anything dies: whoever loses its parent is handed to PID 1, and could not be told from a stranger.
+    members = {root}
     for _ in range(PASSES):
         alive = tasks()
-        members = {pid for known in members for pid in tree(known, alive)} | members
-        members = members & {task.pid for task in alive}
+        members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
         for pid in members:
@@ -95,12 +94,5 @@ def kill_all() -> None:
 def _kill(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except OSError:
-        return
-
-
-def _kill_group(pgid: int) -> None:
-    try:
-        os.killpg(pgid, signal.SIGKILL)
     except OSError:
         return

@@ -14,6 +14,8 @@ from collections import deque
 from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES
 
 CHUNK_BYTES = 65536
+READ_BYTES = 262144
+"""At most as much is read at once: a buffer stops wanting that much before it would drop."""
 HOLD_S = 30.0
 
 
@@ -37,8 +39,10 @@ class Buffer:
         chunks = self._chunks
         if chunks and len(chunks[-1]) + len(data) <= CHUNK_BYTES:
             chunks[-1] += data
-        else:
+        elif len(data) <= CHUNK_BYTES:
             chunks.append(data)
+        else:
+            chunks.extend(data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
         self.end += len(data)
         while self.end - self.start - len(chunks[0]) >= self.limit:
             self.start += len(chunks.popleft())
@@ -141,8 +145,8 @@ class Outputs:
         buffer = self.buffers[channel]
         if self.readers:
             slowest = min(reader.at[channel] for reader in self.readers)
-            return buffer.end - slowest < buffer.limit
-        return not self.held or buffer.end - buffer.start < buffer.limit
+            return buffer.end - slowest <= buffer.limit - READ_BYTES
+        return not self.held or buffer.end - buffer.start <= buffer.limit - READ_BYTES
 
     @property
     def kept_bytes(self) -> int:

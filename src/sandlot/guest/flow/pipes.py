@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import deque
 
 from sandlot.guest.flow.loop import READ, WRITE
+from sandlot.guest.flow.outputs import READ_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,14 +16,21 @@ if TYPE_CHECKING:
     from sandlot.guest.flow.loop import Loop
     from sandlot.guest.flow.outputs import Outputs
 
-READ_BYTES = 65536
 DRAIN_READS = 64
-"""At an end, how many reads of a pipe at most: 4 MiB, more than any pipe holds."""
+"""At an end, how many reads of a pipe at most: far more than any pipe holds."""
+PIPE_BYTES = 262144
+"""Room in an output pipe: fewer, larger reads (F_SETPIPE_SZ, fcntl(2))."""
 
 
-def open_pipe() -> tuple[int, int]:
-    """A close-on-exec pipe."""
-    return os.pipe2(os.O_CLOEXEC)
+def open_pipe(*, roomy: bool = False) -> tuple[int, int]:
+    """A close-on-exec pipe, with more room than usual where asked for and allowed."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    if roomy:
+        try:
+            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            return reading, writing
+    return reading, writing
 
 
 class OutputPipe:

@@ -90,8 +90,8 @@ class Kernel:
         if python is None:
             raise Refusal("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
         ours, theirs = socket.socketpair()
-        out_read, out_write = open_pipe()
-        err_read, err_write = open_pipe()
+        out_read, out_write = open_pipe(roomy=True)
+        err_read, err_write = open_pipe(roomy=True)
         try:
             argv = [python, PROGRAM, str(theirs.fileno())]
             self.pid = start(argv, env, guest.workspace, who, (guest.dev_null, out_write, err_write), keep=theirs.fileno())
