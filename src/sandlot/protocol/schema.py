@@ -168,6 +168,24 @@ LIMITS = {
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 
+#: What a guest may give as the code of a RESET. Any other counts as ``internal``: a guest does not say who is authenticated.
+RESET_CODES = (
+    "invalid_request",
+    "not_found",
+    "process_not_found",
+    "path_not_found",
+    "path_exists",
+    "path_invalid",
+    "permission_denied",
+    "conflict",
+    "too_large",
+    "limit_exceeded",
+    "disk_full",
+    "timeout",
+    "unsupported",
+    "busy",
+    "internal",
+)
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
 CELL_STATUSES = ("ok", "error", "timeout", "killed", "died")
 ENTRY_KINDS = ("file", "directory", "symlink", "other")

@@ -1,0 +1,290 @@
+"""One multiplexed connection to one guest, with typed calls.
+
+Laws (and those of :mod:`sandlot.link.session`):
+- Every call carries a host-chosen id of 16 bytes, so that one that is said again over a new link is not done twice.
+- Cancelling a caller resets its stream. Processes and cells live on and can be attached to; a file half written is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterable, Mapping
+
+from sandlot.link import parse
+from sandlot.link.calls import CellCall, ProcessCall
+from sandlot.link.files import FileReader, Upload
+from sandlot.link.services import Service
+from sandlot.link.session import GREETING_TIMEOUT_S, PATIENCE_S, Session, new_call_id
+from sandlot.link.types import Entry, GuestInfo, Listing, LostReason, ProcessInfo
+from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
+from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.ports import ByteStream
+from sandlot.model.specs import WORKSPACE, ProcessSpec, User
+from sandlot.protocol import schema
+
+__all__ = ["CellCall", "FileReader", "Link", "ProcessCall", "Service"]
+
+_ENTROPY_BYTES = 64
+
+
+class Link(Session):
+    """The host's end of the link to one guest; made by :meth:`greet`."""
+
+    @classmethod
+    async def greet(
+        cls,
+        stream: ByteStream,
+        *,
+        services: Mapping[str, Service] | None = None,
+        timeout_s: float = GREETING_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> Link:
+        """Greet a guest, whatever lies in the pipes from before.
+
+        Args:
+            stream: The bytes; the link owns it from now on, also where this raises.
+            services: What the guest may ask of the host: name -> service.
+            timeout_s: Seconds until it is given up; HELLO is said again every 2 s.
+            patience_s: Seconds until a later call that should be short is given up.
+
+        Raises:
+            TimeoutExceededError: No echo in time.
+            SandboxEndedError: The guest ended, or speaks another generation.
+        """
+        link = cls(stream, services=services, patience_s=patience_s)
+        try:
+            await link._greet(timeout_s)
+        except BaseException:
+            await link.aclose()
+            raise
+        return link
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def wake(
+        self, *, identity: str, hostname: str, env: Mapping[str, str], pids: int, deadline_s: float | None, workspace: str = WORKSPACE
+    ) -> str | None:
+        """Make the guest somebody, after boot, restore, fork and wake. Randomness and the clock come from this host.
+
+        Args:
+            identity: The sandbox's id.
+            hostname: What it calls itself.
+            env: Environment of everything in it.
+            pids: Processes and threads that it may have.
+            deadline_s: Seconds from now until the guest ends by itself unless it hears of a later one; None is never.
+            workspace: The default working folder.
+
+        Returns:
+            The version of the image's python; None where it has none.
+
+        Raises:
+            ConflictError: It is awake.
+            SandboxEndedError: The link is over.
+        """
+        if not self.asleep and not self.closed:
+            raise ConflictError("The sandbox is awake already.", code=ErrorCode.CONFLICT)
+        args = {
+            "identity": identity,
+            "hostname": hostname,
+            "env": dict(env),
+            "entropy": os.urandom(_ENTROPY_BYTES),
+            "clock_unix_ns": time.time_ns(),
+            "pids": pids,
+            "deadline_s": deadline_s,
+            "workspace": workspace,
+        }
+        python = await self.ask("guest.wake", args, parse.python, while_asleep=True)
+        self._pump.connection.asleep = False
+        return python
+
+    async def info(self) -> GuestInfo:
+        """What the guest says of itself."""
+        return await self.ask("guest.info", {}, parse.guest_info)
+
+    async def set_deadline(self, seconds: float | None) -> None:
+        """Seconds from now until the guest ends by itself; None is never."""
+        await self.ask("guest.deadline", {"deadline_s": seconds}, parse.nothing)
+
+    async def shutdown(self) -> None:
+        """Ask the guest to end. It is gone when the driver says so."""
+        try:
+            await self.ask("guest.shutdown", {}, parse.nothing)
+        except SandboxEndedError:
+            if self._pump.lost.done() and self._pump.lost.result().reason is LostReason.VIOLATION:
+                raise
+
+    # -- processes --------------------------------------------------------------------------------------------------
+
+    async def start(self, spec: ProcessSpec, *, id: ProcessId | None = None, attach: bool = True) -> ProcessCall:  # noqa: A002 - the word
+        """Start a process, and return once it runs.
+
+        Args:
+            spec: What to run.
+            id: Its id, where the caller chose one; a start with an id that the guest knows attaches to that process.
+            attach: Whether to follow its output; otherwise ``result()`` comes at once, with reason None.
+
+        Raises:
+            SandlotError: It could not be started (no such program, folder, permission).
+        """
+        process = id or new_process_id()
+        args = {
+            "argv": list(spec.argv),
+            "env": dict(spec.env),
+            "cwd": spec.cwd,
+            "user": spec.user.value,
+            "stdin": spec.stdin,
+            "timeout_s": spec.timeout_s,
+            "attach": attach,
+        }
+        self.check_usable()
+        call_id = bytes.fromhex(process)
+        call = ProcessCall(self._pump, "process.start", args, process=process, call_id=call_id, stdin=spec.stdin, waits=attach)
+        return await call.started()
+
+    async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the word
+        """Follow a process that was started before, running or ended.
+
+        Args:
+            id: The process.
+            stdout_from: The byte offset to go on from; what is no longer kept is told as ``Lost``. None is the oldest kept.
+            stderr_from: The same.
+
+        Raises:
+            NotFoundError: The guest knows no such process.
+        """
+        self.check_usable()
+        args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
+        call = ProcessCall(self._pump, "process.attach", args, process=id, call_id=new_call_id(), stdin=True)
+        return await call.started()
+
+    async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the word
+        """Send a process's group a signal; whether it was running."""
+        return await self.ask("process.signal", {"process": id, "signal": signal}, parse.running)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """Every process that the guest knows of."""
+        return list(await self.ask("process.list", {}, parse.processes))
+
+    async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the word
+        """Let the guest drop what it keeps of a process that ended."""
+        await self.ask("process.forget", {"process": id}, parse.nothing)
+
+    # -- kernels ----------------------------------------------------------------------------------------------------
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        kernel: str = "default",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        id: ProcessId | None = None,  # noqa: A002 - the word
+    ) -> CellCall:
+        """Have a kernel execute code; cells of one kernel wait for each other.
+
+        Args:
+            code: Python.
+            kernel: The kernel's name; one that does not exist yet is started.
+            env: Environment for this cell.
+            timeout_s: Seconds until it is interrupted; None is never.
+            id: The execution's id, where the caller chose one.
+        """
+        self.check_usable()
+        execution = id or new_process_id()
+        args = {"kernel": kernel, "code": code, "env": dict(env or {}), "timeout_s": timeout_s}
+        return CellCall(self._pump, "kernel.execute", args, execution=execution, call_id=bytes.fromhex(execution))
+
+    async def attach_cell(
+        self,
+        id: ProcessId,  # noqa: A002 - the word
+        *,
+        events_from: int = 0,
+        stdout_from: int | None = 0,
+        stderr_from: int | None = 0,
+    ) -> CellCall:
+        """Follow a cell that was begun before, running or ended.
+
+        Args:
+            id: The execution.
+            events_from: How many displays and errors the caller has seen.
+            stdout_from: The byte offset to go on from; None is the oldest that is kept.
+            stderr_from: The same.
+        """
+        self.check_usable()
+        args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from}
+        return CellCall(self._pump, "kernel.attach", args, execution=id, call_id=new_call_id())
+
+    async def interrupt(self, kernel: str = "default") -> bool:
+        """Interrupt a kernel's cell, as Ctrl-C would; whether one was running."""
+        return await self.ask("kernel.interrupt", {"kernel": kernel}, parse.running)
+
+    async def restart(self, kernel: str = "default") -> None:
+        """End a kernel; the next cell finds a new one without variables."""
+        await self.ask("kernel.restart", {"kernel": kernel}, parse.nothing)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: str, *, user: User = User.USER, offset: int = 0, length: int | None = None) -> FileReader:
+        """Open a file and stream its bytes.
+
+        Args:
+            path: Absolute, inside the sandbox.
+            user: As whom.
+            offset: Bytes to skip.
+            length: At most so many; None is to the end.
+
+        Raises:
+            NotFoundError: There is none.
+            ForbiddenError: The user may not.
+        """
+        self.check_usable()
+        reader = FileReader(self._pump, {"path": path, "user": user.value, "offset": offset, "length": length}, call_id=new_call_id())
+        return await reader.opened()
+
+    async def write_file(
+        self,
+        path: str,
+        chunks: AsyncIterable[bytes] | bytes,
+        *,
+        user: User = User.USER,
+        mode: int | None = None,
+        parents: bool = True,
+        append: bool = False,
+    ) -> Entry:
+        """Write a file: beside it and renamed at the end, so that a broken transfer leaves the old one.
+
+        Args:
+            path: Absolute, inside the sandbox.
+            chunks: The body; an iterable is read as fast as the guest takes it.
+            user: As whom.
+            mode: Permission bits; None keeps those of the old file, or is 0644 less the umask.
+            parents: Whether to make missing folders.
+            append: Whether to add to the old file, in place.
+
+        Raises:
+            SandlotError: The guest's error (disk full, permission), or the link's end. What ``chunks`` raises comes through.
+        """
+        self.check_usable()
+        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
+        return await Upload(self._pump, args, call_id=new_call_id()).run(chunks)
+
+    async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
+        """What is at a path; ``follow`` decides about a symlink at its end."""
+        return await self.ask("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
+
+    async def list_dir(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"]) -> Listing:
+        """What a folder holds, by name, at most ``limit`` (1,000) entries."""
+        return await self.ask("file.list", {"path": path, "user": user.value, "limit": min(limit, schema.LIMITS["entries"])}, parse.listing)
+
+    async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
+        """Make a folder."""
+        return await self.ask("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
+
+    async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
+        """Rename; the entry at its new place."""
+        return await self.ask("file.move", {"path": path, "to": to, "user": user.value, "overwrite": overwrite}, parse.entry)
+
+    async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
+        """Remove a file, or a folder; how many entries were removed."""
+        return await self.ask("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)

@@ -1,0 +1,307 @@
+"""The checks that every word of a guest passes before it becomes a value.
+
+Laws:
+- Root inside can forge any byte of the link. A value is made only from a map that fits its schema and whose numbers,
+  texts and lists are within ``schema.LIMITS``; anything else is a :class:`ProtocolError`, which ends the sandbox.
+- Texts are the guest's: they are shown, never trusted. A code that is not a guest's to give becomes ``internal``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from sandlot.link.types import CellError, CellResult, Display, Entry, GuestInfo, Listing, ProcessInfo, ProcessResult
+from sandlot.model.errors import SandlotError, from_code
+from sandlot.model.ids import PROCESS_ID, ProcessId
+from sandlot.protocol import schema
+from sandlot.protocol.errors import ProtocolError
+
+_DURATION_MAX_S = 1e10
+_MIME_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+;= -]{1,127}")
+_HINT_CHARS = 1024
+_REASON_FIELDS = 16
+
+
+def fit(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any]:
+    """A map that fits its fields.
+
+    Raises:
+        ProtocolError: It does not.
+    """
+    why = schema.mismatch(fields, given)
+    if why or not isinstance(given, dict):
+        raise ProtocolError(f"{what}: {why}")
+    return given
+
+
+def number(what: str, value: int, high: int, low: int = 0) -> int:
+    """An integer within bounds, both included.
+
+    Raises:
+        ProtocolError: It is not.
+    """
+    if not low <= value <= high:
+        raise ProtocolError(f"{what} is {value}; it must be from {low} to {high}")
+    return value
+
+
+def _count(what: str, value: int) -> int:
+    return number(what, value, schema.LIMITS["count"])
+
+
+def _maybe(what: str, value: int | None, high: int) -> int | None:
+    return None if value is None else number(what, value, high)
+
+
+def text(what: str, value: str, limit: str) -> str:
+    """A text of bounded length.
+
+    Raises:
+        ProtocolError: It is longer than ``schema.LIMITS[limit]``.
+    """
+    if len(value) > schema.LIMITS[limit]:
+        raise ProtocolError(f"{what} has {len(value)} characters; at most {schema.LIMITS[limit]} are allowed")
+    return value
+
+
+def _texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
+    if len(values) > schema.LIMITS[limit]:
+        raise ProtocolError(f"{what} has {len(values)} items; at most {schema.LIMITS[limit]} are allowed")
+    return tuple(values)
+
+
+def _one_of(what: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ProtocolError(f"{what} is {value[:50]!r}, which is none of {', '.join(allowed)}")
+    return value
+
+
+def _seconds(what: str, value: float) -> float:
+    if not math.isfinite(value) or not 0 <= value <= _DURATION_MAX_S:
+        raise ProtocolError(f"{what} is {value}")
+    return float(value)
+
+
+def _process_id(value: str) -> ProcessId:
+    if not PROCESS_ID.fullmatch(value):
+        raise ProtocolError("a process id that is none")
+    return ProcessId(value)
+
+
+def pid(value: int) -> int:
+    """A pid inside a sandbox.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    return number("pid", value, schema.LIMITS["pid"], low=1)
+
+
+def process_result(expected: ProcessId, given: object) -> ProcessResult:
+    """The result of ``process.start`` and ``process.attach``.
+
+    Args:
+        expected: The process that was asked for.
+        given: What came over the wire.
+
+    Raises:
+        ProtocolError: It is no such result, or another process's.
+    """
+    fields = fit("process result", schema.CALLS["process.start"]["result"], given)
+    if fields["process"] != expected:
+        raise ProtocolError("the result of another process")
+    reason = fields.get("reason")
+    result = ProcessResult(
+        process=expected,
+        pid=pid(fields["pid"]),
+        reason=None if reason is None else _one_of("reason", reason, schema.PROCESS_REASONS),
+        exit_code=_maybe("exit code", fields.get("exit_code"), schema.LIMITS["exit_code"]),
+        signal=_maybe("signal", fields.get("signal"), schema.LIMITS["signal"]),
+        duration_s=_seconds("duration", fields["duration_s"]),
+    )
+    if reason is not None and (result.exit_code is None) == (result.signal is None):
+        raise ProtocolError("a process that ended has either an exit code or a signal")
+    return result
+
+
+def process_info(given: object) -> ProcessInfo:
+    """One record of ``process.list``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("process", schema.RECORDS["process"], given)
+    reason = fields.get("reason")
+    return ProcessInfo(
+        process=_process_id(fields["process"]),
+        pid=pid(fields["pid"]),
+        argv=_texts("argv", fields["argv"], "argv"),
+        running=fields["running"],
+        reason=None if reason is None else _one_of("reason", reason, schema.PROCESS_REASONS),
+        exit_code=_maybe("exit code", fields.get("exit_code"), schema.LIMITS["exit_code"]),
+        signal=_maybe("signal", fields.get("signal"), schema.LIMITS["signal"]),
+        stdin_bytes=_count("stdin bytes", fields["stdin_bytes"]),
+        stdout_bytes=_count("stdout bytes", fields["stdout_bytes"]),
+        stderr_bytes=_count("stderr bytes", fields["stderr_bytes"]),
+    )
+
+
+def processes(given: object) -> tuple[ProcessInfo, ...]:
+    """The result of ``process.list``.
+
+    Raises:
+        ProtocolError: It is none, or has too many.
+    """
+    records = fit("process list", schema.CALLS["process.list"]["result"], given)["processes"]
+    number("processes", len(records), schema.LIMITS["processes"])
+    return tuple(process_info(record) for record in records)
+
+
+def cell_result(given: object) -> CellResult:
+    """The result of ``kernel.execute`` and ``kernel.attach``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("cell result", schema.CALLS["kernel.execute"]["result"], given)
+    return CellResult(
+        status=_one_of("status", fields["status"], schema.CELL_STATUSES),
+        execution_count=_count("execution count", fields["execution_count"]),
+        duration_s=_seconds("duration", fields["duration_s"]),
+    )
+
+
+def display(given: object) -> Display:
+    """The event ``display``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("display", schema.CALLS["kernel.execute"]["events"]["display"], given)
+    data: dict[str, Any] = fields["data"]
+    number("representations", len(data), schema.LIMITS["mime_types"])
+    for name, value in data.items():
+        if not _MIME_TYPE.fullmatch(name) or type(value) not in {str, bytes}:
+            raise ProtocolError("a display that is not MIME types to text or bytes")
+    return Display(MappingProxyType(data), fields["main"])
+
+
+def cell_error(given: object) -> CellError:
+    """The event ``error``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("error", schema.CALLS["kernel.execute"]["events"]["error"], given)
+    return CellError(
+        name=text("error name", fields["name"], "text"),
+        value=text("error value", fields["value"], "text"),
+        traceback=tuple(text("traceback", line, "text") for line in _texts("traceback", fields["traceback"], "traceback")),
+    )
+
+
+def entry(given: object) -> Entry:
+    """One file, folder or link.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("entry", schema.RECORDS["entry"], given)
+    limits = schema.LIMITS
+    target = fields.get("target")
+    return Entry(
+        name=text("name", fields["name"], "name"),
+        path=text("path", fields["path"], "path"),
+        kind=_one_of("kind", fields["kind"], schema.ENTRY_KINDS),
+        size=_count("size", fields["size"]),
+        mode=number("mode", fields["mode"], limits["mode"]),
+        uid=number("uid", fields["uid"], limits["id"]),
+        gid=number("gid", fields["gid"], limits["id"]),
+        modified_ns=number("time", fields["modified_ns"], limits["count"], low=-limits["count"]),
+        target=None if target is None else text("target", target, "path"),
+    )
+
+
+def listing(given: object) -> Listing:
+    """The result of ``file.list``.
+
+    Raises:
+        ProtocolError: It is none, or has too many entries.
+    """
+    fields = fit("listing", schema.CALLS["file.list"]["result"], given)
+    number("entries", len(fields["entries"]), schema.LIMITS["entries"])
+    return Listing(tuple(entry(record) for record in fields["entries"]), fields["more"])
+
+
+def guest_info(given: object) -> GuestInfo:
+    """The result of ``guest.info``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    fields = fit("guest info", schema.CALLS["guest.info"]["result"], given)
+    return GuestInfo(
+        generation=_count("generation", fields["generation"]),
+        identity=text("identity", fields["identity"], "name"),
+        uptime_s=_seconds("uptime", fields["uptime_s"]),
+        processes=_count("processes", fields["processes"]),
+        streams=_count("streams", fields["streams"]),
+    )
+
+
+def nothing(given: object) -> None:
+    """A result that holds nothing.
+
+    Raises:
+        ProtocolError: It holds something.
+    """
+    fit("result", {}, given)
+
+
+def running(given: object) -> bool:
+    """The result of ``process.signal`` and ``kernel.interrupt``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    return bool(fit("result", schema.CALLS["process.signal"]["result"], given)["running"])
+
+
+def removed(given: object) -> int:
+    """The result of ``file.remove``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    return _count("removed", fit("result", schema.CALLS["file.remove"]["result"], given)["removed"])
+
+
+def python(given: object) -> str | None:
+    """The result of ``guest.wake``.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    version = fit("result", schema.CALLS["guest.wake"]["result"], given).get("python")
+    return None if version is None else text("python", version, "name")
+
+
+def error_of(reason: Mapping[str, Any]) -> SandlotError:
+    """The error of a RESET that the guest sent."""
+    code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
+    hint = reason.get("hint")
+    fields = {
+        name: value
+        for name, value in reason.items()
+        if name not in {"code", "message", "hint"} and (type(value) in {int, bool} or (type(value) is str and len(value) <= schema.LIMITS["path"]))
+    }
+    return from_code(
+        code,
+        reason["message"][: schema.LIMITS["text"]],
+        hint=hint[:_HINT_CHARS] if type(hint) is str else "",
+        fields=dict(list(fields.items())[:_REASON_FIELDS]),
+    )

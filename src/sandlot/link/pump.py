@@ -1,0 +1,193 @@
+"""The I/O shell of a link: bytes between a :class:`ByteStream` and the connection, events to whom they belong.
+
+Laws:
+- Each frame is one ``try_send`` of at most 4,096 bytes: a service that is killed leaves no half frame in the pipe.
+- One task reads and one waits for room; neither waits for a consumer, so a stream that nobody reads stops only itself.
+- After every chunk the other tasks of the service get their turn, however fast a guest writes.
+- The end comes once, for one reason, and everyone who waits is told; nobody is left hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from sandlot.link.types import LinkLost, LostReason
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ports import ByteStream
+from sandlot.protocol import events
+from sandlot.protocol.connection import HOST, Connection
+from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
+from sandlot.protocol.values import BadValue
+
+READ_BYTES = 128 * 1024
+_LAST_WORDS_S = 1.0
+"""How long what a dead guest wrote is still read after a write failed."""
+
+_log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """Who a stream's events belong to."""
+
+    def on_event(self, event: events.StreamEvent) -> None:
+        """Something happened on the stream. Raises ProtocolError where the guest broke a law."""
+        ...
+
+    def on_lost(self, error: SandlotError) -> None:
+        """The stream is gone with the connection."""
+        ...
+
+
+class Pump:
+    """Moves bytes until the link is over.
+
+    Args:
+        stream: The host's end of the link; the pump uses it alone and closes it in :meth:`aclose`.
+        on_event: Told of what is no open stream's: ``Ready``, ``Quiesced``, ``Opened``.
+    """
+
+    def __init__(self, stream: ByteStream, on_event: Callable[[events.Event], None]) -> None:
+        self._stream = stream
+        self._on_event = on_event
+        self._unsent: bytes | None = None
+        self._full = asyncio.Event()
+        self._write_failed = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_words: asyncio.TimerHandle | None = None
+        self.connection = Connection(HOST)
+        self.handlers: dict[int, Handler] = {}
+        self.lost: asyncio.Future[LinkLost] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._tasks = [asyncio.create_task(self._read(), name="link-read"), asyncio.create_task(self._write(), name="link-write")]
+
+    def open(self, head: dict[str, Any], handler: Handler) -> int:
+        """Open a stream; its id. :meth:`flush` sends it.
+
+        Raises:
+            SandboxEndedError: The link is over.
+            UnavailableError: It was closed by this end, is coming to rest, or carries as many calls as it can.
+            LimitError: ``head`` is too large.
+            InvalidRequestError: ``head`` holds what the wire does not carry.
+        """
+        if self.lost.done():
+            raise ended(self.lost.result())
+        try:
+            id_ = self.connection.open(head)
+        except TooMany:
+            raise UnavailableError("The sandbox has too many calls under way.", code=ErrorCode.BUSY, hint="Try again when one has ended.") from None
+        except TooLarge as error:
+            raise LimitError(
+                f"The request is too large: {error}.", code=ErrorCode.TOO_LARGE, hint="Write it to a file in the sandbox and pass its path."
+            ) from None
+        except BadValue as error:
+            raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Pass text, bytes and 64-bit numbers only.") from None
+        except ProtocolError as error:
+            raise UnavailableError(f"The sandbox takes no calls now: {error}.", code=ErrorCode.BUSY, hint="Try again.") from None
+        self.handlers[id_] = handler
+        return id_
+
+    def consumed(self, stream: int, credit: int) -> None:
+        """Something of a stream was dealt with."""
+        self.connection.consumed(stream, credit)
+        self.flush()
+
+    def forget(self, stream: int) -> None:
+        """The stream's events belong to nobody any more."""
+        self.handlers.pop(stream, None)
+
+    def reset(self, stream: int, code: str, message: str) -> None:
+        """End a stream at once and forget it."""
+        self.forget(stream)
+        self.connection.reset(stream, code, message)
+        self.flush()
+
+    def fail_all(self, error: SandlotError) -> None:
+        """Every stream is gone."""
+        handlers, self.handlers = self.handlers, {}
+        for handler in handlers.values():
+            handler.on_lost(error)
+
+    def flush(self) -> None:
+        """Write what may be written without waiting; the rest follows by itself."""
+        if self._full.is_set() or self._write_failed or self.lost.done():
+            return
+        try:
+            while (frame := self._unsent or self.connection.next_frame()) is not None:
+                self._unsent = frame
+                if not self._stream.try_send(frame):
+                    self._full.set()
+                    break
+                self._unsent = None
+        except OSError as error:
+            # What a guest wrote before it died, its last result for example, is still in the pipe.
+            self._write_failed = str(error)
+            self._last_words = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.lose, LostReason.BROKEN, str(error))
+        self._dispatch(self.connection.take_events())
+
+    def lose(self, reason: LostReason, detail: str = "") -> None:
+        """The link is over. The first reason stays."""
+        if self.lost.done():
+            return
+        lost = LinkLost(reason, detail)
+        self.lost.set_result(lost)
+        if self._last_words is not None:
+            self._last_words.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.fail_all(ended(lost))
+
+    async def aclose(self) -> None:
+        """Stop and close the stream; the sandbox lives on. Idempotent."""
+        self.lose(LostReason.CLOSED)
+        await asyncio.gather(*(task for task in self._tasks if task is not asyncio.current_task()), return_exceptions=True)
+        await self._stream.aclose()
+
+    def _dispatch(self, happened: Iterable[events.Event]) -> None:
+        for event in happened:
+            if isinstance(event, events.Opened) or not isinstance(event, events.StreamEvent):
+                self._on_event(event)
+                continue
+            handler = self.handlers.get(event.stream)
+            if handler is not None:
+                handler.on_event(event)
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._stream.receive(READ_BYTES):
+                self._dispatch(self.connection.receive(data))
+                self.flush()
+                await asyncio.sleep(0)
+            self.lose(LostReason.EOF)
+        except ProtocolError as error:
+            self.lose(LostReason.VIOLATION, str(error))
+        except OSError as error:
+            self.lose(LostReason.BROKEN, str(error))
+        except Exception as error:  # noqa: BLE001 - see below; it is logged with its traceback
+            # A defect of ours that this guest's bytes led to: it must not take other sandboxes with it.
+            _log.exception("the link failed on what the guest sent")
+            self.lose(LostReason.VIOLATION, f"{type(error).__name__}: {error}")
+
+    async def _write(self) -> None:
+        while True:
+            await self._full.wait()
+            await self._stream.wait_writable()
+            self._full.clear()
+            self.flush()
+
+
+def ended(lost: LinkLost) -> SandlotError:
+    """The error of everyone who waited for a link that is over."""
+    if lost.reason is LostReason.CLOSED:
+        return UnavailableError("The connection to the sandbox was closed.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again.")
+    text = {
+        LostReason.EOF: "The sandbox has ended.",
+        LostReason.BROKEN: "The sandbox has ended: it no longer reads.",
+        LostReason.VIOLATION: f"The sandbox was ended, because its guest broke the protocol: {lost.detail}.",
+    }[lost.reason]
+    return SandboxEndedError(text, code=ErrorCode.SANDBOX_ENDED, hint="Create a new one.", fields={"link": lost.reason.value})

@@ -1,0 +1,178 @@
+"""What the link tells its user, as frozen values. Those that come from a guest are made by :mod:`sandlot.link.parse` only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sandlot.model.ids import ProcessId
+
+
+class LostReason(StrEnum):
+    """Why a link is over."""
+
+    EOF = "eof"
+    """The sandbox closed its end: it is gone, or going."""
+    BROKEN = "broken"
+    """Nobody reads the sandbox's end any more."""
+    VIOLATION = "violation"
+    """The guest broke a law of the link; the sandbox must be destroyed."""
+    CLOSED = "closed"
+    """This end closed it; the sandbox lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """How a link ended."""
+
+    reason: LostReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes that a process or a cell wrote.
+
+    Args:
+        channel: 1 standard output, 2 standard error.
+        offset: Where they begin among all bytes of the channel; attach with ``offset + len(data)`` to go on after them.
+        data: The bytes.
+    """
+
+    channel: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Bytes that are no longer kept, because nobody read them in time.
+
+    Args:
+        channel: 1 standard output, 2 standard error.
+        bytes: How many.
+        offset: Where they began.
+    """
+
+    channel: int
+    bytes: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Something that a cell showed.
+
+    Args:
+        data: MIME type -> text or bytes: representations of one thing.
+        main: Whether it is the value of the cell's last expression.
+    """
+
+    data: Mapping[str, str | bytes]
+    main: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CellError:
+    """The exception that ended a cell."""
+
+    name: str
+    value: str
+    traceback: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """How a process ended.
+
+    Args:
+        process: Its id.
+        pid: Its pid inside.
+        reason: exited, signalled, timeout or pids; None where it was started without waiting and runs on.
+        exit_code: Where it exited.
+        signal: Where a signal ended it.
+        duration_s: Seconds that it ran.
+    """
+
+    process: ProcessId
+    pid: int
+    reason: str | None
+    exit_code: int | None
+    signal: int | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """How a cell ended: ok, error, timeout (interrupted), killed (the kernel had to die) or died."""
+
+    status: str
+    execution_count: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """One process that the guest knows of, running or not."""
+
+    process: ProcessId
+    pid: int
+    argv: tuple[str, ...]
+    running: bool
+    reason: str | None
+    exit_code: int | None
+    signal: int | None
+    stdin_bytes: int
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, folder or link.
+
+    Args:
+        name: The last part of the path.
+        path: Absolute, inside the sandbox.
+        kind: file, directory, symlink or other.
+        size: Bytes.
+        mode: Permission bits.
+        uid: The owner.
+        gid: The group.
+        modified_ns: Since 1970, UTC.
+        target: What a symlink points to.
+    """
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified_ns: int
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a folder holds, or its first part where ``more`` is true."""
+
+    entries: tuple[Entry, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GuestInfo:
+    """What the guest says of itself."""
+
+    generation: int
+    identity: str
+    uptime_s: float
+    processes: int
+    streams: int
+
+
+Item = Output | Lost | Display | CellError
+"""What a process or a cell tells while it runs."""
