@@ -56,6 +56,10 @@ class Wire:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
 
+    def close(self) -> None:
+        """The kernel is about to end."""
+        self._socket.close()
+
     def send(self, message: dict[str, Any]) -> None:
         """One message out."""
         raw = values.encode(message)
@@ -203,7 +207,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fd = int(sys.argv[1])
     sys.argv = [""]
-    Kernel(Wire(fd)).serve()
+    wire = Wire(fd)
+    try:
+        Kernel(wire).serve()
+    finally:
+        wire.close()
 
 
 if __name__ == "__main__":
