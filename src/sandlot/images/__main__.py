@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from sandlot.images import recipe
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import SandlotError
 
@@ -21,22 +22,23 @@ def main(argv: list[str] | None = None) -> int:
         The exit status: 0, or 1 with the reason on stderr.
     """
     parser = argparse.ArgumentParser(prog="python -m sandlot.images", description="What sandboxes start from.")
-    parser.add_argument(
-        "--cache", type=Path, default=cache_from(os.environ), help="the cache directory (default: SANDLOT_CACHE_DIR, or /var/cache/sandlot)"
-    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--cache", type=Path, default=cache_from(os.environ), help="the cache directory (SANDLOT_CACHE_DIR, or /var/cache/sandlot)")
+    shared.add_argument("--recipes", type=Path, help="a folder with recipes of your own, beside those that come with Sandlot")
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", help="build templates that are not there yet, and print their root folders")
+    building = commands.add_parser("build", parents=[shared], help="build templates that are not there yet, and print their root folders")
     building.add_argument("names", nargs="+", metavar="NAME")
-    commands.add_parser("list", help="what is in the cache")
-    removing = commands.add_parser("remove", help="remove things by their keys")
+    commands.add_parser("list", parents=[shared], help="what is in the cache")
+    removing = commands.add_parser("remove", parents=[shared], help="remove things by their keys")
     removing.add_argument("keys", nargs="+", metavar="KEY")
-    commands.add_parser("prune", help="remove what this version does not use; no sandbox may be running")
+    commands.add_parser("prune", parents=[shared], help="remove what this version does not use; no sandbox may be running")
     words = parser.parse_args(argv)
 
     # An end asked for politely goes the way of an error: the build cleans up behind itself.
     signal.signal(signal.SIGTERM, _leave)
-    store = ImageStore(words.cache)
     try:
+        own = recipe.load_folder(words.recipes) if words.recipes else {}
+        store = ImageStore(words.cache, {**recipe.builtin(), **own})
         match words.command:
             case "build":
                 for name in words.names:

@@ -25,6 +25,7 @@ TREE = "tree"
 MANIFEST = "manifest.json"
 """What it is, beside the tree."""
 
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LOCK_INSIDE = f"{plan.WHEELS}/requirements.lock"
 _LIBRARIES = "/usr/local/lib"
@@ -34,12 +35,12 @@ def architecture() -> str:
     """Debian's word for this machine.
 
     Raises:
-        HostError: This is no Debian.
+        HostError: There is no gVisor for it.
     """
-    word = output_of(("dpkg", "--print-architecture")).strip()
-    if not word:
-        raise HostError("dpkg is not there: images are built on Debian.", code=ErrorCode.HOST_NOT_READY, hint="Debian 12 and 13 are supported.")
-    return word
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        raise HostError(f"Sandboxes do not run on {machine}.", code=ErrorCode.HOST_NOT_READY, hint="Use an x86-64 or 64-bit ARM machine.")
+    return _ARCHITECTURES[machine]
 
 
 def image(folder: Path, recipe: Recipe, parent: Path | None, runner: Runner, report: Reporter) -> None:
@@ -200,8 +201,15 @@ def _python(lock: str, root: Path, scratch: Path, runner: Runner, report: Report
     tree.remove(wheels)
     tree.settle_times(root, since_s=began_s, to_s=plan.BUILD_TIME_S)
     folders = sorted(f"{_LIBRARIES}/{path.parent.name}/{path.name}" for path in (root / _LIBRARIES.strip("/")).glob("python3*/dist-packages"))
-    report.step("compiling the Python packages")
-    runner.run("compiling the Python packages", plan.inside_argv(root, plan.compile_argv(folders)), env=plan.inside_env())
+    modules = sum(1 for _ in (root / _LIBRARIES.strip("/")).rglob("*.py"))
+    report.step(f"compiling {modules} Python modules")
+    meter = Meter(modules)
+    runner.run(
+        "compiling the Python packages",
+        plan.inside_argv(root, plan.compile_argv(folders)),
+        env=plan.inside_env(),
+        on_line=lambda line: _detail(report, meter, line),
+    )
 
 
 def _sources(suite: str) -> list[aptsource.Source]:

@@ -178,7 +178,7 @@ def install_argv(lock: str) -> tuple[str, ...]:
 
 def compile_argv(folders: Iterable[str]) -> tuple[str, ...]:
     """Compile what was installed, inside: checked by the source's time and size as usual, so that who edits a library sees the edit."""
-    return ("python3", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode=timestamp", *folders)
+    return ("python3", "-m", "compileall", "-j", "0", "--invalidation-mode=timestamp", *folders)
 
 
 def _taken(machine: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

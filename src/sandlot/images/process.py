@@ -45,6 +45,7 @@ class Runner:
             HostError: It is not there, or failed; the message has the end of its output.
         """
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        full = False
         with self.log.open("ab") as log:
             log.write(f"+ {' '.join(argv)}\n".encode())
             log.flush()
@@ -69,6 +70,7 @@ class Runner:
                         line = raw.decode(errors="replace").rstrip()
                         if line:
                             tail.append(line)
+                            full = full or _FULL in line
                             on_line(line)
                 except BaseException:
                     # Whoever is left of it holds the pipe: only its end means that nobody writes into the tree any more.
@@ -76,12 +78,12 @@ class Runner:
                     output.read()
                     raise
         if process.returncode != 0:
-            raise self._failed(what, process.returncode, tail)
+            raise self._failed(what, process.returncode, tail, full=full)
 
-    def _failed(self, what: str, status: int, tail: Iterable[str]) -> HostError | LimitError:
+    def _failed(self, what: str, status: int, tail: Iterable[str], *, full: bool) -> HostError | LimitError:
         end = "\n".join(f"    {line}" for line in tail)
         fields = {"log": str(self.log), "status": status}
-        if _FULL in end:
+        if full:
             free = shutil.disk_usage(self.log.parent).free
             return LimitError(
                 f"The disk is full: {what} failed.\n{end}\n",

@@ -60,6 +60,7 @@ class Meter:
         (re.compile(r"Unpacking "), "unpacking Debian packages"),
         (re.compile(r"Setting up "), "setting up Debian packages"),
         (re.compile(r"(Collecting|Processing) "), "downloading Python packages"),
+        (re.compile(r"Compiling "), "compiling Python modules"),
     )
     _PHASES = (
         (re.compile(r"I: running apt-get update"), "reading Debian's package lists"),

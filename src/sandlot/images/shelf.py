@@ -65,10 +65,10 @@ class Shelf:
             HostError: The cache cannot be written.
             LimitError: The disk is full.
         """
-        found = self.find(key)
-        if found is not None:
-            return found
         with _storage(self._cache):
+            found = self.find(key)
+            if found is not None:
+                return found
             self._make_folders()
             with self._lock(key, waiting):
                 found = self.find(key)

@@ -1,0 +1,123 @@
+"""What makes a tree a sandbox's, and what of the host goes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from sandlot.images import furnish, tree
+from sandlot.model.errors import InvalidRequestError
+
+
+def status(root: Path, path: str) -> tuple[int, int, int]:
+    found = (root / path).lstat()
+    return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
+
+
+def test_an_empty_tree_gets_all_that_a_sandbox_needs(tmp_path: Path) -> None:
+    furnish.furnish(tmp_path, {"/etc/deep/er/x.conf": "x\n"})
+    assert (tmp_path / "etc/passwd").read_text(encoding="utf-8") == "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
+    assert (tmp_path / "etc/group").read_text(encoding="utf-8") == "root:x:0:\nuser:x:1000:\n"
+    assert status(tmp_path, "etc/shadow")[0] == 0o640
+    for folder in ("home/user", "workspace", "output", "home/user/.local/bin"):
+        assert status(tmp_path, folder) == (0o755, 1000, 1000)
+    for folder in ("tmp", "var/tmp"):
+        assert status(tmp_path, folder) == (0o1777, 0, 0)
+    assert status(tmp_path, "root") == (0o700, 0, 0)
+    assert status(tmp_path, "usr/bin/sudo") == (0o755, 0, 0)
+    assert (tmp_path / "usr/bin/sudo").read_text(encoding="utf-8") == (
+        '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/programs/sudo.py "$@"\n'
+    )
+    assert (tmp_path / "etc/deep/er/x.conf").read_text(encoding="utf-8") == "x\n"
+    assert status(tmp_path, "etc/deep/er/x.conf") == (0o644, 0, 0)
+
+
+def test_doing_it_twice_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/bash").touch()
+    (tmp_path / "etc/skel").mkdir(parents=True)
+    (tmp_path / "etc/skel/.profile").write_text("p\n", encoding="utf-8")
+    (tmp_path / "usr/lib/python3.11").mkdir(parents=True)
+    furnish.furnish(tmp_path, {})
+    tree.settle_times(tmp_path, since_s=0, to_s=1)
+    before = tree.summary(tmp_path)
+    furnish.furnish(tmp_path, {})
+    tree.settle_times(tmp_path, since_s=0, to_s=1)
+    assert tree.summary(tmp_path) == before
+
+
+def test_what_the_image_has_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/bash").touch()
+    (tmp_path / "etc/skel").mkdir(parents=True)
+    (tmp_path / "etc/skel/.profile").write_text("p\n", encoding="utf-8")
+    (tmp_path / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/false", encoding="utf-8")
+    (tmp_path / "usr/lib/python3.11").mkdir(parents=True)
+    furnish.furnish(tmp_path, {})
+    assert (tmp_path / "etc/passwd").read_text(encoding="utf-8").splitlines() == [
+        "root:x:0:0:root:/root:/bin/bash",
+        "daemon:x:1:1::/:/bin/false",
+        "user:x:1000:1000::/home/user:/bin/bash",
+    ]
+    assert status(tmp_path, "home/user/.profile") == (0o644, 1000, 1000)
+    assert status(tmp_path, "home/user/.local/lib/python3.11/site-packages") == (0o755, 1000, 1000)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (outside / "passwd").write_text("the host's\n", encoding="utf-8")
+    (root / "etc").symlink_to(outside)
+    with pytest.raises(InvalidRequestError, match="etc"):
+        furnish.furnish(root, {})
+    assert (outside / "passwd").read_text(encoding="utf-8") == "the host's\n"
+    assert [path.name for path in outside.iterdir()] == ["passwd"]
+
+
+def test_a_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "etc").mkdir(parents=True)
+    outside.write_text("the host's\n", encoding="utf-8")
+    (root / "etc/pip.conf").symlink_to(outside)
+    furnish.write(root, "/etc/pip.conf", "ours\n", 0o600)
+    assert outside.read_text(encoding="utf-8") == "the host's\n"
+    assert (root / "etc/pip.conf").read_text(encoding="utf-8") == "ours\n"
+    assert status(root, "etc/pip.conf") == (0o600, 0, 0)
+
+
+LEFTOVERS = [
+    "etc/resolv.conf",
+    "etc/machine-id",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/apt/sources.list.d/image.sources",
+    "etc/passwd-",
+    "var/log/apt/term.log",
+    "var/cache/apt/archives/x.deb",
+    "var/lib/apt/lists/mirror_InRelease",
+    "root/.cache/pip/x",
+    "tmp/scratch/x",
+    "run/x.pid",
+]
+
+
+def test_what_belongs_to_the_builder_goes(tmp_path: Path) -> None:
+    furnish.furnish(tmp_path, {})
+    for path in LEFTOVERS:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("mirror.example", encoding="utf-8")
+    (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main", encoding="utf-8")
+    (tmp_path / "etc/hostname").write_text("mirror.example", encoding="utf-8")
+    furnish.devices(tmp_path)
+    assert (tmp_path / "dev/null").is_char_device()
+
+    furnish.clean(tmp_path)
+    assert [path for path in LEFTOVERS if (tmp_path / path).exists()] == []
+    assert "mirror.example" not in "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file())
+    for folder in ("dev", "tmp", "run"):
+        assert list((tmp_path / folder).iterdir()) == []
+    assert (tmp_path / "var/log/apt").is_dir()
+    assert (tmp_path / "etc/hostname").read_text(encoding="utf-8") == "sandbox\n"
+    assert "localhost" in (tmp_path / "etc/hosts").read_text(encoding="utf-8")

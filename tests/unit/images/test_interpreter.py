@@ -1,0 +1,37 @@
+"""The guest's interpreter: what it is made from, and that the guest imports nothing else."""
+
+from __future__ import annotations
+
+from sandlot.images import interpreter
+from sandlot.images.interpreter import unknown_imports
+
+
+def found(source: str, *known: str) -> dict[str, list[str]]:
+    return unknown_imports({"x.py": source.encode()}, known)
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = "import os, sys\nimport a.b as c\nfrom d.e import f\ndef g():\n    import lazy\n    from h import i\n"
+    assert sorted(found(source, "os", "sys")) == ["a.b", "d.e", "h", "lazy"]
+
+
+def test_what_is_there_and_our_own_is_no_finding() -> None:
+    source = "from __future__ import annotations\nimport os\nfrom sandlot.protocol import frames\nfrom collections import deque\n"
+    assert found(source, "os", "collections") == {}
+
+
+def test_what_only_a_type_checker_imports_does_not_count() -> None:
+    source = "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    from typing import Any\nelse:\n    import real\n"
+    assert found(source) == {"real": ["x.py"]}
+
+
+def test_every_file_that_imports_it_is_named() -> None:
+    assert unknown_imports({"b.py": b"import x", "a.py": b"import x"}, []) == {"x": ["a.py", "b.py"]}
+
+
+def test_a_submodule_needs_its_own_name() -> None:
+    assert found("import importlib.metadata", "importlib") == {"importlib.metadata": ["x.py"]}
+
+
+def test_the_key_depends_on_the_machine() -> None:
+    assert interpreter.key("amd64") != interpreter.key("arm64")

@@ -1,0 +1,98 @@
+"""The commands of a build: on a leash, inside without network and without the host's environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandlot.images import plan
+from sandlot.images.recipe import Debian
+from sandlot.model.specs import User
+
+MACHINE = {
+    "PATH": "/opt/bin:/usr/bin",
+    "HOME": "/root",
+    "https_proxy": "http://proxy.example",
+    "PIP_INDEX_URL": "https://index.example/simple",
+    "PIP_TARGET": "/somewhere",
+    "PIP_USER": "1",
+    "SECRET": "s",
+    "LD_PRELOAD": "/x.so",
+}
+
+
+def mmdebstrap(debian: Debian, *, sources: Path | None = Path("/s/image.sources"), file_mirrors: bool = False) -> tuple[str, ...]:
+    return plan.mmdebstrap_argv(debian, Path("/t"), sources=sources, apt_options=Path("/s/apt.conf"), file_mirrors=file_mirrors)
+
+
+def test_mmdebstrap_gets_what_the_recipe_says_and_where_the_machine_says() -> None:
+    debian = Debian("bookworm", "apt", ("git", "curl"), ("/usr/share/man/*",), ("/usr/share/man/x",))
+    argv = mmdebstrap(debian)
+    assert argv[argv.index("mmdebstrap") :] == (
+        "mmdebstrap",
+        "--mode=root",
+        "--format=directory",
+        "--verbose",
+        "--variant=apt",
+        "--components=main",
+        "--include=git,curl",
+        "--aptopt=/s/apt.conf",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-include=/usr/share/man/x",
+        "bookworm",
+        "/t",
+        "/s/image.sources",
+    )
+
+
+def test_without_a_mirror_of_the_machine_mmdebstrap_takes_its_own() -> None:
+    assert mmdebstrap(Debian("bookworm"), sources=None)[-2:] == ("bookworm", "/t")
+
+
+def test_a_mirror_in_a_folder_is_seen_inside() -> None:
+    assert any(word.endswith("file-mirror-automount") for word in mmdebstrap(Debian("bookworm"), file_mirrors=True))
+    assert not any(word.startswith("--hook-dir") for word in mmdebstrap(Debian("bookworm")))
+
+
+def test_every_command_dies_with_its_builder_and_mounts_where_nobody_sees_it() -> None:
+    for argv in (mmdebstrap(Debian("bookworm")), plan.inside_argv(Path("/t"), ("true",))):
+        assert argv[:3] == ("setpriv", "--pdeathsig", "KILL")
+        own = argv[: argv.index("--")]
+        assert {"unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"} <= set(own)
+    assert plan.download_argv(("python3",), Path("/l"), Path("/w"))[:3] == ("setpriv", "--pdeathsig", "KILL")
+    assert plan.copy_argv(Path("/a"), Path("/b"))[:3] == ("setpriv", "--pdeathsig", "KILL")
+
+
+def test_inside_there_is_no_network_and_no_environment_of_the_host() -> None:
+    argv = plan.inside_argv(Path("/t"), ("id", "-u"), User.USER)
+    own, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    assert {"--net", "--root=/t", "--setuid=1000", "--setgid=1000"} <= set(own)
+    assert command == ("id", "-u")
+    assert "--setuid=0" not in plan.inside_argv(Path("/t"), ("id",))
+    assert plan.inside_env(User.USER)["HOME"] == "/home/user"
+    assert plan.inside_env()["HOME"] == "/root"
+    assert set(plan.inside_env()) <= {"PATH", "HOME", "USER", "LANG", "PYTHONHASHSEED"}
+
+
+def test_of_the_machines_environment_only_the_way_to_the_packages_is_taken() -> None:
+    for env in (plan.mmdebstrap_env(MACHINE), plan.download_env(MACHINE)):
+        assert env["https_proxy"] == "http://proxy.example"
+        assert env.keys().isdisjoint({"SECRET", "LD_PRELOAD", "PIP_TARGET", "PIP_USER"})
+    assert plan.download_env(MACHINE)["PIP_INDEX_URL"] == "https://index.example/simple"
+    assert "PIP_INDEX_URL" not in plan.mmdebstrap_env(MACHINE)
+
+
+def test_nothing_makes_byte_code_that_reads_its_source() -> None:
+    for env in (plan.mmdebstrap_env(MACHINE), plan.inside_env()):
+        assert "SOURCE_DATE_EPOCH" not in env
+
+
+def test_only_wheels_with_known_hashes_are_downloaded_and_nothing_at_all_while_installing() -> None:
+    download = plan.download_argv(("/t/ld.so", "/t/python3"), Path("/s/x.lock"), Path("/w"))
+    assert download[3:5] == ("/t/ld.so", "/t/python3")
+    assert {"--require-hashes", "--only-binary=:all:", "--no-deps", "--dest=/w", "--requirement=/s/x.lock"} <= set(download)
+    assert {"--require-hashes", "--no-index", "--no-deps", "--no-compile"} <= set(plan.install_argv("/x.lock"))
+
+
+def test_a_trees_own_python_runs_by_its_own_loader() -> None:
+    argv = plan.own_python_argv(Path("/t"), Path("/t/lib/ld.so"), [Path("/t/lib"), Path("/t/usr/lib")], Path("usr/bin/python3"))
+    assert argv == ("/t/lib/ld.so", "--library-path", "/t/lib:/t/usr/lib", "/t/usr/bin/python3")

@@ -1,0 +1,173 @@
+"""Recipes: what they may say, what identifies what they make."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.images import recipe as recipes
+from sandlot.images.recipe import Debian, Recipe, Step
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.specs import User
+
+DEBIAN = '[debian]\nsuite = "bookworm"\npackages = ["busybox-static"]\n'
+
+
+def test_everything_that_a_recipe_can_say_is_read() -> None:
+    text = """
+        description = "d"
+        from = "base"
+        [python]
+        lock = "x.lock"
+        [env]
+        A = "1"
+        [files]
+        "/etc/a" = "b"
+        [[run]]
+        argv = ["true"]
+        [[run]]
+        argv = ["id", "-u"]
+        user = "user"
+    """
+    assert recipes.parse("x", text, {"x.lock": "six==1"}) == Recipe(
+        name="x",
+        description="d",
+        parent="base",
+        lock="six==1",
+        env={"A": "1"},
+        files={"/etc/a": "b"},
+        run=(Step(("true",)), Step(("id", "-u"), User.USER)),
+    )
+
+
+def test_debian_is_read() -> None:
+    text = '[debian]\nsuite = "bookworm"\nvariant = "extract"\npackages = ["a1", "g++"]\nexclude = ["/x/*"]\ninclude = ["/x/y"]\n'
+    assert recipes.parse("x", text, {}).debian == Debian("bookworm", "extract", ("a1", "g++"), ("/x/*",), ("/x/y",))
+
+
+@pytest.mark.parametrize(
+    "text, word",
+    [
+        ("", "either"),
+        ('from = "base"\n' + DEBIAN, "either"),
+        ("x = ", "TOML"),
+        ('fron = "base"', "fron"),
+        (DEBIAN + "packags = []", "packags"),
+        ("from = 1", "text"),
+        ('[debian]\nsuite = "Bookworm!"', "suite"),
+        ('[debian]\nsuite = "bookworm"\nvariant = "tiny"', "variant"),
+        ('[debian]\nsuite = "bookworm"\npackages = ["--hook=x"]', "Debian package"),
+        ('[debian]\nsuite = "bookworm"\npackages = [1]', "text"),
+        ('[debian]\nsuite = "bookworm"\nexclude = ["etc"]', "absolute"),
+        ('from = "base"\n[python]\nlock = "nowhere.lock"', "nowhere.lock"),
+        ('from = "base"\n[files]\n"/../etc/passwd" = ""', "plain"),
+        ('from = "base"\n[files]\n"etc/passwd" = ""', "absolute"),
+        ('from = "base"\n[env]\n"A=B" = ""', "environment"),
+        ('from = "base"\n[[run]]\nargv = []', "argv"),
+        ('from = "base"\n[[run]]\nargv = ["true"]\nuser = "daemon"', "user"),
+        ('from = "base"\n[[run]]\nargv = ["true"]\nsudo = true', "sudo"),
+    ],
+)
+def test_what_it_does_not_know_it_refuses_by_name(text: str, word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(word)):
+        recipes.parse("x", text, {})
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "../a", "-a", "a" * 64, "a.b"])
+def test_a_name_is_a_plain_word(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="name"):
+        recipes.parse(name, DEBIAN, {})
+
+
+def test_a_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(DEBIAN, encoding="utf-8")
+    (tmp_path / "b.toml").write_text('from = "a"\n[python]\nlock = "b.lock"', encoding="utf-8")
+    (tmp_path / "b.lock").write_text("six==1", encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("not a recipe", encoding="utf-8")
+    found = recipes.load_folder(tmp_path)
+    assert sorted(found) == ["a", "b"]
+    assert found["b"].lock == "six==1"
+
+
+def test_an_unknown_template_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(NotFoundError, match=r"'nope'.*Known templates: base, code-interpreter") as caught:
+        recipes.line_of(recipes.builtin(), "nope")
+    assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
+
+
+def test_an_unknown_parent_and_a_circle_are_told() -> None:
+    known = {"a": Recipe("a", parent="b"), "b": Recipe("b", parent="a"), "c": Recipe("c", parent="d")}
+    with pytest.raises(InvalidRequestError, match="a <- b <- a"):
+        recipes.line_of(known, "a")
+    with pytest.raises(NotFoundError, match=r"c begins with 'd'"):
+        recipes.line_of(known, "c")
+
+
+def test_a_line_begins_with_the_first_ancestor_and_the_last_word_on_the_environment_is_its_own() -> None:
+    first = Recipe("a", debian=Debian("bookworm"), env={"X": "1", "Y": "1"})
+    second = Recipe("b", parent="a", env={"Y": "2"})
+    line = recipes.line_of({"a": first, "b": second}, "b")
+    assert line == (first, second)
+    assert recipes.environment(line) == {"X": "1", "Y": "2"}
+
+
+BASE = Recipe("a", debian=Debian("bookworm", packages=("x",)))
+CHILD = Recipe("b", parent="a", lock="l", files={"/f": "1"}, run=(Step(("true",)),))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (replace(BASE, debian=Debian("bookworm", packages=("y",))), CHILD),
+        (replace(BASE, debian=Debian("bookworm", packages=("x",), exclude=("/d",))), CHILD),
+        (BASE, replace(CHILD, lock="m")),
+        (BASE, replace(CHILD, files={"/f": "2"})),
+        (BASE, replace(CHILD, run=(Step(("true",), User.USER),))),
+        (BASE,),
+    ],
+)
+def test_what_changes_the_image_changes_the_key(line: tuple[Recipe, ...]) -> None:
+    assert recipes.key(line, "amd64") != recipes.key((BASE, CHILD), "amd64")
+
+
+def test_what_does_not_change_the_image_does_not_change_the_key() -> None:
+    renamed = (replace(BASE, name="z", description="other"), replace(CHILD, name="y", parent="z", env={"A": "1"}))
+    assert recipes.key(renamed, "amd64") == recipes.key((BASE, CHILD), "amd64")
+    assert recipes.key((BASE, CHILD), "arm64") != recipes.key((BASE, CHILD), "amd64")
+
+
+@given(st.text())
+def test_any_text_is_a_recipe_or_an_error_that_says_so(text: str) -> None:
+    try:
+        recipe = recipes.parse("x", text, {})
+    except InvalidRequestError:
+        return
+    assert (recipe.debian is None) != (recipe.parent is None)
+
+
+def test_the_built_in_recipes_name_no_host_and_their_locks_pin_every_package_with_hashes() -> None:
+    known = recipes.builtin()
+    assert sorted(known) == ["base", "code-interpreter"]
+    for recipe in known.values():
+        assert recipe.description
+        assert "://" not in repr(recipe)
+        requirements = [line for line in recipe.lock.replace("\\\n", " ").splitlines() if line.strip()]
+        for line in requirements:
+            assert re.fullmatch(r"[a-z0-9.-]+==\S+( ; [^-]+)?(\s+--hash=sha256:[0-9a-f]{64})+", line.strip())
+
+
+def test_code_interpreter_has_what_is_promised() -> None:
+    lock = recipes.builtin()["code-interpreter"].lock
+    locked = {line.partition("==")[0] for line in lock.splitlines() if "==" in line}
+    assert {"numpy", "pandas", "matplotlib", "scipy", "scikit-learn", "pillow", "requests", "ipython"} <= locked
+
+
+def test_base_has_what_is_promised() -> None:
+    debian = recipes.builtin()["base"].debian
+    assert debian is not None
+    assert {"python3", "python3-pip", "python3-venv", "python-is-python3", "bash", "git", "curl", "ca-certificates", "nodejs"} <= set(debian.packages)

@@ -1,0 +1,214 @@
+"""The shelf: nothing half built is ever seen, nothing is built twice, nothing dead stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandlot.images.shelf import Shelf
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+
+KEY = "a" * 64
+OTHER = "b" * 64
+
+
+def fill(text: str = "done") -> Callable[[Path, int], None]:
+    def build(folder: Path, _lock: int) -> None:
+        (folder / "file").write_text(text, encoding="utf-8")
+
+    return build
+
+
+def never(_folder: Path, _lock: int) -> None:
+    pytest.fail("built again")
+
+
+def nobody() -> None:
+    pytest.fail("waited for nobody")
+
+
+def left_in(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "tmp").iterdir())
+
+
+def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "cache", "things")
+    assert shelf.find(KEY) is None
+    assert shelf.held() == []
+    folder = shelf.ensure(KEY, fill(), nobody)
+    assert (folder / "file").read_text(encoding="utf-8") == "done"
+    assert shelf.ensure(KEY, never, nobody) == folder
+    assert shelf.find(KEY) == folder
+    assert shelf.held() == [KEY]
+    assert left_in(tmp_path / "cache") == []
+
+
+def test_only_root_looks_in(tmp_path: Path) -> None:
+    Shelf(tmp_path, "things").ensure(KEY, fill(), nobody)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("things", "tmp", "locks")} == {0o700}
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+
+    def fail(folder: Path, _lock: int) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        shelf.ensure(KEY, fail, nobody)
+    assert shelf.find(KEY) is None
+    assert left_in(tmp_path) == []
+    assert shelf.ensure(KEY, fill(), nobody).is_dir()
+
+
+def test_while_it_is_built_it_is_not_there(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+
+    def build(_folder: Path, _lock: int) -> None:
+        assert shelf.find(KEY) is None
+        assert shelf.held() == []
+
+    shelf.ensure(KEY, build, nobody)
+
+
+def test_the_second_builder_waits_says_so_and_takes_what_the_first_made(tmp_path: Path) -> None:
+    building, waiting = threading.Event(), threading.Event()
+    shelf = Shelf(tmp_path, "things")
+
+    def slow(folder: Path, _lock: int) -> None:
+        building.set()
+        assert waiting.wait(30)
+        (folder / "file").write_text("first", encoding="utf-8")
+
+    first = threading.Thread(target=shelf.ensure, args=(KEY, slow, nobody))
+    first.start()
+    assert building.wait(30)
+    folder = shelf.ensure(KEY, never, waiting.set)
+    first.join()
+    assert (folder / "file").read_text(encoding="utf-8") == "first"
+
+
+def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None:
+    building, waiting = threading.Event(), threading.Event()
+    shelf = Shelf(tmp_path, "things")
+
+    def failing(_folder: Path, _lock: int) -> None:
+        building.set()
+        assert waiting.wait(30)
+        raise RuntimeError
+
+    def attempt() -> None:
+        with pytest.raises(RuntimeError):
+            shelf.ensure(KEY, failing, nobody)
+
+    first = threading.Thread(target=attempt)
+    first.start()
+    assert building.wait(30)
+    assert (shelf.ensure(KEY, fill("second"), waiting.set) / "file").read_text(encoding="utf-8") == "second"
+    first.join()
+
+
+def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+
+    def build(folder: Path, lock: int) -> None:
+        shelf.ensure(OTHER, fill(), nobody)
+        fill()(folder, lock)
+
+    shelf.ensure(KEY, build, nobody)
+    assert shelf.held() == [KEY, OTHER]
+
+
+def builder(shelf: Shelf, build: Callable[[Path, int], None]) -> int:
+    """A process of its own that builds OTHER; its id, once the building has begun."""
+    begun, begins = os.pipe()
+    child = os.fork()
+    if child == 0:
+
+        def signalled(folder: Path, lock: int) -> None:
+            build(folder, lock)
+            os.write(begins, b"x")
+            time.sleep(600)
+
+        shelf.ensure(OTHER, signalled, lambda: None)
+        os._exit(1)
+    assert os.read(begun, 1) == b"x"
+    os.close(begun)
+    os.close(begins)
+    return child
+
+
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_what_a_killed_builder_left_is_swept_and_what_a_live_one_uses_is_not(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+    child = builder(shelf, fill("half"))
+    assert shelf.sweep() == 0
+    shelf.ensure(KEY, fill(), nobody)
+    assert len(left_in(tmp_path)) == 1
+
+    kill(child)
+    assert shelf.find(OTHER) is None
+    assert shelf.sweep() == 1
+    assert left_in(tmp_path) == []
+    assert shelf.ensure(OTHER, fill(), nobody).is_dir()
+
+
+def test_a_killed_builders_folder_stays_while_a_command_of_its_still_writes_there(tmp_path: Path) -> None:
+    def start_a_command(folder: Path, lock: int) -> None:
+        command = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+        (folder / "pid").write_text(str(command.pid), encoding="ascii")
+
+    shelf = Shelf(tmp_path, "things")
+    kill(builder(shelf, start_a_command))
+    assert shelf.sweep() == 0
+    command = int(next((tmp_path / "tmp").glob("*/fresh/pid")).read_text(encoding="ascii"))
+    os.kill(command, signal.SIGKILL)
+    while shelf.sweep() == 0:
+        time.sleep(0.01)
+    assert left_in(tmp_path) == []
+
+
+def test_removing_takes_the_thing_away(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "things")
+    assert shelf.remove(KEY) is False
+    shelf.ensure(KEY, fill(), nobody)
+    assert shelf.remove(KEY) is True
+    assert shelf.find(KEY) is None
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "number, kind, code",
+    [
+        (errno.ENOSPC, LimitError, ErrorCode.DISK_FULL),
+        (errno.EDQUOT, LimitError, ErrorCode.DISK_FULL),
+        (errno.EROFS, HostError, ErrorCode.HOST_NOT_READY),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number: int, kind: type[Exception], code: ErrorCode) -> None:
+    def build(_folder: Path, _lock: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(kind, match="SANDLOT_CACHE_DIR") as caught:
+        Shelf(tmp_path, "things").ensure(KEY, build, nobody)
+    assert getattr(caught.value, "code", None) is code
+    assert left_in(tmp_path) == []
+
+
+def test_a_cache_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(OSError, match="cache"):
+        Shelf(tmp_path / "cache", "things").ensure(KEY, fill(), nobody)

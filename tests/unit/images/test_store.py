@@ -1,0 +1,40 @@
+"""The store without building anything: names, keys, what is told when something is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.images.recipe import Debian, Recipe
+from sandlot.images.store import DEFAULT_CACHE, ImageStore, cache_from
+from sandlot.model.errors import ErrorCode, NotFoundError
+
+
+def test_the_cache_directory_comes_from_the_environment() -> None:
+    assert cache_from({"SANDLOT_CACHE_DIR": "/x"}) == Path("/x")
+    assert cache_from({"SANDLOT_CACHE_DIR": ""}) == DEFAULT_CACHE
+    assert cache_from({}) == DEFAULT_CACHE
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "cache", {"tiny": Recipe("tiny", debian=Debian("bookworm"))})
+    assert store.names() == ["tiny"]
+    assert store.find("tiny") is None
+    assert store.list() == []
+    assert store.prune() == 0
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("verb", ["ensure", "root", "find"])
+def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, verb: str) -> None:
+    store = ImageStore(tmp_path / "cache")
+    with pytest.raises(NotFoundError, match=r"Known templates: base, code-interpreter") as caught:
+        getattr(store, verb)("nope")
+    assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
+    assert not (tmp_path / "cache").exists()
+
+
+def test_removing_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="aaaa"):
+        ImageStore(tmp_path / "cache").remove("a" * 64)

@@ -1,0 +1,128 @@
+"""Trees: their sum, their copies by hard link, their removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandlot.images import tree
+
+
+def make(root: Path) -> Path:
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/file").write_text("text", encoding="utf-8")
+    (root / "a/b/empty").touch()
+    (root / "link").symlink_to("/nowhere")
+    (root / "a-z").write_text("between a and a/b", encoding="utf-8")
+    (root / "a/file").chmod(0o640)
+    (root / "a/b").chmod(0o1777)
+    for path in [root, *root.rglob("*")]:
+        os.utime(path, (1_000_000, 1_000_000), follow_symlinks=False)
+    return root
+
+
+def test_a_walk_names_parents_first_and_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    paths = [path for path, _ in tree.walk(make(tmp_path / "t"))]
+    assert paths == ["a", "a-z", "link", "a/b", "a/file", "a/b/empty"]
+
+
+def rewrite(root: Path) -> None:
+    (root / "a/file").write_text("tex!", encoding="utf-8")
+    os.utime(root / "a/file", (1_000_000, 1_000_000))
+
+
+def point_elsewhere(root: Path) -> None:
+    (root / "link").unlink()
+    (root / "link").symlink_to("/elsewhere")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "content": rewrite,
+    "time": lambda root: os.utime(root / "a/file", (1_000_001, 1_000_001)),
+    "mode": lambda root: (root / "a/file").chmod(0o600),
+    "mode of a folder": lambda root: (root / "a/b").chmod(0o777),
+    "owner": lambda root: os.chown(root / "a/file", 1000, 1000),
+    "owner of a link": lambda root: os.chown(root / "link", 1000, 1000, follow_symlinks=False),
+    "name": lambda root: (root / "a/b/empty").rename(root / "a/b/empti"),
+    "less": lambda root: (root / "a/b/empty").unlink(),
+    "more": lambda root: (root / "new").mkdir(),
+    "target of a link": point_elsewhere,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_changes_the_digest(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    root = make(tmp_path)
+    before = tree.summary(root)
+    change(root)
+    assert tree.summary(root).digest != before.digest
+
+
+def test_two_trees_that_hold_the_same_have_one_digest(tmp_path: Path) -> None:
+    assert tree.summary(make(tmp_path / "one")) == tree.summary(make(tmp_path / "two"))
+
+
+def test_the_sum_counts_entries_and_bytes_once(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    os.link(root / "a/file", root / "again")
+    summary = tree.summary(root)
+    assert summary.files == 7
+    assert summary.size_bytes == 4 + len("between a and a/b")
+
+
+def test_a_copy_by_links_is_the_same_in_everything_and_takes_no_blocks(tmp_path: Path) -> None:
+    source = make(tmp_path / "source")
+    assert tree.link(source, tmp_path / "copy") == 6
+    assert tree.summary(tmp_path / "copy") == tree.summary(source)
+    for path, status in tree.walk(source):
+        copied = (tmp_path / "copy" / path).lstat()
+        assert (copied.st_ino == status.st_ino) == (not (source / path).is_dir() or (source / path).is_symlink())
+        assert copied.st_mtime_ns == status.st_mtime_ns
+
+
+def test_what_a_copy_did_not_change_is_shared_again(tmp_path: Path) -> None:
+    original = make(tmp_path / "original")
+    copied = tmp_path / "copy"
+    shutil.copytree(original, copied, symlinks=True)
+    for path in ("a/file", "a-z", "a/b/empty"):
+        shutil.copystat(original / path, copied / path)
+    (copied / "a-z").write_text("between a and a/c", encoding="utf-8")
+    shutil.copystat(original / "a-z", copied / "a-z")
+    before = tree.summary(copied).digest
+    assert tree.share(original, copied) == 4
+    assert tree.summary(copied).digest == before
+    assert (copied / "a/file").samefile(original / "a/file")
+    assert not (copied / "a-z").samefile(original / "a-z")
+
+
+def test_only_what_is_newer_gets_the_given_time(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    os.utime(root / "a/file", (2_000_000, 2_000_000))
+    os.utime(root / "link", (2_000_000, 2_000_000), follow_symlinks=False)
+    tree.settle_times(root, since_s=1_500_000, to_s=1_200_000)
+    times = {path: int(status.st_mtime) for path, status in tree.walk(root)}
+    assert times["a/file"] == times["link"] == 1_200_000
+    assert times["a-z"] == 1_000_000
+
+
+def test_removing_takes_everything_and_can_be_repeated(tmp_path: Path) -> None:
+    root = make(tmp_path / "t")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    (root / "out").symlink_to(outside)
+    tree.remove(root)
+    assert not root.exists()
+    tree.remove(root)
+    assert (outside / "kept").exists()
+
+
+def test_syncing_needs_a_folder(tmp_path: Path) -> None:
+    tree.sync(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        tree.sync(tmp_path / "missing")
