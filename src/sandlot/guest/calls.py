@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from sandlot.guest.flow.wire import Wire
 
-REMEMBERED_CALLS = 1024
+REMEMBERED_CALLS = 4096
+NO_STREAM = -1
 
 #: Calls that may be asked again without harm, or that keep their own memory under the call's id.
 UNREMEMBERED = frozenset(
@@ -149,6 +150,7 @@ class Calls:
         """Every stream is gone; calls that can go on without one do."""
         gone, self._by_stream = self._by_stream, {}
         for call in gone.values():
+            call.moved_to(NO_STREAM)  # stream numbers begin anew: the old one may soon be somebody else's
             self._gone(call)
 
     def forget_all(self) -> None:
@@ -245,7 +247,14 @@ class Calls:
         if call.outcome is None or self._under_way.get(call.id) is not call:
             return
         del self._under_way[call.id]
-        self._remembered[call.id] = (call.name, call.outcome)
+        self._remember(call.id, call.name, call.outcome)
+
+    def past(self, id_: str, name: str) -> None:
+        """A process or cell is no longer kept: its id asked again is refused, not done again."""
+        self._remember(id_, name, Refusal("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
+
+    def _remember(self, id_: str, name: str, outcome: dict[str, Any] | Refusal) -> None:
+        self._remembered[id_] = (name, outcome)
         while len(self._remembered) > REMEMBERED_CALLS:
             self._remembered.popitem(last=False)
 

@@ -342,3 +342,4 @@ class Processes:
     def _drop(self, process: Process) -> None:
         process.discard()
         self._by_id.pop(process.id, None)
+        self._guest.calls.past(process.id, "process.start")

@@ -58,7 +58,7 @@ def test_a_program_leads_its_own_session_and_inherits_no_descriptor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "cwd", "code"),
+    "argv,cwd,code",
     [
         (["no-such-program"], "/", "path_not_found"),
         (["/bin/true"], "/no/such/folder", "path_not_found"),
@@ -91,5 +91,5 @@ def test_layers_of_the_environment_override_the_account() -> None:
 def test_only_two_accounts_can_be_asked_for() -> None:
     assert account("root").uid == 0
     assert account("user").uid == 1000
-    with pytest.raises(Refusal, match="Use|There is no user"):
+    with pytest.raises(Refusal, match="There is no user"):
         account("daemon")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 from sandlot.guest.tasks import Task, kill_tree, tasks, tree
 
@@ -48,5 +48,5 @@ def _settled_family(root: int) -> list[int]:
         family = tree(root, tasks())
         if len(family) >= 5:
             return family
-        assert os.path.exists(f"/proc/{root}"), "the shell is gone"
+        assert Path(f"/proc/{root}").exists(), "the shell is gone"
         time.sleep(0.01)

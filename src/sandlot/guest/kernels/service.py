@@ -371,3 +371,4 @@ class Kernels:
             kept -= cell.outputs.kept_bytes
             count -= 1
             del self._cells[cell.id]
+            self._guest.calls.past(cell.id, "kernel.execute")

@@ -27,7 +27,7 @@ def sudo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("line", "argv", "variables", "keep"),
+    "line,argv,variables,keep",
     [
         (["id"], ["id"], {}, False),
         (["-E", "env", "-i"], ["env", "-i"], {}, True),
