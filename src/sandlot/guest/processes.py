@@ -20,7 +20,7 @@ from sandlot.guest.flow.outputs import HOLD_S, Outputs
 from sandlot.guest.flow.pipes import InputPipe, OutputPipe, open_pipe
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
-from sandlot.protocol.schema import STDERR, STDIN, STDOUT
+from sandlot.protocol.schema import LIMITS, STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -256,7 +256,8 @@ class Processes:
 
     def list_all(self, call: Call) -> None:
         """``process.list``."""
-        call.result(processes=[process.describe() for process in self._by_id.values()])
+        newest = list(self._by_id.values())[-LIMITS["processes"] :]
+        call.result(processes=[process.describe() for process in newest])
 
     def forget(self, call: Call) -> None:
         """``process.forget``: a finished one."""

@@ -84,12 +84,13 @@ class Files:
         call.result(**stat_as(path, account(call.args["user"]), follow=call.args["follow"]))
 
     def list_entries(self, call: Call) -> None:
-        """``file.list``: the entries of one folder, by name."""
+        """``file.list``: the entries of one folder by name, a page from an offset."""
         path = _absolute(call.args["path"])
-        limit = min(max(1, call.args["limit"]), LIMITS["entries"])
-        self._guest.loop.task(self._list(call, path, account(call.args["user"]), limit))
+        offset = max(0, call.args["offset"] or 0)
+        end = offset + min(max(1, call.args["limit"]), LIMITS["entries"])
+        self._guest.loop.task(self._list(call, path, account(call.args["user"]), offset, end))
 
-    def _list(self, call: Call, path: str, who: Account, limit: int) -> Generator[None, None, None]:
+    def _list(self, call: Call, path: str, who: Account, offset: int, end: int) -> Generator[None, None, None]:
         try:
             with As(who):
                 names = sorted(os.listdir(path))
@@ -97,16 +98,16 @@ class Files:
             call.answer(refusal(error, path))
             return
         entries: list[dict[str, Any]] = []
-        for at in range(0, min(len(names), limit), STEP_ENTRIES):
+        for at in range(offset, min(len(names), end), STEP_ENTRIES):
             with As(who):
-                for name in names[at : min(at + STEP_ENTRIES, limit)]:
+                for name in names[at : min(at + STEP_ENTRIES, end)]:
                     inner = os.path.join(path, name)
                     try:
                         entries.append(entry(inner, os.lstat(inner)))
                     except OSError:
                         continue  # gone since the folder was read
             yield
-        call.result(entries=entries, more=len(names) > limit)
+        call.result(entries=entries, more=len(names) > end)
 
     def mkdir(self, call: Call) -> None:
         """``file.mkdir``; with ``parents`` a folder that is there already is no error, as with mkdir -p."""

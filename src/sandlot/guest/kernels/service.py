@@ -12,6 +12,7 @@ Laws:
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -40,7 +41,7 @@ PROGRAM = "/.sandlot/programs/kernel.py"
 GRACE_S = 2.0
 KEPT = 32
 KEPT_BYTES = 16 * 1024 * 1024
-MIME_CHARS = 100
+MIME_TYPE = re.compile(r"[A-Za-z0-9.+_-]{1,100}/[A-Za-z0-9.+_-]{1,100}")
 LINE_CHARS = 8000
 """Of an error's text and a traceback's line; schema.LIMITS allows 64 KiB, and a character has up to 4 bytes."""
 HEAD = struct.Struct(">I")
@@ -235,7 +236,7 @@ class Kernel:
             return
         if kind == "display":
             items = list(message["data"].items())[: LIMITS["mime_types"]]
-            data = {mime[:MIME_CHARS]: item for mime, item in items if type(item) in {str, bytes}}
+            data = {mime: item for mime, item in items if type(item) in {str, bytes} and MIME_TYPE.fullmatch(mime)}
             cell.tell({"event": "display", "data": data, "main": bool(message["main"])}, size)
         elif kind == "error":
             trace = [str(line)[:LINE_CHARS] for line in message["traceback"]][-LIMITS["traceback"] :]
