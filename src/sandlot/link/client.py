@@ -273,9 +273,17 @@ class Link(Session):
         """What is at a path; ``follow`` decides about a symlink at its end."""
         return await self.ask("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
 
-    async def list_dir(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"]) -> Listing:
-        """What a folder holds, by name, at most ``limit`` (1,000) entries."""
-        return await self.ask("file.list", {"path": path, "user": user.value, "limit": min(limit, schema.LIMITS["entries"])}, parse.listing)
+    async def list_dir(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
+        """What a folder holds, by name.
+
+        Args:
+            path: Absolute, inside the sandbox.
+            user: As whom.
+            limit: At most so many entries, 1,000 in one call whatever is asked for.
+            offset: Names to skip; the next page is at ``offset + limit``, also where entries vanished meanwhile.
+        """
+        limit = min(limit, schema.LIMITS["entries"])
+        return await self.ask("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
 
     async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
         """Make a folder."""

@@ -71,9 +71,9 @@ MORE = 1
 HOST_FRAME_MAX = 4096
 GUEST_FRAME_MAX = 65536
 
-_ON_CONNECTION = frozenset((HELLO, WELCOME, QUIESCE, QUIESCED, LOST))
-_FROM_HOST_ONLY = frozenset((HELLO, QUIESCE))
-_FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED, LOST))
+ON_CONNECTION = frozenset((HELLO, WELCOME, QUIESCE, QUIESCED, LOST))
+FROM_HOST_ONLY = frozenset((HELLO, QUIESCE))
+FROM_GUEST_ONLY = frozenset((WELCOME, QUIESCED, LOST))
 
 
 class Frame:
@@ -148,7 +148,7 @@ class Decoder:
     def _check(self, sync: int, type_: int, flags: int, channel: int, stream: int, length: int) -> None:
         if sync != SYNC:
             raise ProtocolError(f"no frame starts with byte 0x{sync:02x}")
-        if type_ not in NAMES or type_ in (_FROM_GUEST_ONLY if self._from_host else _FROM_HOST_ONLY):
+        if type_ not in NAMES or type_ in (FROM_GUEST_ONLY if self._from_host else FROM_HOST_ONLY):
             raise ProtocolError(f"frame type {type_} does not come from this side")
         if length > self._max_payload:
             raise ProtocolError(f"a {NAMES[type_]} of {length} bytes; at most {self._max_payload} are allowed")
@@ -156,5 +156,5 @@ class Decoder:
             raise ProtocolError(f"flags {flags} on a {NAMES[type_]}")
         if channel and type_ != DATA:
             raise ProtocolError(f"a channel on a {NAMES[type_]}")
-        if (stream == 0) != (type_ in _ON_CONNECTION):
+        if (stream == 0) != (type_ in ON_CONNECTION):
             raise ProtocolError(f"a {NAMES[type_]} on stream {stream}")

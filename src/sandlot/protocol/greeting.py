@@ -12,34 +12,34 @@ from sandlot.protocol import frames
 MAGIC = b"\x93SANDLT\x1a"
 NONCE_BYTES = 16
 
-_HELLO = struct.Struct(">8s16sHH")
-_WELCOME = struct.Struct(">8s16sHBx")
-_PADDING = frames.HOST_FRAME_MAX - frames.HEADER_BYTES - _HELLO.size
+HELLO = struct.Struct(">8s16sHH")
+WELCOME = struct.Struct(">8s16sHBx")
+_PADDING = frames.HOST_FRAME_MAX - frames.HEADER_BYTES - HELLO.size
 
 
 def hello(nonce: bytes, lowest: int, highest: int) -> bytes:
     """The HELLO frame, padded to the largest frame."""
-    return frames.encode(frames.HELLO, 0, _HELLO.pack(MAGIC, nonce, lowest, highest) + b"\0" * _PADDING)
+    return frames.encode(frames.HELLO, 0, HELLO.pack(MAGIC, nonce, lowest, highest) + b"\0" * _PADDING)
 
 
 def welcome(nonce: bytes, generation: int, *, asleep: bool) -> bytes:
     """The WELCOME frame."""
-    return frames.encode(frames.WELCOME, 0, _WELCOME.pack(MAGIC, nonce, generation, int(asleep)))
+    return frames.encode(frames.WELCOME, 0, WELCOME.pack(MAGIC, nonce, generation, int(asleep)))
 
 
 def parse_hello(payload: bytes) -> tuple[bytes, int, int] | None:
     """Nonce, lowest and highest generation; None where it is no HELLO."""
-    if len(payload) < _HELLO.size or not payload.startswith(MAGIC):
+    if len(payload) < HELLO.size or not payload.startswith(MAGIC):
         return None
-    _, nonce, lowest, highest = _HELLO.unpack_from(payload)
+    _, nonce, lowest, highest = HELLO.unpack_from(payload)
     return nonce, lowest, highest
 
 
 def parse_welcome(payload: bytes) -> tuple[bytes, int, bool] | None:
     """Nonce, generation and whether the guest is asleep; None where it is no WELCOME."""
-    if len(payload) != _WELCOME.size or not payload.startswith(MAGIC):
+    if len(payload) != WELCOME.size or not payload.startswith(MAGIC):
         return None
-    _, nonce, generation, asleep = _WELCOME.unpack(payload)
+    _, nonce, generation, asleep = WELCOME.unpack(payload)
     return nonce, generation, bool(asleep)
 
 
@@ -61,12 +61,12 @@ class Search:
     @classmethod
     def for_hello(cls) -> Search:
         """The guest's search."""
-        return cls(MAGIC, _HELLO.size + _PADDING)
+        return cls(MAGIC, HELLO.size + _PADDING)
 
     @classmethod
     def for_welcome(cls, nonce: bytes) -> Search:
         """The host's search."""
-        return cls(MAGIC + nonce, _WELCOME.size)
+        return cls(MAGIC + nonce, WELCOME.size)
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """The greeting's payload and what follows it, once it is whole; both empty until then."""

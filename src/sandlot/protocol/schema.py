@@ -144,7 +144,12 @@ CALLS: dict[str, dict[str, Any]] = {
         "result": _ENTRY,
     },
     "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
-    "file.list": {"args": {"path": "str", "user": "str", "limit": "int"}, "events": {}, "result": {"entries": "list[map]", "more": "bool"}},
+    # By name. offset: how many names to skip, so that a long folder is read in pages; those that vanish meanwhile are left out.
+    "file.list": {
+        "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?"},
+        "events": {},
+        "result": {"entries": "list[map]", "more": "bool"},
+    },
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
@@ -155,10 +160,10 @@ LIMITS = {
     "name": 255,
     "path": 4095,
     "text": 65536,  # an error's name or value, a line of a traceback, a RESET's message
-    "argv": 65536,
+    "argv": 64,  # arguments that a record of process.list shows
     "traceback": 1000,
     "mime_types": 64,  # representations of one display
-    "processes": 4096,
+    "processes": 1024,  # of one process.list
     "entries": 1000,  # of one file.list, whatever was asked for
     "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
     "mode": 0o7777,  # permission bits only
