@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import IO, TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
@@ -23,6 +23,7 @@ Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes] | AsyncIte
 
 CHUNK_BYTES = 256 * 1024
 """How much of a file is read and sent at once."""
+CLEANUP_S = 30.0
 KEEP_ALIVE_S = 60.0
 """How long an idle connection is kept; less than the service keeps it."""
 
@@ -53,6 +54,11 @@ async def call(callback: Callback[T] | None, value: T) -> None:
     outcome = callback(value)
     if inspect.isawaitable(outcome):
         await outcome
+
+
+def shielded() -> AbstractContextManager[object]:
+    """Clean-up in the body is carried out even where the task has been cancelled, for a bounded time."""
+    return anyio.move_on_after(CLEANUP_S, shield=True)
 
 
 @asynccontextmanager

@@ -160,7 +160,8 @@ class AsyncSandbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.kill()
+        with backend.shielded():
+            await self.kill()
 
     @property
     def id(self) -> str:

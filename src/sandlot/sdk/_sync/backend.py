@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, TypeAlias, TypeVar, TypeVarTuple
 
 import httpx
@@ -49,6 +49,11 @@ def call(callback: Callback[T] | None, value: T) -> None:
     """Tell a callback, if there is one."""
     if callback is not None:
         callback(value)
+
+
+def shielded() -> AbstractContextManager[object]:
+    """Clean-up in the body is carried out: nothing cancels a synchronous caller."""
+    return nullcontext()
 
 
 @contextmanager

@@ -161,7 +161,8 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        with backend.shielded():
+            self.kill()
 
     @property
     def id(self) -> str:

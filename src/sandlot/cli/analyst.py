@@ -1,0 +1,199 @@
+"""The demo's analyst: a scripted stand-in for a model, its task, and the same figures computed without it.
+
+The stand-in answers like a model behind a tool call: code in, what came of it back, the next code out. It knows its script, but it reads what it
+is told: which column to use instead of the one that does not exist is taken out of the sandbox's answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TASK = "wine.csv has chemical measurements of 178 wines from three cultivars. Which one tells the cultivars apart best? Draw it."
+DATA = "/workspace/wine.csv"
+CHART = "/output/wine.png"
+
+RAW_DATA = "sklearn/datasets/data/wine_data.csv"
+"""UCI's wine data as scikit-learn ships it: a line with counts and class names, then measurements and the class, without names of columns."""
+COLUMNS = (
+    "alcohol",
+    "malic_acid",
+    "ash",
+    "alcalinity_of_ash",
+    "magnesium",
+    "total_phenols",
+    "flavanoids",
+    "nonflavanoid_phenols",
+    "proanthocyanins",
+    "color_intensity",
+    "hue",
+    "od280_od315",
+    "proline",
+    "cultivar",
+)
+"""The names of its columns, from sklearn.datasets.load_wine."""
+
+LOCATE = """\
+from importlib.util import find_spec
+from pathlib import Path
+
+print(Path(find_spec("sklearn").origin).parent.parent)
+"""
+
+ATTEMPT = """\
+import pandas as pd
+
+wine = pd.read_csv("/workspace/wine.csv")
+print(wine.shape, list(wine.columns))
+
+groups = wine.groupby("class")
+"""
+
+REPAIR = """\
+import json
+
+groups = wine.groupby("{column}")  # wine is still there: nothing is read again
+measured = wine.columns.drop("{column}")
+total = wine[measured].mean()
+between = sum(len(part) * (part[measured].mean() - total) ** 2 for _, part in groups) / (groups.ngroups - 1)
+within = sum(((part[measured] - part[measured].mean()) ** 2).sum() for _, part in groups) / (len(wine) - groups.ngroups)
+separation = (between / within).sort_values()  # the F ratio of an analysis of variance
+best = separation.index[-1]
+figures = {{
+    "wines": len(wine),
+    "best": best,
+    "F ratio": float(separation[best]),
+    **{{f"mean of cultivar {{name}}": float(value) for name, value in groups[best].mean().items()}},
+    **{{f"deviation of cultivar {{name}}": float(value) for name, value in groups[best].std().items()}},
+}}
+print(json.dumps(figures))
+"""
+
+DRAW = """\
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+left.barh(separation.index, separation, color=["#b8c4d6"] * (len(separation) - 1) + ["#8c1c3a"])
+left.set(title="How well each measurement separates the cultivars", xlabel="F ratio")
+for (name, part), colour in zip(groups, ("#8c1c3a", "#d08a2e", "#3f6c8f")):
+    right.hist(part[best], bins=18, range=(wine[best].min(), wine[best].max()), alpha=0.75, color=colour, label=f"cultivar {name}")
+right.set(title=f"{best} by cultivar", xlabel=best, ylabel="wines")
+right.legend(frameon=False)
+figure.savefig("/output/wine.png", dpi=120)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the analyst says: a sentence, and code to run, or None when it is done."""
+
+    text: str
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What it is told: what the code printed, and the traceback if it raised."""
+
+    stdout: str
+    traceback: str = ""
+
+
+def answer(history: Sequence[Outcome]) -> Answer:
+    """The analyst's next message.
+
+    Args:
+        history: What came of its code so far.
+
+    Raises:
+        ValueError: The last outcome is nothing that the script has an answer to.
+    """
+    if not history:
+        return Answer("I read the file and group the wines by their class.", ATTEMPT)
+    told = history[-1]
+    if missing := re.search(r"KeyError: '([^']+)'", told.traceback):
+        column = _column_of_the_task(told.stdout)
+        return Answer(
+            f"There is no column {missing[1]!r}; the cultivar is in {column!r}. The table is still in memory.", REPAIR.format(column=column)
+        )
+    if told.traceback:
+        raise ValueError(told.traceback.splitlines()[-1])
+    if told.stdout.startswith("{"):
+        best = json.loads(told.stdout)["best"]
+        return Answer(f"It is {best}. I draw it.", DRAW)
+    return Answer("Done: the chart is in /output.")
+
+
+def table_of(raw: str) -> list[list[str]]:
+    """The data as a table with names of columns, from the file that scikit-learn ships."""
+    return [list(COLUMNS), *csv.reader(raw.splitlines()[1:])]
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    """The figures that the analyst should come to, computed with the standard library from the same file."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cultivars = sorted({row["cultivar"] for row in rows})
+    measured = [name for name in rows[0] if name != "cultivar"]
+    values = {name: {cultivar: [float(row[name]) for row in rows if row["cultivar"] == cultivar] for cultivar in cultivars} for name in measured}
+    separation = {name: _f_ratio(list(values[name].values())) for name in measured}
+    best = max(separation, key=separation.__getitem__)
+    return {
+        "wines": len(rows),
+        "best": best,
+        "F ratio": separation[best],
+        **{f"mean of cultivar {cultivar}": statistics.fmean(values[best][cultivar]) for cultivar in cultivars},
+        **{f"deviation of cultivar {cultivar}": statistics.stdev(values[best][cultivar]) for cultivar in cultivars},
+    }
+
+
+def agree(one: object, other: object) -> bool:
+    """Whether two figures are the same: equal, or floats that differ by rounding only."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
+
+
+def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """The names of the figures that do not agree, or that only one side has."""
+    return [name for name in dict.fromkeys([*one, *other]) if name not in one or name not in other or not agree(one[name], other[name])]
+
+
+def png_size(content: bytes) -> tuple[int, int]:
+    """Width and height of a PNG in pixels (PNG specification, 5.2 and 11.2.2).
+
+    Raises:
+        ValueError: It is no PNG.
+    """
+    if not content.startswith(b"\x89PNG\r\n\x1a\n") or content[12:16] != b"IHDR" or not content.rstrip().endswith(b"IEND\xaeB`\x82"):
+        raise ValueError("The chart is no complete PNG.")
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def _column_of_the_task(stdout: str) -> str:
+    """The column that the task speaks of, out of those that the code printed."""
+    columns: list[str] = re.findall(r"'([^']+)'", stdout)
+    for column in columns:
+        if column in TASK:
+            return column
+    raise ValueError("None of the columns fits the task.")
+
+
+def _f_ratio(groups: Iterable[Sequence[float]]) -> float:
+    """F of a one-way analysis of variance: the variance between the groups over that within them."""
+    parts = list(groups)
+    count = sum(len(part) for part in parts)
+    total = math.fsum(value for part in parts for value in part) / count
+    between = math.fsum(len(part) * (statistics.fmean(part) - total) ** 2 for part in parts) / (len(parts) - 1)
+    within = math.fsum((value - statistics.fmean(part)) ** 2 for part in parts for value in part) / (count - len(parts))
+    return between / within

@@ -1,0 +1,79 @@
+"""``sandlot cp``: files and folders between this machine and a sandbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sandlot.sdk import Sandbox
+
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One side of a copy.
+
+    Args:
+        path: As it was written, relative paths of a sandbox put below ``/workspace``.
+        sandbox: The sandbox's id; None is this machine.
+        into: Whether it was written as a folder, with a slash at its end.
+    """
+
+    path: str
+    sandbox: str | None = None
+    into: bool = False
+
+
+def place(word: str) -> Place:
+    """``ID:PATH`` is in a sandbox, everything else is here."""
+    from sandlot.model.ids import SANDBOX_ID
+
+    sandbox, colon, path = word.partition(":")
+    if not colon or SANDBOX_ID.fullmatch(sandbox) is None:
+        return Place(word, into=word.endswith("/"))
+    return Place(str(PurePosixPath(WORKSPACE, path)), sandbox=sandbox, into=path.endswith("/") or path in {"", "."})
+
+
+def cp(
+    *,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A file or folder: PATH, or ID:PATH in a sandbox (relative to /workspace).")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Where to, likewise. An existing folder, or one written with '/', takes it in.")],
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Act in the sandbox as 'user' or 'root'. (default: user)")] = None,
+) -> None:
+    """Copy files and folders into a sandbox, or out of one."""
+    from sandlot.sdk import Sandbox
+
+    here, there = place(source), place(target)
+    if (here.sandbox is None) == (there.sandbox is None):
+        raise typer.BadParameter("One of SRC and DST has to be ID:PATH in a sandbox, the other a path here.")
+    sandbox = Sandbox.connect(here.sandbox or there.sandbox or "")
+    try:
+        if there.sandbox is not None:
+            sandbox.files.upload(here.path, _in_sandbox(sandbox, here, there, user), user=user)
+        else:
+            sandbox.files.download(here.path, _here(here, there), user=user)
+    finally:
+        sandbox.close()
+
+
+def _in_sandbox(sandbox: Sandbox, source: Place, target: Place, user: str | None) -> str:
+    from sandlot.model.errors import ErrorCode, SandlotError
+
+    into = target.into
+    if not into:
+        try:
+            into = sandbox.files.stat(target.path, user=user).is_dir
+        except SandlotError as error:
+            if error.code is not ErrorCode.PATH_NOT_FOUND:
+                raise
+    return str(PurePosixPath(target.path, Path(source.path).absolute().name)) if into else target.path
+
+
+def _here(source: Place, target: Place) -> Path:
+    path = Path(target.path)
+    return path / PurePosixPath(source.path).name if target.into or path.is_dir() else path

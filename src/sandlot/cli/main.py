@@ -1,0 +1,92 @@
+"""The program ``sandlot``: its commands, and what becomes of their errors.
+
+Exit status:
+- 0 is success, 1 a failure of ours, 2 a wrong use of the command line, 130 an interrupt.
+- ``run`` and ``exec`` give the program's own: its exit status, 128 + the signal that ended it, 124 when it ran out of time (as timeout(1) of
+  coreutils has it). A failure of ours is 125 there, whatever it is, with a line on standard error that begins with ``sandlot:``.
+
+Laws:
+- An error is a line that says what happened and a line that says what to do; SANDLOT_DEBUG=1 shows the traceback as well.
+- Standard output carries results only: what is for a person goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from sandlot.cli import copy, demo, doctor, run, sandboxes, service
+
+OURS = 125
+"""What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="sandlot",
+    help="Sandboxes for code that an AI agent wrote.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", context_settings=run.RUN_SETTINGS)(run.run)
+app.command("create")(sandboxes.create)
+app.command("ls")(sandboxes.ls)
+app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
+app.command("cp")(copy.cp)
+app.command("rm")(sandboxes.rm)
+app.command("demo")(demo.demo)
+app.command("serve", rich_help_panel="Service")(service.serve)
+app.command("stop", rich_help_panel="Service")(service.stop)
+app.add_typer(service.keys, name="keys", rich_help_panel="Service")
+app.command("doctor", rich_help_panel="Service")(doctor.doctor)
+app.command("version", rich_help_panel="Service")(service.version)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Args:
+        arguments: Without the program's name; by default the process's own.
+    """
+    sys.exit(dispatch(sys.argv[1:] if arguments is None else arguments))
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Run the command line; its exit status."""
+    ours = OURS if arguments[:1] in (["run"], ["exec"]) else None
+    try:
+        return app(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
+    except typer.Abort:
+        return INTERRUPTED
+    except typer.TyperException as error:
+        _say(error.format_message().removeprefix("Invalid value: "), _usage_hint(error))
+        return ours or 2
+    except Exception as error:
+        if os.environ.get("SANDLOT_DEBUG", "") not in {"", "0"}:
+            raise
+        _say(*_described(error))
+        return ours or 1
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    from sandlot.model.errors import SandlotError
+
+    if isinstance(error, SandlotError):
+        return error.message, error.hint
+    if isinstance(error, OSError):
+        return str(error), ""
+    return f"{type(error).__name__}: {error}", "This is a defect in Sandlot; SANDLOT_DEBUG=1 shows where."
+
+
+def _usage_hint(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f"See `{context.command_path if context is not None else 'sandlot'} --help`."
+
+
+def _say(message: str, hint: str) -> None:
+    typer.echo(f"sandlot: {message}", err=True)
+    if hint:
+        typer.echo(f"  {hint}", err=True)

@@ -1,0 +1,65 @@
+"""What the commands share: notes for a person, tables, and words out of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+MINUTE_S = 60
+HOUR_S = 3600
+DAY_S = 86400
+
+
+def note(text: str) -> None:
+    """Tell the person something; scripts read standard output and do not see it."""
+    typer.echo(text, err=True)
+
+
+def announce_build(templates: Iterable[Mapping[str, Any]], template: str | None) -> None:
+    """Tell the person why the first sandbox of a template takes long.
+
+    Args:
+        templates: The service's, as ``Client.templates`` gives them.
+        template: The one that is about to be used; None is the default one.
+    """
+    from sandlot.model.specs import DEFAULT_TEMPLATE
+
+    name = template or DEFAULT_TEMPLATE
+    if any(known["name"] == name and not known.get("built", True) for known in templates):
+        note(f"sandlot: building the template {name!r} first; it is used for the first time, and this takes a few minutes.")
+
+
+def pairs(values: Sequence[str] | None, option: str) -> dict[str, str]:
+    """``NAME=VALUE`` words as a mapping.
+
+    Raises:
+        typer.BadParameter: One has no ``=`` or no name.
+    """
+    found = {}
+    for value in values or ():
+        name, equals, content = value.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{option} {value!r}: it takes NAME=VALUE.")
+        found[name] = content
+    return found
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, or how long until, in the largest fitting unit: ``40s``, ``5m``, ``3h``, ``2d``."""
+    if moment is None:
+        return "-"
+    seconds = int(abs(((now or datetime.now(UTC)) - moment).total_seconds()))
+    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "m")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds // unit_s}{unit}"
+    return f"{seconds}s"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a plain table: columns that cut(1) and awk(1) can take apart, nothing cut off."""
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    for row in [heads, *rows]:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,124 @@
+"""A program in a sandbox as if it ran here: bytes in, bytes out, its exit status, and an end when this process gets a signal.
+
+Laws:
+- Not a byte is added, dropped or changed on standard input, output and error.
+- Nothing inherited is made non-blocking: the terminal and pipes belong to other processes as well.
+- A slow reader slows the program down and nothing else; a reader that is gone ends it (status 141, as SIGPIPE would have).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import stat
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import anyio
+
+from sandlot.cli.output import note
+from sandlot.model.errors import SandboxEndedError
+from sandlot.sdk.results import TIMED_OUT, CommandResult, Output
+
+CHUNK_BYTES = 64 * 1024
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OF_SIGNAL = 128
+
+
+class _BrokenOutputError(Exception):
+    """Nobody reads our output any more."""
+
+
+def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine; a signal cancels it, so that it cleans up, and becomes the exit status.
+
+    A second signal ends this process at once: what was not cleaned up then ends by its own timeout.
+
+    Args:
+        main: Gives the exit status.
+    """
+    received: list[int] = []
+
+    async def guarded() -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+
+        def stop(number: int) -> None:
+            if received:
+                os._exit(_OF_SIGNAL + number)
+            received.append(number)
+            task.cancel()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stop, number)
+        return await main
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        return _OF_SIGNAL + (received[0] if received else signal.SIGTERM)
+    except _BrokenOutputError:
+        return _OF_SIGNAL + signal.SIGPIPE
+
+
+def exit_status(result: CommandResult, timeout_s: float | None) -> int:
+    """The status to exit with; says why on standard error where that is not the program's own doing."""
+    if result.timed_out:
+        note(f"sandlot: the program was ended after its {timeout_s:g} s." if timeout_s else "sandlot: the program ran out of time.")
+        return TIMED_OUT
+    if result.reason == "pids":
+        note("sandlot: the program was ended because it started more processes than the sandbox may have.")
+    return result.exit_code
+
+
+def ended_status(error: SandboxEndedError) -> int | None:
+    """The status for a program whose sandbox ended under it; None where that is no fate of the program's."""
+    if error.fields.get("reason") == "oom":
+        note("sandlot: the sandbox needed more memory than it may have, and was ended.")
+        return _OF_SIGNAL + signal.SIGKILL
+    return None
+
+
+async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:
+    """What this process gets on its standard input, as it comes."""
+    with suppress(OSError):  # closed, or a terminal that this process may not read from: both are an end
+        pollable = _pollable(descriptor)
+        while True:
+            if pollable:
+                await anyio.wait_readable(descriptor)
+            piece = os.read(descriptor, CHUNK_BYTES)
+            if not piece:
+                return
+            yield piece
+
+
+async def emit(piece: Output) -> None:
+    """Write a piece of output to where the program would have written it."""
+    await write_all(1 if piece.stream == "stdout" else 2, piece.data)
+    if piece.lost_bytes:
+        note(f"sandlot: {piece.lost_bytes} bytes of {piece.stream} were lost.")
+
+
+async def write_all(descriptor: int, data: bytes) -> None:
+    """Write it all, without blocking the event loop while nobody reads."""
+    rest = memoryview(data)
+    pollable = _pollable(descriptor)
+    try:
+        while rest:
+            if pollable:
+                await anyio.wait_writable(descriptor)
+            # A pipe that is writable takes PIPE_BUF bytes without blocking, pipe(7); a file takes everything.
+            rest = rest[os.write(descriptor, rest[: select.PIPE_BUF] if pollable else rest) :]
+    except BrokenPipeError:
+        raise _BrokenOutputError from None
+
+
+def _pollable(descriptor: int) -> bool:
+    """Whether it can be waited for: epoll(7) refuses regular files and folders, which never block, and some devices."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return True
+    return stat.S_ISCHR(mode) and os.isatty(descriptor)

@@ -1,0 +1,185 @@
+"""``sandlot run`` and ``sandlot exec``: a program in a sandbox, as if it ran here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandlot.cli.output import announce_build, pairs
+
+if TYPE_CHECKING:
+    from sandlot.sdk import AsyncSandbox
+
+RUN_SETTINGS: dict[str, bool] = {}
+EXEC_SETTINGS = {"allow_interspersed_args": False}
+"""Everything behind the sandbox's id is the command's."""
+
+DEFAULT_TIMEOUT_S = 300.0
+SLACK_S = 60.0
+"""What a sandbox lives longer than its program: copying files in, and being told of its end."""
+WORKSPACE = "/workspace"
+INTERPRETERS = {".py": ("python3",), ".sh": ("bash",), ".bash": ("bash",), ".js": ("node",), ".mjs": ("node",), ".cjs": ("node",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What ``sandlot run`` does: files to copy in, then a program.
+
+    Args:
+        argv: The program, in the sandbox.
+        uploads: Files and folders: here -> there.
+    """
+
+    argv: tuple[str, ...]
+    uploads: tuple[tuple[Path, str], ...]
+
+
+def plan(file: str | None, code: str | None, args: Sequence[str], files: Sequence[str], *, unbuffered: bool) -> Job:
+    """Work out what to run from the command line.
+
+    Args:
+        file: The program here, ``-`` for one on standard input, or the first argument when ``code`` is given.
+        code: Python code.
+        args: The program's arguments.
+        files: ``HOST:GUEST`` words.
+        unbuffered: Whether Python's output should come as it is printed, for a person who watches.
+
+    Raises:
+        typer.BadParameter: Nothing to run, or no such file.
+    """
+    flags = ("-u",) if unbuffered else ()
+    uploads = [_upload(word) for word in files]
+    if code is not None:
+        return Job(("python3", *flags, "-c", code, *([file] if file is not None else []), *args), tuple(uploads))
+    if file is None:
+        raise typer.BadParameter("Nothing to run: give a FILE, '-' for standard input, or -c CODE.")
+    if file == "-":
+        return Job(("python3", *flags, "-", *args), tuple(uploads))
+    path = Path(file)
+    if not path.is_file():
+        raise typer.BadParameter(f"{file} is a folder; give the program in it." if path.is_dir() else f"There is no file {file}.")
+    target = f"{WORKSPACE}/{path.name}"
+    interpreter = INTERPRETERS.get(path.suffix.lower(), ("python3",))
+    flags = flags if interpreter == ("python3",) else ()
+    return Job((*interpreter, *flags, target, *args), (*uploads, (path, target)))
+
+
+def run(
+    *,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE|-", help="The program: Python, or by its ending .sh or .js. '-' reads Python from standard input.")
+    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments; those that begin with '-' go behind '--'.")] = None,
+    code: Annotated[str | None, typer.Option("-c", "--code", metavar="CODE", help="Run this Python code instead of a file.")] = None,
+    template: Annotated[
+        str | None, typer.Option("--template", "-t", metavar="NAME", help="What the sandbox starts from. (default: code-interpreter)")
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option("--file", "-f", metavar="HOST:GUEST", help="Copy a file or folder in; relative to /workspace. May be given again."),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End the program after that long.")] = DEFAULT_TIMEOUT_S,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores. (default: 1)")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G. (default: 1G)")] = None,
+) -> None:
+    """Run a program in a sandbox of its own, which ends with it.
+
+    Standard input, output and error are the program's, and so is the exit status: 128 + N for signal N, 124 when the time was up. 125 means
+    that Sandlot failed and says why on standard error.
+    """
+    from sandlot.cli.passthrough import run_until_signal
+
+    job = plan(file, code, args or (), files or (), unbuffered=sys.stdout.isatty())
+    raise typer.Exit(run_until_signal(_run(job, template, pairs(env, "--env"), timeout, cpus, memory)))
+
+
+def execute(
+    *,
+    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and arguments, behind an optional '--'. No shell sees them.")],
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to run in. (default: /workspace)")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'. (default: user)")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End it after that long. (default: never)")] = None,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", "-n", help="Leave our standard input alone.")] = False,
+) -> None:
+    """Run a command in a sandbox that lives.
+
+    Standard input, output and error are the command's, and so is the exit status, as with `sandlot run`.
+    """
+    from sandlot.cli.passthrough import run_until_signal
+
+    argv = command[1:] if command[0] == "--" else command
+    if not argv:
+        raise typer.BadParameter("Nothing to run: give a COMMAND.")
+    raise typer.Exit(run_until_signal(_execute(sandbox, argv, pairs(env, "--env"), cwd, user, timeout, feed=not no_stdin)))
+
+
+async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: float, cpus: float | None, memory: str | None) -> int:
+    from sandlot.model.specs import MAX_TIMEOUT_S
+    from sandlot.sdk import AsyncClient, AsyncSandbox
+
+    lifetime_s = min(timeout_s + SLACK_S, MAX_TIMEOUT_S)
+    async with AsyncClient() as client:
+        announce_build(await client.templates(), template)
+        async with await AsyncSandbox.create(template, timeout=lifetime_s, envs=env, cpus=cpus, memory=memory, client=client) as sandbox:
+            for source, target in job.uploads:
+                await sandbox.files.upload(source, target)
+            if job.uploads:
+                await sandbox.set_timeout(lifetime_s)
+            return await _pass_through(sandbox, job.argv, timeout_s=timeout_s)
+
+
+async def _execute(
+    sandbox_id: str, argv: list[str], env: dict[str, str], cwd: str | None, user: str | None, timeout_s: float | None, *, feed: bool
+) -> int:
+    from sandlot.sdk import AsyncSandbox
+
+    sandbox = await AsyncSandbox.connect(sandbox_id)
+    try:
+        return await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, feed=feed)
+    finally:
+        await sandbox.aclose()
+
+
+async def _pass_through(
+    sandbox: AsyncSandbox,
+    argv: Sequence[str],
+    *,
+    timeout_s: float | None,
+    env: dict[str, str] | None = None,
+    cwd: str | None = None,
+    user: str | None = None,
+    feed: bool = True,
+) -> int:
+    from sandlot.cli.passthrough import emit, ended_status, exit_status, standard_input
+    from sandlot.model.errors import SandboxEndedError
+
+    stdin = standard_input() if feed else None
+    try:
+        result = await sandbox.commands.run(argv, envs=env, cwd=cwd, user=user, stdin=stdin, timeout=timeout_s, on_output=emit)
+    except SandboxEndedError as error:
+        status = ended_status(error)
+        if status is None:
+            raise
+        return status
+    return exit_status(result, timeout_s)
+
+
+def _upload(word: str) -> tuple[Path, str]:
+    """``HOST:GUEST``, or ``HOST`` alone, which keeps its name."""
+    host, colon, guest = word.rpartition(":")
+    if not colon:
+        host, guest = word, ""
+    path = Path(host)
+    if not path.exists():
+        raise typer.BadParameter(f"--file {word!r}: there is no file {host!r} here.")
+    if guest in {"", "."} or guest.endswith("/"):
+        guest += path.absolute().name
+    return path, str(PurePosixPath(WORKSPACE, guest))

@@ -1,0 +1,86 @@
+"""``sandlot serve``, ``stop``, ``keys`` and ``version``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from sandlot.cli.output import note, table
+
+STOP_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
+
+
+def serve(
+    *,
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. (default: 127.0.0.1)")] = None,
+    port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="(default: 8080)")] = None,
+) -> None:
+    """Serve the API on TCP, with keys, until it is told to stop."""
+    from sandlot.server.main import serve as serve_forever
+
+    raise typer.Exit(serve_forever(host=host or "127.0.0.1", port=port))
+
+
+def stop() -> None:
+    """End the local service, and its sandboxes with it."""
+    from sandlot.sdk import Client, local
+
+    with Client(autostart=False) as client:
+        socket = client.target.socket
+        if client.target.local is None or socket is None:
+            raise typer.BadParameter("SANDLOT_URL is set: only the local service can be stopped from here.")
+        if not local.answers(socket):
+            note("No local service runs.")
+            return
+        client.stop_service()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while local.answers(socket):
+        if time.monotonic() > deadline:
+            note(f"sandlot: the service still answers after {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
+            raise typer.Exit(1)
+        time.sleep(_POLL_S)
+    note("The local service has ended.")
+
+
+@keys.command("create")
+def create_key(name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call it.")]) -> None:
+    """Make a key; it is shown once, alone on the last line of standard output."""
+    from sandlot.server.keys import KeyStore
+    from sandlot.server.settings import Settings
+
+    _, secret = KeyStore(Settings.from_env().data_dir).create(name)
+    typer.echo(secret)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """List the keys, without their secrets."""
+    from sandlot.server.keys import KeyStore
+    from sandlot.server.settings import Settings
+
+    known = KeyStore(Settings.from_env().data_dir).list()
+    if known:
+        table(["ID", "NAME", "CREATED"], [[key.id, key.name, key.created_at] for key in known])
+    else:
+        note("There is no key; `sandlot keys create --name NAME` makes one.")
+
+
+@keys.command("revoke")
+def revoke_key(key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")]) -> None:
+    """Take a key away; what uses it is refused from now on."""
+    from sandlot.server.keys import KeyStore
+    from sandlot.server.settings import Settings
+
+    typer.echo(KeyStore(Settings.from_env().data_dir).revoke(key).id)
+
+
+def version() -> None:
+    """Print Sandlot's version."""
+    from sandlot import __version__
+
+    typer.echo(f"sandlot {__version__}")
