@@ -147,12 +147,13 @@ class Execution:
         status: ``ok``, ``error`` (it raised), ``timeout``, ``killed`` (interrupted or killed), ``died`` (its interpreter ended).
         stdout: What it printed: the first and the last MiB.
         stderr: The same for standard error.
-        results: Rich results in the order in which they came.
+        results: Rich results in the order in which they came; at most 1,000, and 32 MiB together, without callbacks.
         error: The exception, where one ended it.
         execution_count: The number of the cell in its kernel, from 1.
         duration_s: Seconds inside the sandbox.
         stdout_omitted: Bytes left out between the first and the last MiB.
         stderr_omitted: The same for standard error.
+        results_omitted: Results left out beyond that.
         id: The execution's id.
     """
 
@@ -165,6 +166,7 @@ class Execution:
     duration_s: float = 0.0
     stdout_omitted: int = 0
     stderr_omitted: int = 0
+    results_omitted: int = 0
     id: str = ""
 
     @classmethod
@@ -181,6 +183,7 @@ class Execution:
             duration_s=float(raw.get("duration", 0.0)),
             stdout_omitted=int(raw.get("stdout_omitted", 0)),
             stderr_omitted=int(raw.get("stderr_omitted", 0)),
+            results_omitted=int(raw.get("results_omitted", 0)),
             id=str(raw.get("execution", "")),
         )
 

@@ -15,14 +15,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError, from_code
+from sandlot.model.errors import (
+    ErrorCode,
+    InternalError,
+    InvalidRequestError,
+    LimitError,
+    SandboxEndedError,
+    SandlotError,
+    UnavailableError,
+    from_code,
+)
 from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.model.states import State
-from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.info import Entry, SandboxInfo
 
 ENDED = frozenset({State.STOPPED, State.FAILED})
 MAX_RETRY_WAIT_S = 30.0
 """The longest single wait before a repetition; a service that asks for more gets its error shown instead."""
+
+MAX_LISTED = 1_000_000
+"""Entries of one folder; each takes half a KiB of memory here."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
@@ -171,6 +183,26 @@ def check_alive(info: SandboxInfo) -> None:
             code=ErrorCode.SANDBOX_ENDED,
             hint="Create another one.",
             fields={"sandbox": info.id, "reason": info.exit_reason, "detail": info.exit_detail},
+        )
+
+
+def check_page(before: Sequence[Entry], page: Sequence[Entry], *, more: bool) -> None:
+    """Refuse a listing that does not come to an end: it comes from a sandbox, which is not trusted.
+
+    Args:
+        before: The entries of the pages before.
+        page: Those of this one.
+        more: Whether another one is said to follow.
+
+    Raises:
+        LimitError: It goes on beyond what anybody can use, or stands still.
+    """
+    repeats = bool(before) and bool(page) and page[0].name == before[0].name
+    if repeats or (more and (not page or len(before) + len(page) > MAX_LISTED)):
+        raise LimitError(
+            f"The folder's listing does not end within {MAX_LISTED} entries.",
+            code=ErrorCode.TOO_LARGE,
+            hint="Look at it by a command in the sandbox, for example `find`.",
         )
 
 

@@ -154,7 +154,7 @@ async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool
         if error.code is not ErrorCode.PROCESS_NOT_FOUND:
             raise
         return False
-    return bool(answer.get("delivered", True))
+    return bool(answer.get("running", True))
 
 
 async def write_stdin(client: AsyncClient, path: str, data: str | bytes) -> None:

@@ -115,7 +115,7 @@ class Files:
             ForbiddenError: The user may not write there.
             LimitError: The sandbox's disk is full.
         """
-        params = wire.given(path=path, user=user, mode=None if mode is None else f"{mode:o}", append="true" if append else None)
+        params = wire.given(path=path, user=user, mode=mode, append="true" if append else None)
         content = data.encode() if isinstance(data, str) else data
         answer = self._client.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
@@ -123,9 +123,16 @@ class Files:
         return Entry.parse(answer)
 
     def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[Entry]:
-        """What is in a folder."""
-        answer = self._client.request("GET", self._path, params=wire.given(path=path, user=user))
-        return [Entry.parse(raw) for raw in answer["entries"]]
+        """What is in a folder, by name."""
+        found: builtins.list[Entry] = []
+        more = True
+        while more:
+            answer = self._client.request("GET", self._path, params=wire.given(path=path, user=user, offset=len(found) or None))
+            page = [Entry.parse(raw) for raw in answer["entries"]]
+            more = bool(answer.get("more", False))
+            wire.check_page(found, page, more=more)
+            found += page
+        return found
 
     def stat(self, path: str, *, user: str | None = None) -> Entry:
         """What is at a path.

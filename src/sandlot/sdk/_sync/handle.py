@@ -155,7 +155,7 @@ def send_signal(client: Client, path: str, signal: str | int) -> bool:
         if error.code is not ErrorCode.PROCESS_NOT_FOUND:
             raise
         return False
-    return bool(answer.get("delivered", True))
+    return bool(answer.get("running", True))
 
 
 def write_stdin(client: Client, path: str, data: str | bytes) -> None:
