@@ -1,0 +1,212 @@
+"""What the built-in images promise to who works in them, seen from the inside and from the outside.
+
+They are taken from the machine's own cache, and built if they are not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sandlot.images import aptsource, tree
+from sandlot.images import recipe as recipes
+from sandlot.images.process import output_of
+from sandlot.images.store import Image, ImageStore, cache_from
+from sandlot.model.specs import RootFs
+from tests.integration.sandbox import inside
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A built-in image with its root."""
+
+    image: Image
+    root: RootFs
+
+    @property
+    def path(self) -> Path:
+        return self.root.path
+
+
+@pytest.fixture(scope="module")
+def built() -> Mapping[str, BuiltIn]:
+    store = ImageStore(cache_from(os.environ))
+    return {name: BuiltIn(store.ensure(name), store.root(name)) for name in ("base", "code-interpreter")}
+
+
+@pytest.fixture
+def base(built: Mapping[str, BuiltIn]) -> BuiltIn:
+    return built["base"]
+
+
+@pytest.fixture
+def code_interpreter(built: Mapping[str, BuiltIn]) -> BuiltIn:
+    return built["code-interpreter"]
+
+
+def wheel(folder: Path) -> None:
+    """A package of our own, so that pip can be tried without an index."""
+    info = "sandlot_probe-1.0.dist-info"
+    with zipfile.ZipFile(folder / "sandlot_probe-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("sandlot_probe.py", "def main():\n    print('probed')\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: sandlot-probe\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/entry_points.txt", "[console_scripts]\nsandlot-probe = sandlot_probe:main\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("name", ["base", "code-interpreter"])
+def test_users_folders_and_owners_are_as_promised(built: Mapping[str, BuiltIn], name: str) -> None:
+    root = built[name].path
+    assert "user:x:1000:1000::/home/user:/bin/bash" in (root / "etc/passwd").read_text(encoding="utf-8").splitlines()
+    for folder, mode, owner in (
+        ("workspace", 0o755, 1000),
+        ("output", 0o755, 1000),
+        ("home/user", 0o755, 1000),
+        ("tmp", 0o1777, 0),
+        ("root", 0o700, 0),
+        ("", 0o755, 0),
+        (".sandlot", 0o755, 0),
+    ):
+        status = (root / folder).stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, owner, owner), folder
+    owned = {path for path, status in tree.walk(root) if status.st_uid == 1000}
+    assert {path for path in owned if not path.startswith("home/user")} == {"workspace", "output"}
+    # Nobody but root can change what everybody's guest is made of.
+    assert [path for path, status in tree.walk(root / ".sandlot") if status.st_uid != 0 or status.st_mode & 0o022] == []
+
+
+@pytest.mark.parametrize("name", ["base", "code-interpreter"])
+def test_nothing_of_the_host_stays(built: Mapping[str, BuiltIn], name: str) -> None:
+    root = built[name].path
+    for path in ("etc/resolv.conf", "etc/machine-id", "etc/apt/apt.conf.d/99mmdebstrap"):
+        assert not (root / path).exists()
+    assert (root / "etc/hostname").read_text(encoding="utf-8") == "sandbox\n"
+    assert list((root / "etc/apt/sources.list.d").iterdir()) == []
+    assert "://" not in (root / "etc/apt/sources.list").read_text(encoding="utf-8")
+    for folder in ("dev", "proc", "sys", "tmp", "var/tmp", "root/.cache"):
+        assert not (root / folder).is_dir() or list((root / folder).iterdir()) == [], folder
+    odd = [
+        path for path, status in tree.walk(root) if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode))
+    ]
+    assert odd == []
+
+    words = {target.uri.rstrip("/") for target in aptsource.parse_targets(output_of(("apt-get", "indextargets")))}
+    words.update(re.findall(r"nameserver (\S+)", Path("/etc/resolv.conf").read_text(encoding="utf-8")))
+    words.update(
+        word for word in output_of((sys.executable, "-m", "pip", "config", "list")).replace("'", " ").split() if "/" in word and len(word) > 4
+    )
+    words.discard("/etc/ssl/certs/ca-certificates.crt")
+    words.add(str(cache_from(os.environ)))
+    assert words
+    for folder in ("etc", "var", "root", "home", "usr/local/bin", "usr/local/etc"):
+        for path, status in tree.walk(root / folder):
+            if stat.S_ISREG(status.st_mode):
+                text = (root / folder / path).read_bytes()
+                assert [word for word in words if word.encode() in text] == [], path
+
+
+@pytest.mark.parametrize("name", ["base", "code-interpreter"])
+def test_a_root_is_what_its_image_says_and_stays_so_when_it_is_used(built: Mapping[str, BuiltIn], name: str, tmp_path: Path) -> None:
+    item = built[name]
+    inside(item.root, item.image.env, ("sh", "-c", "echo x > /etc/passwd; rm -r /usr/bin/git /home/user; touch /new"), tmp_path, uid=0)
+    assert tree.summary(item.image.path).digest == item.image.digest
+    assert sorted(path.name for path in item.path.iterdir()) == sorted([".sandlot", *(path.name for path in item.image.path.iterdir())])
+
+
+def test_base_has_the_tools_that_are_promised(base: BuiltIn, tmp_path: Path) -> None:
+    script = (
+        "set -e; id -un; pwd; python --version; python3 --version; node --version; pip --version; git --version; curl --version; bash --version; "
+        "ps --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; echo $LANG"
+    )
+    out = inside(base.root, base.image.env, ("bash", "-c", script), tmp_path).stdout.splitlines()
+    assert out[:4] == ["user", "/workspace", "Python 3.11.2", "Python 3.11.2"]
+    assert re.fullmatch(r"v\d+\.\S+", out[4])
+    assert out[-1] == "C.UTF-8"
+
+
+@pytest.mark.parametrize("uid, where", [(1000, "/home/user/.local/lib/python3.11/site-packages"), (0, "/usr/local/lib/python3.11/dist-packages")])
+def test_pip_installs_for_user_and_root_and_a_python_that_runs_sees_it(base: BuiltIn, tmp_path: Path, uid: int, where: str) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels")
+    program = """
+import subprocess
+done = subprocess.run(["pip", "install", "--no-index", "--find-links=/mnt", "sandlot-probe"], check=True, capture_output=True, text=True)
+print(done.stderr, end="")
+import sandlot_probe
+print(sandlot_probe.__file__.rpartition("/")[0])
+subprocess.run(["sandlot-probe"], check=True)
+subprocess.run("pip list 2>&1 | grep -c sandlot-probe", shell=True, check=True)
+subprocess.run(["pip", "uninstall", "-q", "-y", "sandlot-probe"], check=True)
+"""
+    out = inside(base.root, base.image.env, ("python", "-u", "-c", program), tmp_path, uid=uid, data=tmp_path / "wheels").stdout
+    assert out == f"{where}\nprobed\n1\n"
+
+
+def test_a_virtual_environment_can_be_made_without_an_index(base: BuiltIn, tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels")
+    script = "python -m venv v && v/bin/pip install -q --no-index --find-links=/mnt sandlot-probe && v/bin/sandlot-probe"
+    assert inside(base.root, base.image.env, ("sh", "-c", script), tmp_path, data=tmp_path / "wheels").stdout == "probed\n"
+
+
+FRESH = """
+import importlib.util, pathlib, struct, sys
+stale = []
+for top in sys.argv[1:]:
+    for source in pathlib.Path(top).rglob("*.py"):
+        cached = pathlib.Path(importlib.util.cache_from_source(source))
+        if not cached.exists():
+            stale.append(f"missing {source}")
+            continue
+        magic, flags, seconds, size = struct.unpack("<4sIII", cached.read_bytes()[:16])
+        status = source.stat()
+        if (magic, flags, seconds, size) != (importlib.util.MAGIC_NUMBER, 0, int(status.st_mtime), status.st_size):
+            stale.append(f"stale {source}")
+print(*stale, sep="\\n", end="")
+"""
+
+
+def test_byte_code_is_there_and_fresh(code_interpreter: BuiltIn, tmp_path: Path) -> None:
+    top = ("/usr/local/lib/python3.11/dist-packages", "/usr/lib/python3/dist-packages", "/usr/lib/python3.11/json", "/usr/lib/python3.11/asyncio")
+    out = inside(code_interpreter.root, code_interpreter.image.env, ("python3", "-c", FRESH, *top), tmp_path).stdout.splitlines()
+    # A few packages ship files that are templates or tests for other versions, and do not compile.
+    assert [line for line in out if line.startswith("stale")] == []
+    assert len(out) < 10, out
+
+
+def test_code_interpreter_has_every_locked_package_and_no_other(code_interpreter: BuiltIn, tmp_path: Path) -> None:
+    out = inside(code_interpreter.root, code_interpreter.image.env, ("sh", "-c", "pip check; pip list --format=freeze"), tmp_path).stdout.splitlines()
+    assert out[0] == "No broken requirements found."
+    installed = {line.lower().replace("_", "-") for line in out[1:]} - {
+        line for line in out[1:] if line.startswith(("pip==", "setuptools==", "wheel=="))
+    }
+    lock = recipes.builtin()["code-interpreter"].lock
+    assert installed == {line.split()[0].lower().replace("_", "-") for line in lock.splitlines() if "==" in line}
+
+
+def test_the_libraries_work_and_are_quiet_for_user(code_interpreter: BuiltIn, tmp_path: Path) -> None:
+    program = """
+import warnings; warnings.simplefilter("error")
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, scipy.stats, sklearn.datasets, PIL.Image, requests, IPython
+assert plt.get_backend().lower() == "agg"
+plt.plot([1, 2]); plt.savefig("/output/p.png")
+with PIL.Image.open("/output/p.png") as image:
+    print(image.format, int(np.arange(5).sum()), len(sklearn.datasets.load_iris().data))
+"""
+    done = inside(code_interpreter.root, code_interpreter.image.env, ("python", "-c", program), tmp_path)
+    assert (done.stdout, done.stderr) == ("PNG 10 150\n", "")
+
+
+def test_the_font_list_is_there_beforehand(code_interpreter: BuiltIn) -> None:
+    lists = list((code_interpreter.path / "home/user/.cache/matplotlib").glob("fontlist-*.json"))
+    assert len(lists) == 1
+    assert lists[0].stat().st_uid == 1000
