@@ -1,0 +1,202 @@
+"""What may be created here, decided before anything is touched. Pure.
+
+Laws:
+- The operator decides what is allowed; a request chooses within it. Nothing weaker than what was asked is taken silently.
+- A field that is not enforced is refused, never stored and ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
+from sandlot.model.ports import Ability, Capabilities
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, Limits, Network, check_text
+
+AUTO = "auto"
+ISOLATIONS = ("gvisor", "container", "microvm")
+"""Every kind of isolation that Sandlot knows by name, allowed here or not."""
+
+LATER_NETWORKS = ("packages", "allowlist", "internet")
+"""Named in the API, not enforced yet."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+MAX_METADATA_ENTRIES = 64
+MAX_METADATA_BYTES = 16 * KIB
+
+RETRY_AFTER_S = 2
+"""What a client is told to wait when the service is full: about the time in which a sandbox is removed."""
+
+_NEEDED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the operator decided.
+
+    Args:
+        isolation_default: What ``auto`` means.
+        isolation_allowed: What a request may name.
+        max_sandboxes: Live ones at once, those in transit counted until the last trace of them is gone.
+        max_creates: Being prepared or booted at once. Creating is bound by the CPU (about 100 ms of it each), so more
+            at once only makes all of them later.
+        max_waiting: Waiting for that; more are refused.
+    """
+
+    isolation_default: str = "gvisor"
+    isolation_allowed: Collection[str] = ("gvisor",)
+    max_sandboxes: int = 50
+    max_creates: int = 4
+    max_waiting: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class NewSandbox:
+    """A sandbox as a client asks for it.
+
+    Args:
+        template: What it starts from.
+        name: A word for people; None is none.
+        env: Environment of every process in it.
+        metadata: The owner's own words: at most 64 entries and 16 KiB.
+        limits: What it may use.
+        timeout_s: Seconds until it is ended.
+        isolation: ``auto`` or a kind that the operator allows.
+        network: What it may reach.
+    """
+
+    template: str = DEFAULT_TEMPLATE
+    name: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    isolation: str = AUTO
+    network: str = Network.NONE
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is none, and metadata beyond its size."""
+        if self.name is not None and NAME.fullmatch(self.name) is None:
+            raise InvalidRequestError(
+                "The name is not one.",
+                hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
+                fields={"field": "name"},
+            )
+        check_metadata(self.metadata)
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Refuse metadata that is not text or beyond its size.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    size = sum(len(check_text("metadata", name)) + len(check_text("metadata", value)) for name, value in metadata.items())
+    if len(metadata) > MAX_METADATA_ENTRIES or size > MAX_METADATA_BYTES:
+        raise InvalidRequestError(
+            f"The metadata has {len(metadata)} entries and {size} bytes; {MAX_METADATA_ENTRIES} and {MAX_METADATA_BYTES} are allowed.",
+            hint="Keep large values elsewhere and put a reference into the metadata.",
+            fields={"field": "metadata"},
+        )
+
+
+def choose_isolation(asked: str, rules: Rules, available: Collection[str]) -> str:
+    """The driver that a request gets.
+
+    Args:
+        asked: ``auto`` or a kind of isolation.
+        rules: What the operator allows.
+        available: Drivers that this service has.
+
+    Raises:
+        InvalidRequestError: No such kind.
+        ForbiddenError: The operator does not allow it.
+        UnsupportedError: It is allowed, but this version has no driver for it.
+    """
+    if asked != AUTO and asked not in ISOLATIONS:
+        raise InvalidRequestError(
+            f"There is no isolation {asked[:50]!r}.",
+            hint=f"Leave it out, or use one of: {', '.join(rules.isolation_allowed)}.",
+            fields={"field": "isolation"},
+        )
+    chosen = rules.isolation_default if asked == AUTO else asked
+    if chosen not in rules.isolation_allowed:
+        raise ForbiddenError(
+            f"Isolation {chosen!r} is not allowed on this service.",
+            code=ErrorCode.FORBIDDEN,
+            hint=f"Its operator allows: {', '.join(rules.isolation_allowed)}.",
+            fields={"field": "isolation"},
+        )
+    if chosen not in available:
+        raise UnsupportedError(
+            f"This version of Sandlot has no driver for isolation {chosen!r}.",
+            code=ErrorCode.UNSUPPORTED,
+            hint=f"It has: {', '.join(available)}.",
+            fields={"field": "isolation"},
+        )
+    return chosen
+
+
+def choose_network(asked: str) -> Network:
+    """The network policy that a request gets.
+
+    Raises:
+        UnsupportedError: It is not enforced yet, so it is refused.
+        InvalidRequestError: No such policy.
+    """
+    if asked in LATER_NETWORKS:
+        raise UnsupportedError(
+            f"Network policy {asked!r} is not enforced yet, so it is refused rather than ignored.",
+            code=ErrorCode.UNSUPPORTED,
+            hint="Leave it out: sandboxes have no network at all. Bring what the code needs in as files.",
+            fields={"field": "network"},
+        )
+    if asked != Network.NONE:
+        raise InvalidRequestError(f"There is no network policy {asked[:50]!r}.", hint="Leave it out, or use 'none'.", fields={"field": "network"})
+    return Network.NONE
+
+
+def check_host(can: Capabilities) -> None:
+    """Refuse to create where the driver cannot keep what is promised.
+
+    Raises:
+        HostError: It cannot boot, or cannot enforce one of the limits; the message says why and what to do.
+    """
+    for ability in _NEEDED:
+        if not can.can(ability):
+            what = "start sandboxes" if ability is Ability.BOOT else f"enforce the {ability.removeprefix('limit.')} limit"
+            raise HostError(
+                f"The {can.driver} driver cannot {what} on this host: {can.why_not(ability)}",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="'sandlot doctor' checks the host and names every fix.",
+                fields={"ability": str(ability)},
+            )
+
+
+def check_room(live: int, waiting: int, rules: Rules) -> None:
+    """Refuse to create where there is no room.
+
+    Args:
+        live: Sandboxes that exist, creating and half removed ones included.
+        waiting: Creates that wait for their turn.
+        rules: The operator's bounds.
+
+    Raises:
+        UnavailableError: ``busy``; the field ``retry_after_s`` says when to ask again.
+    """
+    if live >= rules.max_sandboxes:
+        raise UnavailableError(
+            f"All {rules.max_sandboxes} sandboxes that this service may run are in use.",
+            code=ErrorCode.BUSY,
+            hint="Kill one that is not needed, try again later, or raise SANDLOT_MAX_SANDBOXES.",
+            fields={"retry_after_s": RETRY_AFTER_S, "max_sandboxes": rules.max_sandboxes},
+        )
+    if waiting >= rules.max_waiting:
+        raise UnavailableError(
+            f"{waiting} sandboxes are waiting to be created already.",
+            code=ErrorCode.BUSY,
+            hint="Try again in a few seconds.",
+            fields={"retry_after_s": RETRY_AFTER_S},
+        )

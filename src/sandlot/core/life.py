@@ -1,0 +1,303 @@
+"""The life of one sandbox, as one coroutine that owns everything it has: from nothing to nothing.
+
+Laws:
+- Whatever happens on the way, what was taken is given back, in reverse order, by this coroutine and nobody else.
+- An end that is asked for while it is being created is honoured at the next step; no step of the driver is cut in half.
+- A guest that breaks the laws of the link, or closes it, loses its own sandbox; nobody else notices.
+- Kill is answered when the processes are dead. Giving back the rest may take longer and is accounted until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import structlog
+
+from sandlot.core.ports import Base, Clock, Greet
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
+from sandlot.link.types import LinkLost, LostReason
+from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, TimeoutExceededError
+from sandlot.model.ports import Blank, Driver, Exit, ExitReason, Instance
+from sandlot.model.specs import Shape
+from sandlot.model.states import State
+
+STEP_TIMEOUT_S = 60.0
+"""For one step of a driver, and for the guest's first answer. Measured: 0.05 to 0.5 s; a busy host takes several."""
+
+GUEST_GRACE_S = 60.0
+"""How much later than the service the guest itself ends an expired sandbox: it does so only where nobody else did."""
+
+_LAST_WORD_S = 3.0
+"""How long a driver may take to say how a sandbox ended whose link broke."""
+
+_DESTROY_TRIES = 4
+_DESTROY_PAUSE_S = 1.0
+
+_Result = TypeVar("_Result")
+_log = structlog.get_logger("sandlot.core")
+
+
+class Ended(Exception):  # noqa: N818 - a way out of a coroutine, not a defect
+    """The sandbox was asked to end, or has ended, and this is why."""
+
+    def __init__(self, why: Exit) -> None:
+        super().__init__(why.detail)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a life is made with.
+
+    Args:
+        driver: Who isolates.
+        base: Gives what a template gives; builds it where nobody did.
+        greet: Makes a link to a guest.
+        clock: The time.
+        turns: Bounds how many are created at once.
+    """
+
+    driver: Driver
+    base: Callable[[str], Coroutine[Any, Any, Base]]
+    greet: Greet
+    clock: Clock
+    turns: asyncio.Semaphore
+
+
+def state_after(why: Exit) -> State:
+    """The state that a sandbox ends in. Pure."""
+    return State.STOPPED if why.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
+
+
+async def live(box: Sandbox, means: Means) -> None:
+    """Create a sandbox, keep it until it ends, and remove it.
+
+    ``box.ready`` is resolved when it runs, or gets the error that prevented it; ``box.ended`` is set when its processes are
+    dead; the coroutine returns when every trace of it is gone.
+    """
+    holdings: list[Blank | Instance] = []
+    failure: SandlotError | None = None
+    try:
+        why = await _run(box, means, holdings)
+    except Ended as end:
+        why = end.why
+    except SandlotError as error:
+        failure, why = error, Exit(ExitReason.CRASHED, error.message)
+    except Exception as error:  # noqa: BLE001 - a defect must not leave a sandbox behind
+        _log.exception("sandbox.defect", sandbox=box.id)
+        failure = InternalError(f"Sandbox {box.id} failed by a defect in Sandlot.", hint="The service's log has the details.")
+        why = Exit(ExitReason.CRASHED, type(error).__name__)
+    if box.wanted_exit is not None:
+        why = box.wanted_exit
+    box.become(State.STOPPING)
+    removal = await _stop(box, holdings, why)
+    if not box.ready.done():
+        box.ready.set_exception(failure or box.ended_error())
+        box.ready.exception()  # whoever created it may be gone; then nobody fetches it
+    await removal
+
+
+async def _run(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Exit:
+    """From nothing to running to how it ended; what is taken on the way goes into ``holdings``."""
+    base = await _unless_ended(box, means.base(box.spec.template))
+    async with _turn(box, means.turns):
+        blank = await _step("prepare", means.driver.prepare(Shape(root=base.root, limits=box.spec.limits, network=box.spec.network)))
+        holdings.append(blank)
+        _check(box)
+        instance = await _step("start", blank.boot(box.spec))
+        holdings[:] = [instance]
+        box.instance = instance
+        exits = asyncio.ensure_future(instance.wait())
+        try:
+            link = box.link = await _first_answer(box, _open(box, means.greet, instance, base.env), exits)
+        except BaseException:
+            exits.cancel()
+            raise
+    box.become(State.RUNNING)
+    extend(box, means.clock, box.spec.timeout_s)
+    box.ready.set_result(None)
+    return await _watch(box, link, exits, means.clock)
+
+
+def extend(box: Sandbox, clock: Clock, timeout_s: float) -> None:
+    """Move a sandbox's deadline to ``timeout_s`` seconds from now."""
+    box.deadline_monotonic_s = clock.monotonic_s() + timeout_s
+    box.expires_at = clock.now() + timedelta(seconds=timeout_s)
+    box.deadline_changed.set()
+
+
+async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str, str]) -> Link:
+    link = await greet(await instance.connect())
+    try:
+        await link.wake(
+            identity=box.id,
+            hostname=box.id,
+            env={**env, **box.spec.env},
+            pids=box.spec.limits.pids,
+            deadline_s=box.spec.timeout_s + GUEST_GRACE_S,
+        )
+    except BaseException:
+        await link.aclose()
+        raise
+    return link
+
+
+async def _watch(box: Sandbox, link: Link, exits: asyncio.Future[Exit], clock: Clock) -> Exit:
+    """Wait until the sandbox ends by itself, breaks a law, expires, or is asked to."""
+    lost = asyncio.ensure_future(link.wait_lost())
+    wanted = asyncio.ensure_future(box.wanted.wait())
+    waiting: set[asyncio.Future[Any]] = {exits, lost, wanted}
+    try:
+        while True:
+            expiry = asyncio.ensure_future(clock.sleep_until(box.deadline_monotonic_s))
+            moved = asyncio.ensure_future(box.deadline_changed.wait())
+            await asyncio.wait({*waiting, expiry, moved}, return_when=asyncio.FIRST_COMPLETED)
+            expired = expiry.done() and not moved.done()
+            box.deadline_changed.clear()
+            expiry.cancel()
+            moved.cancel()
+            if box.wanted_exit is not None:
+                return box.wanted_exit
+            if exits.done():
+                return exits.result()
+            if lost.done():
+                return await _last_word(exits, lost.result())
+            if expired:
+                box.end(Exit(ExitReason.KILLED, "its timeout passed"))
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+async def _last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
+    """How a sandbox ended whose link is gone: the driver's word, or, where it still lives, what became of the link."""
+    if lost.reason is not LostReason.VIOLATION:
+        await asyncio.wait({exits}, timeout=_LAST_WORD_S)
+    if exits.done():
+        return exits.result()
+    broke = "its guest broke the laws of the link" if lost.reason is LostReason.VIOLATION else "the link to its guest is gone"
+    return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
+
+
+async def _stop(box: Sandbox, holdings: list[Blank | Instance], why: Exit) -> asyncio.Future[None]:
+    """Return when the processes are dead and everybody was told; the future ends when all of it is removed."""
+    removal = asyncio.ensure_future(_destroy(box, holdings))
+    dead: set[asyncio.Future[Any]] = {removal}
+    if box.instance is not None:
+        dead.add(asyncio.ensure_future(box.instance.wait()))
+    await asyncio.wait(dead, return_when=asyncio.FIRST_COMPLETED)
+    for future in dead - {removal}:
+        future.cancel()
+    box.exit = why
+    box.become(state_after(why))
+    box.ended.set()
+    _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
+    if box.link is not None:
+        await box.link.aclose()
+    for task in tuple(box.tasks):
+        task.cancel()
+    return removal
+
+
+async def _destroy(box: Sandbox, holdings: list[Blank | Instance]) -> None:
+    for held in reversed(holdings):
+        for attempt in range(1, _DESTROY_TRIES + 1):
+            try:
+                await held.destroy()
+                break
+            except Exception:  # noqa: BLE001 - the next try, or the next start of the service, removes it
+                _log.exception("sandbox.destroy_failed", sandbox=box.id, attempt=attempt, last=attempt == _DESTROY_TRIES)
+                await asyncio.sleep(_DESTROY_PAUSE_S * attempt)
+
+
+@contextlib.asynccontextmanager
+async def _turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    await _unless_ended(box, turns.acquire())
+    try:
+        _check(box)
+        yield
+    finally:
+        turns.release()
+
+
+async def _step(what: str, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """One step of a driver or of the link, within its time; what is no error of ours becomes one."""
+    try:
+        async with asyncio.timeout(STEP_TIMEOUT_S):
+            return await work
+    except TimeoutError:
+        raise TimeoutExceededError(
+            f"The sandbox took longer than {STEP_TIMEOUT_S:g} s to {what}.",
+            code=ErrorCode.TIMEOUT,
+            hint="The host may be overloaded; 'sandlot doctor' checks it.",
+        ) from None
+    except OSError as error:
+        raise HostError(
+            f"The host failed to {what} the sandbox: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="'sandlot doctor' checks the host and names every fix.",
+        ) from error
+
+
+async def _first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
+    """The link to a guest that was just started.
+
+    Raises:
+        InvalidRequestError: It has too little memory to start.
+        HostError: It died; says how.
+    """
+    try:
+        return await _unless_ended(box, _step("answer", opening), exits)
+    except SandboxEndedError as error:
+        died = await _last_word(exits, LinkLost(LostReason.EOF, error.message))
+    except Ended:
+        if not exits.done():
+            raise
+        died = exits.result()
+    detail = f"{died.reason}: {died.detail}" if died.detail else str(died.reason)
+    if died.reason is ExitReason.OOM:
+        raise InvalidRequestError(
+            f"{box.spec.limits.memory_bytes} bytes of memory are too few for this sandbox to start ({detail}).",
+            hint="Raise limits.memory_bytes.",
+            fields={"field": "limits.memory_bytes"},
+        )
+    raise HostError(
+        f"The sandbox ended while it was starting ({detail}).",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="'sandlot doctor' checks the host and names every fix.",
+        fields={"reason": str(died.reason)},
+    )
+
+
+def _check(box: Sandbox) -> None:
+    if box.wanted_exit is not None:
+        raise Ended(box.wanted_exit)
+
+
+async def _unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
+    """Do some work, but give it up when the sandbox is asked to end, or has ended.
+
+    Raises:
+        Ended: It was, or has.
+    """
+    task = asyncio.ensure_future(work)
+    wanted = asyncio.ensure_future(box.wanted.wait())
+    others: set[asyncio.Future[Any]] = {wanted} if exits is None else {wanted, exits}
+    try:
+        await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        wanted.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        _check(box)
+        if exits is not None and exits.done():
+            raise Ended(exits.result())
+    return task.result()

@@ -1,0 +1,95 @@
+"""What core asks of the world besides a driver: the time, templates, and a link to a guest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from sandlot.link.client import Link
+from sandlot.model.ports import ByteStream
+from sandlot.model.specs import RootFs
+
+
+class Clock(Protocol):
+    """The time; injected, so that a test of a deadline takes no time."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since some moment; never goes back."""
+        ...
+
+    def now(self) -> datetime:
+        """The date, in UTC."""
+        ...
+
+    async def sleep_until(self, moment_monotonic_s: float) -> None:
+        """Return once :meth:`monotonic_s` has reached that moment."""
+        ...
+
+
+class SystemClock:
+    """The time of this machine."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since boot, without the time spent suspended (CLOCK_MONOTONIC)."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """The date, in UTC."""
+        return datetime.now(UTC)
+
+    async def sleep_until(self, moment_monotonic_s: float) -> None:
+        """Return once :meth:`monotonic_s` has reached that moment."""
+        await asyncio.sleep(moment_monotonic_s - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Something that a sandbox can be started from.
+
+    Args:
+        name: What a request calls it.
+        description: One line for people.
+        digest: SHA-256 in hexadecimal of its root file system; None until it is built.
+    """
+
+    name: str
+    description: str
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a template gives a sandbox.
+
+    Args:
+        root: Its root file system.
+        env: What every process starts with; the sandbox's own environment goes over it.
+    """
+
+    root: RootFs
+    env: Mapping[str, str]
+
+
+class Templates(Protocol):
+    """Templates and their root file systems. The methods block: core calls them in a thread."""
+
+    def all(self) -> Sequence[Template]:
+        """All that a request may name."""
+        ...
+
+    def base(self, name: str) -> Base:
+        """What a template gives; builds it first where nobody did, which takes minutes.
+
+        Raises:
+            NotFoundError: ``template_not_found``.
+            HostError: It cannot be built here; the hint gives the fix.
+        """
+        ...
+
+
+Greet = Callable[[ByteStream], Awaitable[Link]]
+"""Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""

@@ -1,0 +1,392 @@
+"""Processes in a sandbox: run and collected, followed as they run, started and left, fed, signalled.
+
+Laws:
+- Whoever runs a process in the foreground and goes away takes its process group along.
+- Output that nobody reads stops the process, never the service: at most a stream's window waits here.
+- Numbers that come from a guest are hostile until they were looked at: what leaves here is in bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal as signals
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sandlot.core.sandbox import GRACE_S, Sandbox
+from sandlot.link.client import Link, ProcessCall
+from sandlot.link.types import Lost, Output, ProcessInfo, ProcessResult
+from sandlot.model.capture import Capture
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ids import PROCESS_ID, ProcessId, new_process_id
+from sandlot.model.specs import ProcessSpec
+
+STDOUT = 1
+STDERR = 2
+
+_PIECE_BYTES = 64 * 1024
+_END = 1 << 62
+"""An offset behind everything: a reader from there on sees only what is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a process ended.
+
+    Args:
+        process: Its id.
+        exit_code: As a shell says it: 128 + signal where a signal ended it.
+        signal: The signal's number; None where it exited.
+        reason: exited, signalled, timeout or pids.
+        duration_s: From start to end, as the guest measured it.
+    """
+
+    process: ProcessId
+    exit_code: int
+    signal: int | None
+    reason: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A process that was run to its end, and what it wrote."""
+
+    outcome: Outcome
+    stdout: Capture
+    stderr: Capture
+
+
+class Run:
+    """One process that somebody follows. Iterate it, then ask for the outcome.
+
+    Args:
+        box: Where it runs.
+        call: The link's end of it.
+        until: Channel -> offset: where the iteration stops although the process goes on; None is at its end.
+    """
+
+    __slots__ = ("_box", "_call", "_over", "_until")
+
+    def __init__(self, box: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None) -> None:
+        self._box = box
+        self._call = call
+        self._until = until
+        self._over = False
+
+    @property
+    def id(self) -> ProcessId:
+        """Its id."""
+        return self._call.id
+
+    @property
+    def pid(self) -> int:
+        """Its pid inside the sandbox."""
+        return self._call.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it went on when the iteration stopped, so that there is no outcome to wait for."""
+        return self._until is not None
+
+    async def __aiter__(self) -> AsyncIterator[Output | Lost]:
+        """Its output as it comes, until its end. One that is not iterated stops the process.
+
+        Raises:
+            SandboxEndedError: The sandbox ended meanwhile; says why.
+        """
+        behind = dict(self._until or {})
+        if self._until is not None and not behind:
+            return
+        try:
+            async for event in self._call:
+                yield event
+                if event.channel in behind and event.offset + _size(event) >= behind[event.channel]:
+                    del behind[event.channel]
+                    if not behind:
+                        return
+        except (SandboxEndedError, UnavailableError) as error:
+            raise await self._box.explain(error) from None
+
+    async def outcome(self) -> Outcome:
+        """How it ended; waits for that.
+
+        Raises:
+            SandboxEndedError: The sandbox ended first; says why.
+        """
+        try:
+            outcome = _outcome(self._call.id, await self._call.result())
+        except (SandboxEndedError, UnavailableError) as error:
+            self._over = True
+            raise await self._box.explain(error) from None
+        self._over = True
+        return outcome
+
+    async def detach(self) -> None:
+        """Stop following; the process lives on. Idempotent."""
+        if self._box.inputs.get(self._call.id) is self._call:
+            del self._box.inputs[self._call.id]
+        await self._call.aclose()
+
+    async def close(self) -> None:
+        """Stop following; where it still runs, kill its process group. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._box.keep(asyncio.create_task(_kill(self._box, self._call.id)))
+        await self.detach()
+
+
+async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> Run:
+    """Start a process and follow it.
+
+    Args:
+        box: Where.
+        spec: What; with ``spec.stdin`` its input stays open for :func:`write_input` unless ``stdin`` is given.
+        stdin: All of its standard input.
+
+    Raises:
+        SandlotError: It could not be started: no such program, folder or permission, or the sandbox has ended.
+    """
+    id_ = new_process_id()
+    try:
+        async with box.using() as link:
+            call = await link.start(spec, id=id_)
+    except asyncio.CancelledError:
+        box.keep(asyncio.create_task(_kill(box, id_)))
+        raise
+    if stdin is not None:
+        box.keep(asyncio.create_task(_feed(call, stdin)))
+    elif spec.stdin:
+        box.inputs[call.id] = call
+    return Run(box, call)
+
+
+async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> Finished:
+    """Run a process to its end and collect what it writes. Cancelling kills the process group.
+
+    Args:
+        box: Where.
+        spec: What.
+        stdin: All of its standard input.
+
+    Raises:
+        SandlotError: It could not be started, or the sandbox ended.
+    """
+    process = await start(box, spec, stdin=stdin)
+    captures = {STDOUT: Capture(), STDERR: Capture()}
+    try:
+        # The guest ends it on time; this is for a guest that does not.
+        async with box.using(None if spec.timeout_s is None else spec.timeout_s + GRACE_S):
+            async for event in process:
+                _collect(captures, event)
+            outcome = await process.outcome()
+    finally:
+        await process.close()
+    return Finished(outcome=outcome, stdout=captures[STDOUT], stderr=captures[STDERR])
+
+
+async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> tuple[ProcessId, int]:
+    """Start a process and leave it; its id and its pid.
+
+    Raises:
+        SandlotError: It could not be started, or the sandbox has ended.
+    """
+    async with box.using() as link:
+        call = await link.start(spec, attach=False)
+        id_, pid = call.id, call.pid
+        await call.aclose()
+        if stdin is not None:
+            box.keep(asyncio.create_task(_feed(await _input(box, link, id_), stdin)))
+    return id_, pid
+
+
+async def follow(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> Run:
+    """Follow a process that was started before.
+
+    Args:
+        box: Where.
+        id_: The process.
+        stdout_from: Byte offset to go on from; None is the oldest that is kept.
+        stderr_from: The same.
+        to_end: Until the process ends; otherwise only what there is by now.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    process = check_id(id_)
+    until: dict[int, int] | None = None
+    async with box.using() as link:
+        if not to_end:
+            known = next((info for info in await link.processes() if info.process == process), None)
+            if known is not None and known.running:
+                ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
+                until = {channel: end for channel, (end, start) in ends.items() if end > start}
+        return Run(box, await link.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until)
+
+
+async def kept(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None) -> tuple[Outcome | None, Capture, Capture]:
+    """What there is of a process's output by now, and how it ended where it did; does not wait for more.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    process = await follow(box, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
+    captures = {STDOUT: Capture(), STDERR: Capture()}
+    try:
+        async with box.using():
+            async for event in process:
+                _collect(captures, event)
+            return None if process.running else await process.outcome(), captures[STDOUT], captures[STDERR]
+    finally:
+        await process.detach()
+
+
+async def listing(box: Sandbox) -> list[ProcessInfo]:
+    """The processes that were started through the service: running ones, and the last ones that ended."""
+    async with box.using() as link:
+        return list(await link.processes())
+
+
+async def write_input(box: Sandbox, id_: str, chunks: AsyncIterable[bytes]) -> None:
+    """Write to a process's standard input; waits while the process does not read.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        ConflictError: Its input is closed, or it has ended.
+        SandboxEndedError: The sandbox has ended.
+    """
+    process = check_id(id_)
+    async with box.using(None) as link:
+        call = await _input(box, link, process)
+        async for chunk in chunks:
+            for at in range(0, len(chunk), _PIECE_BYTES):
+                await call.write(chunk[at : at + _PIECE_BYTES])
+
+
+async def close_input(box: Sandbox, id_: str) -> None:
+    """End a process's standard input. Idempotent.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    process = check_id(id_)
+    async with box.using() as link:
+        call = await _input(box, link, process)
+        call.close_stdin()
+
+
+async def send_signal(box: Sandbox, id_: str, signal: int) -> bool:
+    """Send a signal to a process's group; whether it was still running.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    async with box.using() as link:
+        return await link.signal(check_id(id_), signal)
+
+
+def check_id(id_: str) -> ProcessId:
+    """A process id out of a text.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    if PROCESS_ID.fullmatch(id_) is None:
+        raise InvalidRequestError(
+            f"{id_[:64]!r} is not the id of a process.", hint="Process ids are 32 hexadecimal digits, as given by the call that started it."
+        )
+    return ProcessId(id_)
+
+
+def signal_number(asked: str | int) -> int:
+    """The number of a signal.
+
+    Args:
+        asked: ``SIGTERM``, ``TERM`` or 15.
+
+    Raises:
+        InvalidRequestError: No such signal.
+    """
+    if isinstance(asked, str):
+        name = asked.upper() if asked.upper().startswith("SIG") else f"SIG{asked.upper()}"
+        number = signals.Signals.__members__.get(name, 0)
+    else:
+        number = asked
+    if not 1 <= number < signals.NSIG:
+        raise InvalidRequestError(
+            f"There is no signal {str(asked)[:32]!r}.", hint="Use a name such as SIGTERM, or its number.", fields={"field": "signal"}
+        )
+    return int(number)
+
+
+async def _input(box: Sandbox, link: Link, process: ProcessId) -> ProcessCall:
+    """A call whose channel 0 is the process's standard input: that of who runs it, or one made for it."""
+    call = box.inputs.get(process)
+    if call is None:
+        known = next((info for info in await link.processes() if info.process == process), None)
+        if known is not None and not known.running:
+            raise ConflictError(f"Process {process} has ended; nobody reads its input.", code=ErrorCode.CONFLICT, fields={"process": process})
+        call = await link.attach(process, stdout_from=_END, stderr_from=_END)
+        # An attached reader that does not read would stop the process.
+        box.inputs[process] = call
+        box.keep(asyncio.create_task(_drain(box, process, call)))
+    return call
+
+
+async def _drain(box: Sandbox, process: ProcessId, call: ProcessCall) -> None:
+    with suppress(SandlotError):
+        async for _ in call:
+            pass
+    box.inputs.pop(process, None)
+    await call.aclose()
+
+
+async def _feed(call: ProcessCall, data: bytes) -> None:
+    # A process need not read its input to the end.
+    with suppress(SandlotError):
+        for at in range(0, len(data), _PIECE_BYTES):
+            await call.write(data[at : at + _PIECE_BYTES])
+        call.close_stdin()
+
+
+async def _kill(box: Sandbox, process: ProcessId) -> None:
+    with suppress(SandlotError):
+        async with box.using() as link:
+            await link.signal(process, signals.SIGKILL)
+
+
+def _collect(captures: Mapping[int, Capture], event: Output | Lost) -> None:
+    if isinstance(event, Output):
+        captures[event.channel].add(event.data)
+    else:
+        captures[event.channel].skip(event.bytes)
+
+
+def _size(event: Output | Lost) -> int:
+    return len(event.data) if isinstance(event, Output) else event.bytes
+
+
+def _outcome(process: ProcessId, result: ProcessResult) -> Outcome:
+    return Outcome(
+        process=process,
+        exit_code=exit_code(result.exit_code, result.signal),
+        signal=result.signal,
+        reason=result.reason or "",
+        duration_s=finite(result.duration_s),
+    )
+
+
+def exit_code(code: int | None, signal: int | None) -> int:
+    """An exit code as a shell says it: 128 + signal where a signal ended it."""
+    return 128 + signal if signal is not None else code or 0
+
+
+def finite(seconds: float) -> float:
+    """A duration that JSON can carry, whatever a guest said."""
+    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0

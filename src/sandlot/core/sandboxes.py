@@ -1,0 +1,263 @@
+"""All sandboxes of this service: created, found, prolonged, killed, and remembered for a while after their end.
+
+Laws:
+- A sandbox counts against the service's bound from the request that creates it until its last trace is removed.
+- A client that goes away while its sandbox is created leaves nothing behind.
+- Killing is idempotent; any number of callers may wait for the same end.
+- What is remembered of an ended sandbox is bounded, and holds nothing of its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sandlot.core import admission
+from sandlot.core.admission import NewSandbox, Rules
+from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
+from sandlot.core.ports import Base, Clock, Greet, Template, Templates
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Capabilities, Driver, Exit, ExitReason, Usage
+from sandlot.model.specs import SandboxSpec
+from sandlot.model.states import State
+
+REMEMBERED = 1000
+"""Ended sandboxes that can still be asked about."""
+
+CLOSE_TIMEOUT_S = 60.0
+"""For removing everything when the service stops; what is left then is swept by the next start."""
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class Sandboxes:
+    """All sandboxes of this service.
+
+    Args:
+        drivers: Isolation name -> driver.
+        templates: What sandboxes start from.
+        greet: Makes a link to a guest.
+        clock: The time.
+        new_id: Makes ids that carry this node.
+        rules: What the operator decided.
+    """
+
+    def __init__(
+        self, *, drivers: Mapping[str, Driver], templates: Templates, greet: Greet, clock: Clock, new_id: Callable[[], SandboxId], rules: Rules
+    ) -> None:
+        self._drivers = drivers
+        self._templates = templates
+        self._greet = greet
+        self._clock = clock
+        self._new_id = new_id
+        self._rules = rules
+        self._turns = asyncio.Semaphore(rules.max_creates)
+        self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
+        self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
+        self._probes: dict[str, asyncio.Task[Capabilities]] = {}
+        self._building: dict[str, asyncio.Task[Base]] = {}
+        self._closing = False
+        self._idle_since_monotonic_s = clock.monotonic_s()
+
+    async def open(self) -> int:
+        """Remove what an earlier service of this node left behind; how many sandboxes that were.
+
+        Call it before anything else, and only while holding the state directory's lock.
+        """
+        swept = sum([await driver.sweep(keep=()) for driver in self._drivers.values()])
+        if swept:
+            _log.info("sandboxes.swept", count=swept)
+        return swept
+
+    async def aclose(self) -> None:
+        """End every sandbox and wait until all of them are removed. Idempotent; nothing can be created any more."""
+        self._closing = True
+        tasks = [task for _, task in self._lives.values()]
+        for box, _ in self._lives.values():
+            box.end(Exit(ExitReason.KILLED, "the service was stopped"))
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+            if late:
+                _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
+
+    @property
+    def held(self) -> int:
+        """Sandboxes that still hold anything of the host."""
+        return len(self._lives)
+
+    def idle_s(self) -> float:
+        """Seconds since the last sandbox was removed; 0 while there is one."""
+        return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
+
+    async def create(self, asked: NewSandbox) -> Sandbox:
+        """Create a sandbox and wait until it runs.
+
+        Raises:
+            InvalidRequestError: The request makes no sense.
+            ForbiddenError: The operator does not allow the isolation.
+            UnsupportedError: It asks for what cannot be enforced yet.
+            NotFoundError: ``template_not_found``.
+            HostError: This host cannot do it; says why.
+            UnavailableError: There is no room, or the service is stopping.
+            SandboxEndedError: Somebody killed it while it was created.
+        """
+        isolation = admission.choose_isolation(asked.isolation, self._rules, self._drivers)
+        network = admission.choose_network(asked.network)
+        admission.check_host(await self.capabilities(isolation))
+        await self._check_template(asked.template)
+        if self._closing:
+            raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
+        waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
+        admission.check_room(len(self._lives), waiting, self._rules)
+        spec = SandboxSpec(
+            id=self._new_id(),
+            template=asked.template,
+            env=asked.env,
+            metadata=asked.metadata,
+            limits=asked.limits,
+            timeout_s=asked.timeout_s,
+            network=network,
+            isolation=isolation,
+        )
+        box = Sandbox(spec, name=asked.name, created_at=self._clock.now())
+        means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
+        task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
+        self._lives[box.id] = (box, task)
+        task.add_done_callback(lambda _: self._gone(box))
+        try:
+            await asyncio.shield(box.ready)
+        except asyncio.CancelledError:
+            box.end(Exit(ExitReason.KILLED, "the client that created it went away"))
+            raise
+        _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
+        return box
+
+    def find(self, id_: str) -> Sandbox:
+        """A sandbox by its id, ended ones that are remembered included.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        known = self._lives.get(SandboxId(id_))
+        if known is not None:
+            return known[0]
+        past = self._past.get(SandboxId(id_))
+        if past is not None:
+            return past
+        raise NotFoundError(
+            f"There is no sandbox {id_[:64]!r}.",
+            code=ErrorCode.SANDBOX_NOT_FOUND,
+            hint="It may have ended long ago, or before the service was last started. List what there is, or create a new one.",
+            fields={"sandbox": id_[:64]},
+        )
+
+    def all(self, *, ended: bool = False) -> list[Sandbox]:
+        """The sandboxes that there are, oldest first.
+
+        Args:
+            ended: Also those that have ended and are remembered.
+        """
+        boxes = [box for box, _ in self._lives.values() if ended or not box.ended.is_set()]
+        if ended:
+            boxes += self._past.values()
+        return sorted(boxes, key=lambda box: (box.created_at, box.id))
+
+    async def kill(self, id_: str) -> None:
+        """End a sandbox; return when its processes are dead. Idempotent.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        box = self.find(id_)
+        box.end(Exit(ExitReason.KILLED, "it was killed by request"))
+        await box.ended.wait()
+
+    async def update(self, id_: str, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None) -> Sandbox:
+        """Change a sandbox: all of what is asked, or nothing.
+
+        Args:
+            id_: Which.
+            timeout_s: It ends that many seconds from now; None leaves its deadline.
+            metadata: Replaces what there is; None leaves it.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+            InvalidRequestError: Out of bounds.
+            SandboxEndedError: It has ended.
+        """
+        box = self.find(id_)
+        link = box.require_link()
+        if metadata is not None:
+            admission.check_metadata(metadata)
+        if timeout_s is not None:
+            spec = dataclasses.replace(box.spec, timeout_s=timeout_s)
+            async with box.using():
+                # The guest first: should that fail, the old deadline still holds on both ends.
+                await link.set_deadline(timeout_s + GUEST_GRACE_S)
+            box.spec = spec
+            extend(box, self._clock, timeout_s)
+        if metadata is not None:
+            box.metadata = dict(metadata)
+        return box
+
+    async def usage(self, id_: str) -> Usage:
+        """What a sandbox has used so far.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+            SandboxEndedError: It has ended.
+        """
+        box = self.find(id_)
+        async with box.using():
+            if box.instance is None:  # using() has refused that already
+                raise box.ended_error()
+            return await box.instance.usage()
+
+    async def templates(self) -> list[Template]:
+        """What a sandbox can be started from."""
+        return list(await asyncio.to_thread(self._templates.all))
+
+    async def capabilities(self, isolation: str) -> Capabilities:
+        """What a driver can do here; probed once."""
+        probe = self._probes.get(isolation)
+        if probe is None or (probe.done() and (probe.cancelled() or probe.exception() is not None)):
+            probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self._drivers[isolation].probe))
+        return await asyncio.shield(probe)
+
+    async def all_capabilities(self) -> list[Capabilities]:
+        """What every driver can do here."""
+        return [await self.capabilities(name) for name in self._drivers]
+
+    async def _base(self, template: str) -> Base:
+        """What a template gives; however many wait for its build, they take one thread."""
+        task = self._building.get(template)
+        if task is None:
+            task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
+            task.add_done_callback(lambda _: self._building.pop(template))
+        return await asyncio.shield(task)
+
+    async def _check_template(self, name: str) -> None:
+        templates = await self.templates()
+        if name not in {template.name for template in templates}:
+            names = ", ".join(sorted(template.name for template in templates))
+            raise NotFoundError(
+                f"There is no template {name[:64]!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"There are: {names}.", fields={"template": name[:64]}
+            )
+
+    def _gone(self, box: Sandbox) -> None:
+        """Every trace of a sandbox is removed."""
+        del self._lives[box.id]
+        self._idle_since_monotonic_s = self._clock.monotonic_s()
+        # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
+        if box.expires_at is not None or box.wanted_exit is not None:
+            box.spec = dataclasses.replace(box.spec, env={})
+            box.instance = box.link = None
+            self._past[box.id] = box
+            while len(self._past) > REMEMBERED:
+                self._past.popitem(last=False)

@@ -1,0 +1,29 @@
+"""``python -m sandlot.server``: the service, without the rest of the CLI."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from sandlot.model.errors import SandlotError
+from sandlot.server import serve
+from sandlot.server.settings import Settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m sandlot.server", description="The Sandlot service.")
+    parser.add_argument("--local", action="store_true", help="the unix socket only; ends after ten minutes without a sandbox")
+    parser.add_argument("--host", help="also listen on TCP there (keys are needed then)")
+    parser.add_argument("--port", type=int, help="the port (8080)")
+    asked = parser.parse_args(argv)
+    try:
+        settings = Settings.from_env(host=asked.host, port=asked.port)
+    except SandlotError as error:
+        print(f"sandlot: {error}", file=sys.stderr)
+        return serve.EXIT_SETTINGS
+    return serve.main(settings, local=asked.local)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

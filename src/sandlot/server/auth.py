@@ -1,0 +1,59 @@
+"""Who may talk to the service.
+
+- Whoever reaches the unix socket is its owner or root: the socket is 0600 in a folder of 0700, and the kernel vouches for the
+  peer's user id (SO_PEERCRED, unix(7)). No key is needed there.
+- Everybody else shows a key: ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sandlot.model.errors import AuthenticationError, ErrorCode
+from sandlot.server.keys import Key, KeyStore
+
+OPEN_PATHS = frozenset({"/healthz"})
+"""Answered without a key."""
+
+OWNER = "owner"
+"""What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
+
+
+def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The key that a request shows, or None. Pure.
+
+    Args:
+        headers: Lower-case names and values, as ASGI gives them.
+    """
+    for name, value in headers:
+        if name == b"x-api-key":
+            return value.decode("latin-1").strip()
+        if name == b"authorization":
+            scheme, _, rest = value.decode("latin-1").partition(" ")
+            if scheme.lower() == "bearer":
+                return rest.strip()
+    return None
+
+
+def authenticate(scope: Mapping[str, Any], keys: KeyStore) -> Key | None:
+    """The key that a request came with; None on the unix socket and for open paths.
+
+    Raises:
+        AuthenticationError: It needs one and has none, or one that is not known.
+    """
+    if scope.get("state", {}).get("peer") == OWNER or scope["path"] in OPEN_PATHS:
+        return None
+    secret = presented(scope["headers"])
+    if not secret:
+        raise AuthenticationError(
+            "This needs an API key.",
+            code=ErrorCode.UNAUTHENTICATED,
+            hint="Send 'Authorization: Bearer KEY'; 'sandlot keys create --name NAME' on the server makes one.",
+        )
+    key = keys.verify(secret)
+    if key is None:
+        raise AuthenticationError(
+            "This API key is not known.", code=ErrorCode.UNAUTHENTICATED, hint="It may have been revoked, or belong to another server."
+        )
+    return key

@@ -1,0 +1,106 @@
+"""The composition root: settings in, a service out. The only place that names concrete drivers and stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sandlot.core.admission import Rules
+from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.images.recipe import builtin
+from sandlot.images.store import ImageStore
+from sandlot.link.client import Link
+from sandlot.model.ids import NodeId, new_sandbox_id
+from sandlot.model.ports import Driver
+from sandlot.server import state
+from sandlot.server.keys import KeyStore
+from sandlot.server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything that a running service is.
+
+    Args:
+        settings: What the operator set.
+        node: This node's id.
+        sandboxes: All of them.
+        keys: Who may ask over TCP.
+        stop: Set it, and the service ends.
+    """
+
+    settings: Settings
+    node: NodeId
+    sandboxes: Sandboxes
+    keys: KeyStore
+    stop: asyncio.Event
+
+
+class ImageTemplates:
+    """The image store's recipes as core's templates.
+
+    Args:
+        store: Where they are built and kept.
+    """
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    def all(self) -> Sequence[Template]:
+        """All that a request may name."""
+        return [
+            Template(name=name, description=recipe.description, digest=None if (image := self._store.find(name)) is None else image.digest)
+            for name, recipe in sorted(builtin().items())
+        ]
+
+    def base(self, name: str) -> Base:
+        """What a template gives; builds it first where nobody did."""
+        root = self._store.root(name)
+        return Base(root=root, env=self._store.ensure(name).env)
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings, *, drivers: Mapping[str, Driver] | None = None, templates: Templates | None = None, clock: Clock | None = None
+) -> AsyncIterator[Service]:
+    """Be the service of a data directory: lock it, remove what an earlier one left, and in the end remove every sandbox.
+
+    Args:
+        settings: What the operator set.
+        drivers: Isolation name -> driver, in place of those that Sandlot has.
+        templates: In place of the image store.
+        clock: In place of the machine's.
+
+    Raises:
+        ConflictError: Another service runs on the data directory.
+        HostError: The data directory cannot be used.
+    """
+    state.prepare(settings.data_dir)
+    with state.locked(settings.data_dir):
+        node = state.node(settings.data_dir)
+        sandboxes = Sandboxes(
+            drivers=own_drivers(settings, node) if drivers is None else drivers,
+            templates=templates or ImageTemplates(ImageStore(settings.cache_dir)),
+            greet=Link.greet,
+            clock=clock or SystemClock(),
+            new_id=lambda: new_sandbox_id(node),
+            rules=Rules(
+                isolation_default=settings.isolation_default,
+                isolation_allowed=settings.isolation_allowed,
+                max_sandboxes=settings.max_sandboxes,
+                max_creates=settings.max_creates,
+            ),
+        )
+        await sandboxes.open()
+        try:
+            yield Service(settings=settings, node=node, sandboxes=sandboxes, keys=KeyStore(settings.data_dir), stop=asyncio.Event())
+        finally:
+            await sandboxes.aclose()
+
+
+def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
+    """The drivers that Sandlot has, on this node's part of the machine."""
+    return {}

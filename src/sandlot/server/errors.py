@@ -1,0 +1,144 @@
+"""Every failure as one shape: ``application/problem+json`` (RFC 9457), from a model error, a route, a body or a defect.
+
+Laws:
+- Every answer that is no success has this body, whatever failed: also an unknown route, a wrong method, a body that is no JSON.
+- A client never sees a traceback, a path of the host or a name of the code; the log has them, under the same request id.
+- A validation error names the fields and says what is wrong with each, but repeats none of the values: they may be secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError
+
+MEDIA_TYPE = "application/problem+json"
+
+_UNSEEN = 499
+"""What the log says of a request whose client went away (nginx's convention); nobody receives it."""
+
+_PLAIN: Mapping[str, str] = {
+    "extra_forbidden": "There is no such field.",
+    "missing": "This field is required.",
+    "model_attributes_type": "This should be a JSON object, sent with 'Content-Type: application/json'.",
+    "dict_type": "This should be a JSON object.",
+    "json_invalid": "This is not JSON.",
+}
+
+
+def problem(error: SandlotError, request_id: str) -> dict[str, Any]:
+    """The body that tells an error."""
+    return {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": str(error.code),
+        "hint": error.hint,
+        "retryable": error.retryable,
+        "request_id": request_id,
+        "fields": dict(error.fields),
+    }
+
+
+def answer(error: SandlotError, request_id: str, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    """The response that tells an error.
+
+    Args:
+        error: It.
+        request_id: The request's.
+        status: Where HTTP has a better one than the error's code.
+        headers: More of them.
+    """
+    body = problem(error, request_id)
+    if status is not None:
+        body["status"], body["title"] = status, HTTPStatus(status).phrase
+    more = dict(headers or {})
+    if "retry_after_s" in error.fields:
+        more["Retry-After"] = str(error.fields["retry_after_s"])
+    if body["status"] == HTTPStatus.UNAUTHORIZED:
+        more["WWW-Authenticate"] = "Bearer"
+    content = json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return Response(content, status_code=body["status"], headers=more, media_type=MEDIA_TYPE)
+
+
+def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
+    """What pydantic found, as one error: ``fields`` has dotted names and what is wrong with each. Pure."""
+    fields: dict[str, str] = {}
+    for found in errors:
+        where = [str(part) for part in found.get("loc", ())]
+        kind = str(found.get("type", ""))
+        if kind == "json_invalid":
+            return InvalidRequestError(
+                "The body is not JSON.",
+                hint="Send a JSON object in UTF-8.",
+                fields={"body": f"{found.get('ctx', {}).get('error', 'invalid')} at character {where[-1]}"},
+            )
+        name = ".".join(where[1:]) or where[0]
+        fields[name[:200]] = _PLAIN.get(kind) or str(found.get("msg", "This is not valid.")).removeprefix("Value error, ")
+    names = ", ".join(fields)
+    return InvalidRequestError(
+        f"The request is not valid: {names}." if len(names) < 300 else "The request is not valid.",  # noqa: PLR2004 - one line
+        hint="; ".join(f"{name}: {text}" for name, text in list(fields.items())[:5]),
+        fields=fields,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make an app answer every failure like this."""
+
+    async def on_sandlot_error(request: Request, error: Exception) -> Response:
+        if not isinstance(error, SandlotError):
+            raise error
+        return answer(error, request_id(request))
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestValidationError):
+            raise error
+        return answer(validation(error.errors()), request_id(request))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        return answer(_from_http(request, error), request_id(request), status=error.status_code, headers=error.headers)
+
+    async def on_disconnect(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=_UNSEEN)
+
+    app.add_exception_handler(SandlotError, on_sandlot_error)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+
+
+def defect() -> InternalError:
+    """What a client is told of a defect in Sandlot: nothing but that there is one."""
+    return InternalError("Sandlot failed by a defect of its own.", hint="The service's log has the details under this request id. Please report it.")
+
+
+def request_id(request: Request) -> str:
+    """The id that this request's answer and log lines carry."""
+    return str(request.scope.get("state", {}).get("request_id", ""))
+
+
+def _from_http(request: Request, error: HTTPException) -> SandlotError:
+    """What the framework raised, in our words."""
+    route = f"{request.method} {request.url.path}"[:200]
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"There is no {route}.", code=ErrorCode.NOT_FOUND, hint="GET /openapi.json lists what there is.")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        return InvalidRequestError(f"There is no {route}.", hint=f"Allowed here: {allowed}." if allowed else "GET /openapi.json lists what there is.")
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return LimitError("The body is too large.", code=ErrorCode.TOO_LARGE, hint="Send less at once.")
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return InvalidRequestError("The body cannot be read.", hint="Send a JSON object in UTF-8, not nested deeper than a hundred levels.")
+    return SandlotError(str(error.detail), code=ErrorCode.INVALID_REQUEST)

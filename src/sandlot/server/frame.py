@@ -1,0 +1,180 @@
+"""Around every request: its id, who asks, how much it may send, what became of it, and one line in the log.
+
+Laws:
+- Nobody is answered, and no byte of a body is read, before the key was checked.
+- A body that is too large is answered with 413. The rest of it is read and thrown away within bounds first, because a client
+  that is cut off while it sends seldom reads the answer.
+- A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sandlot.model.errors import ErrorCode, LimitError, SandlotError
+from sandlot.model.specs import MIB
+from sandlot.server import errors
+from sandlot.server.auth import authenticate
+from sandlot.server.keys import KeyStore
+
+JSON_MAX_BYTES = 8 * MIB
+RAW_SUFFIXES = ("/files/content", "/stdin")
+"""Routes that stream their body into the sandbox instead of parsing it."""
+
+DRAIN_MAX_BYTES = 64 * MIB
+DRAIN_TIMEOUT_S = 10.0
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_log = structlog.get_logger("sandlot.http")
+
+
+class BodyTooLargeError(HTTPException):
+    """More came than the route takes. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
+
+    def __init__(self, limit: int, *, raw: bool) -> None:
+        super().__init__(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        self.error = too_large(limit, raw=raw)
+
+
+def too_large(limit: int, *, raw: bool) -> LimitError:
+    """What a client is told whose body is too large."""
+    if raw:
+        return LimitError(
+            f"The upload has more than {limit} bytes, which is the limit of this server.",
+            code=ErrorCode.TOO_LARGE,
+            hint="Send it in parts with append=true, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+            fields={"max_bytes": limit},
+        )
+    return LimitError(
+        f"The request has more than {limit} bytes.",
+        code=ErrorCode.TOO_LARGE,
+        hint="Upload large code or data as a file (PUT /v1/sandboxes/ID/files/content) and use that.",
+        fields={"max_bytes": limit},
+    )
+
+
+class Frame:
+    """The outermost layer of the app.
+
+    Args:
+        app: What answers.
+        keys: Who may ask over TCP.
+        upload_max_bytes: The limit of routes that stream their body.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: KeyStore, upload_max_bytes: int) -> None:
+        self._app = app
+        self._keys = keys
+        self._upload_max_bytes = upload_max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return  # no lifespan to speak of, and no websockets
+        exchange = _Exchange(scope, receive, send)
+        raw = scope["path"].endswith(RAW_SUFFIXES)
+        exchange.limit(self._upload_max_bytes if raw else JSON_MAX_BYTES, raw=raw)
+        try:
+            authenticate(scope, self._keys)
+            exchange.check_announced()
+            await self._app(scope, exchange.receive, exchange.send)
+        except BodyTooLargeError as error:
+            await exchange.refuse(error.error)
+        except SandlotError as error:
+            await exchange.refuse(error)
+        except Exception:
+            _log.exception("request.defect", request=exchange.id)
+            if exchange.status:
+                raise
+            await exchange.refuse(errors.defect())
+        finally:
+            exchange.log()
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._began_s = time.perf_counter()
+        self._limit = 0
+        self._raw = False
+        self._taken = 0
+        self._more = True
+        self.status = 0
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        self.id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        length = headers.get(b"content-length", b"0")
+        self._announced = int(length) if length.isdigit() else 0
+        self._has_body = self._announced > 0 or b"transfer-encoding" in headers
+        scope.setdefault("state", {})["request_id"] = self.id
+
+    def limit(self, limit: int, *, raw: bool) -> None:
+        self._limit, self._raw = limit, raw
+
+    def check_announced(self) -> None:
+        if self._announced > self._limit:
+            raise BodyTooLargeError(self._limit, raw=self._raw)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._taken += len(message.get("body", b""))
+            self._more = message.get("more_body", False)
+            if self._taken > self._limit:
+                raise BodyTooLargeError(self._limit, raw=self._raw)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                await self._drain()
+            if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def refuse(self, error: SandlotError) -> None:
+        if not self.status:
+            await errors.answer(error, self.id)(self._scope, self.receive, self.send)
+
+    def log(self) -> None:
+        _log.info(
+            "request",
+            request=self.id,
+            method=self._scope["method"],
+            path=self._scope["path"][:200],
+            status=self.status,
+            ms=round((time.perf_counter() - self._began_s) * 1000, 1),
+        )
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while self._has_body and self._more and self._taken < self._limit + DRAIN_MAX_BYTES:
+                    message: dict[str, Any] = dict(await self._receive())
+                    self._taken += len(message.get("body", b""))
+                    self._more = message.get("more_body", False)
+        except TimeoutError:
+            pass  # the connection is closed instead
+
+
+def state(request: Request) -> dict[str, Any]:
+    """What the listener and this layer know of a request."""
+    known: dict[str, Any] = request.scope.get("state", {})
+    return known

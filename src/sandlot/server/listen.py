@@ -1,0 +1,170 @@
+"""How clients reach the app: the unix socket, TCP, and an HTTP parser that nobody can make hold memory.
+
+Laws:
+- The unix socket never exists with other permissions than 0600, and a connection counts as its owner's only where the kernel
+  says that the peer is root or this very user (SO_PEERCRED, unix(7)).
+- A request's head is at most 64 KiB and must be complete within 30 s; so must be the first one after connecting.
+- TCP connections send at once (TCP_NODELAY): an answer is one small write, and Nagle's algorithm would sit on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
+from sandlot.server.auth import OWNER
+
+HEAD_MAX_BYTES = 64 * 1024
+HEAD_TIMEOUT_S = 30.0
+BACKLOG = 512
+_SUN_PATH_MAX = 107
+"""Bytes of a unix socket's path, unix(7)."""
+
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's business
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See who it is."""
+        super().connection_made(transport)
+        link = transport.get_extra_info("socket")
+        if link is not None and link.family == socket.AF_UNIX:
+            if is_owner(link):
+                self.app_state = {**self.app_state, "peer": OWNER}
+        elif link is not None:
+            with contextlib.suppress(OSError):
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._head_is_complete()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
+                self.transport.write(_HEAD_TOO_LARGE)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its head is there."""
+        self._head_is_complete()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of it is there; the next may follow."""
+        super().on_message_complete()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def _await_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+
+    def _head_is_complete(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def is_owner(link: socket.socket) -> bool:
+    """Whether the far end of a unix socket is root or this process's own user."""
+    try:
+        raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return False
+    _, uid, _ = cast("tuple[int, int, int]", struct.unpack("3i", raw))
+    return uid in {0, os.geteuid()}
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A listening unix socket in a private directory. Whatever was there before is replaced in one step.
+
+    Raises:
+        InvalidRequestError: The path is too long for one.
+        HostError: It cannot be made.
+    """
+    if len(os.fsencode(path)) > _SUN_PATH_MAX:
+        raise InvalidRequestError(
+            f"The socket's path {path} is longer than the {_SUN_PATH_MAX} bytes that Linux allows.", hint="Set SANDLOT_DATA_DIR to a shorter one."
+        )
+    beside = path.with_name(f".{path.name}"[:8])
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        beside.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(beside))
+        finally:
+            os.umask(before)
+        # Listening before it has its name: whoever finds the name can connect.
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        beside.replace(path)
+    except OSError as error:
+        listener.close()
+        raise HostError(f"The socket {path} cannot be made: {error.strerror or error}.", code=ErrorCode.HOST_NOT_READY) from error
+    return listener
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """A listening TCP socket.
+
+    Args:
+        host: A name or an address; IPv6 too.
+        port: 0 takes a free one.
+
+    Raises:
+        HostError: It cannot be made; says why.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise HostError(
+            f"Nothing can listen on {host} port {port}: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Choose another --host or --port, or end whatever has it (see 'ss -ltnp').",
+        ) from error
+    return listener

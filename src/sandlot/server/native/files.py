@@ -1,0 +1,84 @@
+"""Files: read, write, list, stat, make folders, move, remove."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core import files
+from sandlot.model.specs import User
+from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of
+from sandlot.server.native.schemas.files import (
+    DirectoryBody,
+    EntryAnswer,
+    ListingAnswer,
+    ListQuery,
+    MoveBody,
+    ReadQuery,
+    RemovedAnswer,
+    RemoveQuery,
+    StatQuery,
+    WriteQuery,
+)
+from sandlot.server.streams import Stream
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
+
+
+_CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}, "description": "Its bytes."}, **PROBLEM}
+
+
+@router.get("/content", response_class=Response, responses=_CONTENT)
+async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
+    """Read a file. An answer that breaks off before its end was cut by an error."""
+    reading = await files.read(sandbox_of(request, sandbox), query.path, user=User(query.user), offset=query.offset, length=query.length)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async for piece in reading:
+            yield piece
+
+    return Stream(pieces(), reading.aclose, media_type="application/octet-stream")
+
+
+@router.put("/content", responses=also(EntryAnswer, "It was written."))
+async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
+    """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
+    box = sandbox_of(request, sandbox)
+    entry = await files.write(box, query.path, body_of(request), user=User(query.user), mode=query.mode, parents=query.parents, append=query.append)
+    return reply(EntryAnswer.of(entry))
+
+
+@router.get("", responses=also(ListingAnswer, "By name, at most 1,000 entries."))
+async def list_directory(sandbox: str, query: Annotated[ListQuery, Query()], request: Request) -> Response:
+    """List a folder."""
+    listing = await files.listing(sandbox_of(request, sandbox), query.path, user=User(query.user), offset=query.offset)
+    return reply(ListingAnswer(entries=[EntryAnswer.of(entry) for entry in listing.entries], more=listing.more))
+
+
+@router.get("/stat", responses=also(EntryAnswer, "What is there."))
+async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
+    """Look at a path."""
+    return reply(EntryAnswer.of(await files.stat(sandbox_of(request, sandbox), query.path, user=User(query.user), follow=query.follow)))
+
+
+@router.post("/directories", responses=also(EntryAnswer, "It is there."))
+async def make_directory(sandbox: str, body: DirectoryBody, request: Request) -> Response:
+    """Make a folder."""
+    box = sandbox_of(request, sandbox)
+    return reply(EntryAnswer.of(await files.make_directory(box, body.path, user=User(body.user), parents=body.parents, mode=body.mode)))
+
+
+@router.post("/move", responses=also(EntryAnswer, "At its new place."))
+async def move(sandbox: str, body: MoveBody, request: Request) -> Response:
+    """Move or rename."""
+    box = sandbox_of(request, sandbox)
+    return reply(EntryAnswer.of(await files.move(box, body.path, body.to, user=User(body.user), overwrite=body.overwrite)))
+
+
+@router.delete("", responses=also(RemovedAnswer, "They are gone."))
+async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: Request) -> Response:
+    """Remove a file, or with recursive=true a folder and what is in it."""
+    box = sandbox_of(request, sandbox)
+    return reply(RemovedAnswer(removed=await files.remove(box, query.path, user=User(query.user), recursive=query.recursive)))

@@ -1,0 +1,112 @@
+"""Files: read, written, told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from pydantic import Field
+
+from sandlot.link.types import Entry
+from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class EntryAnswer(Answer):
+    """What is at a path."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified_at: datetime
+    target: str | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> EntryAnswer:
+        """What is told of it."""
+        return cls(
+            name=entry.name,
+            path=entry.path,
+            kind=entry.kind,
+            size=entry.size,
+            mode=entry.mode,
+            uid=entry.uid,
+            gid=entry.gid,
+            modified_at=_EPOCH + timedelta(microseconds=entry.modified_ns // 1000),
+            target=entry.target,
+        )
+
+
+class ListingAnswer(Answer):
+    """What is in a folder; ``more`` where it holds more than that."""
+
+    entries: list[EntryAnswer]
+    more: bool
+
+
+class PathQuery(Query):
+    """A path inside the sandbox."""
+
+    path: Text
+    user: UserName = "user"
+
+
+class ListQuery(PathQuery):
+    """A folder to list."""
+
+    offset: int = Field(default=0, description="Names to skip; the next page is 1,000 further.")
+
+
+class StatQuery(PathQuery):
+    """A path to look at."""
+
+    follow: bool = Field(default=True, description="Where it is a symbolic link: look at what it points to.")
+
+
+class ReadQuery(PathQuery):
+    """A file to read, or a part of it."""
+
+    offset: int = 0
+    length: int | None = None
+
+
+class WriteQuery(PathQuery):
+    """A file to write."""
+
+    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
+    append: bool = False
+    parents: bool = True
+
+
+class RemoveQuery(PathQuery):
+    """What to remove."""
+
+    recursive: bool = False
+
+
+class DirectoryBody(Body):
+    """A folder to make."""
+
+    path: Text
+    parents: bool = True
+    mode: int | None = None
+    user: UserName = "user"
+
+
+class MoveBody(Body):
+    """What to move where."""
+
+    path: Text
+    to: Text
+    overwrite: bool = False
+    user: UserName = "user"
+
+
+class RemovedAnswer(Answer):
+    """How many entries were removed."""
+
+    removed: int

@@ -1,0 +1,155 @@
+"""Sandboxes: created, changed, told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from sandlot.core.admission import AUTO, NewSandbox
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.ids import node_of
+from sandlot.model.ports import Usage
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, Network
+from sandlot.server.native.schemas.base import Answer, Body, Query, Text
+
+
+class LimitsBody(Body):
+    """What a sandbox may use; what is left out has its default."""
+
+    cpus: float | None = Field(default=None, description="Cores; fractions are a share of one core's time.")
+    memory_bytes: int | None = Field(default=None, description="Memory of the whole sandbox.")
+    disk_bytes: int | None = Field(default=None, description="What may be written on top of the image.")
+    pids: int | None = Field(default=None, description="Processes and threads.")
+
+    def over(self, limits: Limits) -> Limits:
+        """These limits, the rest from others."""
+        return Limits(
+            cpus=limits.cpus if self.cpus is None else self.cpus,
+            memory_bytes=limits.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            disk_bytes=limits.disk_bytes if self.disk_bytes is None else self.disk_bytes,
+            pids=limits.pids if self.pids is None else self.pids,
+        )
+
+
+class CreateBody(Body):
+    """A sandbox to create."""
+
+    template: Text = DEFAULT_TEMPLATE
+    name: Text | None = None
+    env: dict[Text, Text] = Field(default_factory=dict, description="Environment of every process in it.")
+    metadata: dict[Text, Text] = Field(default_factory=dict, description="Your own words, kept and given back.")
+    limits: LimitsBody = Field(default_factory=LimitsBody)
+    timeout: float = Field(default=DEFAULT_TIMEOUT_S, description="Seconds until it is ended.")
+    isolation: Text = AUTO
+    network: Text = Network.NONE
+
+    def asked(self) -> NewSandbox:
+        """What core makes of it."""
+        return NewSandbox(
+            template=self.template,
+            name=self.name,
+            env=self.env,
+            metadata=self.metadata,
+            limits=self.limits.over(Limits()),
+            timeout_s=self.timeout,
+            isolation=self.isolation,
+            network=self.network,
+        )
+
+
+class UpdateBody(Body):
+    """What to change of a sandbox."""
+
+    timeout: float | None = Field(default=None, description="Seconds from now until it is ended.")
+    metadata: dict[Text, Text] | None = Field(default=None, description="Replaces what there is.")
+
+
+class LimitsAnswer(Answer):
+    """What a sandbox may use."""
+
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+    pids: int
+
+
+class ExitAnswer(Answer):
+    """How a sandbox ended."""
+
+    reason: str
+    detail: str
+
+
+class SandboxAnswer(Answer):
+    """A sandbox."""
+
+    id: str
+    state: str
+    template: str
+    name: str | None
+    metadata: dict[str, str]
+    isolation: str
+    network: str
+    limits: LimitsAnswer
+    timeout: float
+    created_at: datetime
+    expires_at: datetime | None
+    node: str
+    exit: ExitAnswer | None
+
+    @classmethod
+    def of(cls, box: Sandbox) -> SandboxAnswer:
+        """What is told of a sandbox."""
+        spec, limits = box.spec, box.spec.limits
+        return cls(
+            id=box.id,
+            state=str(box.state),
+            template=spec.template,
+            name=box.name,
+            metadata=dict(box.metadata),
+            isolation=spec.isolation,
+            network=str(spec.network),
+            limits=LimitsAnswer(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids),
+            timeout=spec.timeout_s,
+            created_at=box.created_at,
+            expires_at=box.expires_at,
+            node=node_of(box.id),
+            exit=None if box.exit is None else ExitAnswer(reason=str(box.exit.reason), detail=box.exit.detail),
+        )
+
+
+class SandboxesAnswer(Answer):
+    """A page of sandboxes, oldest first."""
+
+    sandboxes: list[SandboxAnswer]
+    next_cursor: str | None
+
+
+class SandboxesQuery(Query):
+    """Which sandboxes to list."""
+
+    cursor: Text | None = None
+    limit: int = Field(default=100, ge=1, le=1000)
+    all: bool = Field(default=False, description="Also those that have ended and are remembered.")
+
+
+class UsageAnswer(Answer):
+    """What a sandbox has used."""
+
+    cpu_s: float
+    memory_bytes: int
+    memory_peak_bytes: int
+    pids: int
+    disk_bytes: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> UsageAnswer:
+        """What is told of it."""
+        return cls(
+            cpu_s=usage.cpu_s,
+            memory_bytes=usage.memory_bytes,
+            memory_peak_bytes=usage.memory_peak_bytes,
+            pids=usage.pids,
+            disk_bytes=usage.disk_bytes,
+        )

@@ -1,0 +1,81 @@
+"""The service itself: health, version, what it can do, what it can start from, and its end."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import APIRouter, Request, Response
+
+from sandlot import __version__
+from sandlot.model.errors import ErrorCode, ForbiddenError
+from sandlot.protocol.connection import GENERATION
+from sandlot.server.auth import OWNER
+from sandlot.server.frame import state
+from sandlot.server.native.common import also, reply, service_of
+from sandlot.server.native.schemas.service import (
+    CapabilitiesAnswer,
+    DriverAnswer,
+    HealthAnswer,
+    StoppingAnswer,
+    TemplateAnswer,
+    TemplatesAnswer,
+    VerdictAnswer,
+    VersionAnswer,
+)
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz", responses=also(HealthAnswer, "It answers."))
+async def health() -> Response:
+    """Whether the service answers; needs no key."""
+    return reply(HealthAnswer(status="ok", version=__version__))
+
+
+@router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))
+async def version(request: Request) -> Response:
+    """Which service this is."""
+    return reply(VersionAnswer(version=__version__, generation=GENERATION, node=service_of(request).node, pid=os.getpid()))
+
+
+@router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
+async def templates(request: Request) -> Response:
+    """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
+    found = await service_of(request).sandboxes.templates()
+    return reply(
+        TemplatesAnswer(
+            templates=[
+                TemplateAnswer(name=each.name, description=each.description, digest=each.digest, built=each.digest is not None) for each in found
+            ]
+        )
+    )
+
+
+@router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
+async def capabilities(request: Request) -> Response:
+    """What this host can do: for every ability yes, or no and why."""
+    found = await service_of(request).sandboxes.all_capabilities()
+    return reply(
+        CapabilitiesAnswer(
+            drivers=[
+                DriverAnswer(
+                    driver=each.driver,
+                    runtime=each.runtime,
+                    abilities={str(ability): VerdictAnswer(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.abilities.items()},
+                )
+                for each in found
+            ]
+        )
+    )
+
+
+@router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends its sandboxes and then itself.", 202))
+async def stop(request: Request) -> Response:
+    """End this service and its sandboxes; only on its unix socket."""
+    if state(request).get("peer") != OWNER:
+        raise ForbiddenError(
+            "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
+        )
+    service = service_of(request)
+    service.stop.set()
+    return reply(StoppingAnswer(pid=os.getpid(), sandboxes=service.sandboxes.held), 202)

@@ -1,0 +1,164 @@
+"""A service as a process: from settings to a listening socket, until it is stopped, idle or told to end.
+
+Laws:
+- What an earlier service left is removed before the first request is answered.
+- SIGTERM, SIGINT, ``sandlot stop`` and idleness end it the same way: no new connections, its sandboxes ended (running calls
+  are told so), every trace removed, exit code 0. A second signal ends it at once; the next start removes what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import socket
+
+import structlog
+import uvicorn
+import uvloop
+
+from sandlot import __version__
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
+from sandlot.server import listen, logs
+from sandlot.server.app import create_app
+from sandlot.server.compose import Service, open_service
+from sandlot.server.settings import Settings
+
+EXIT_FAILED = 1
+EXIT_SETTINGS = 2
+EXIT_SECOND = 3
+"""Another service has the data directory."""
+
+KEEP_ALIVE_S = 75
+"""Idle connections stay open that long; longer than the usual client keeps them, so that the client closes first."""
+
+GRACEFUL_S = 10
+"""For answers that are under way when the service ends."""
+
+_IDLE_CHECK_S = 1.0
+_log = structlog.get_logger("sandlot.server")
+
+
+def main(settings: Settings, *, local: bool) -> int:
+    """Serve until the end; the process's exit code.
+
+    Args:
+        settings: What the operator set.
+        local: Listen on the unix socket only, and end after ``idle_exit_s`` without a sandbox.
+    """
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        uvloop.run(serve(settings, local=local))
+    except ConflictError as error:
+        _say(error)
+        return EXIT_SECOND
+    except InvalidRequestError as error:
+        _say(error)
+        return EXIT_SETTINGS
+    except SandlotError as error:
+        _say(error)
+        return EXIT_FAILED
+    return 0
+
+
+async def serve(settings: Settings, *, local: bool) -> None:
+    """Serve until the end.
+
+    Raises:
+        SandlotError: The service cannot start; says why.
+    """
+    async with open_service(settings) as service:
+        listeners = [listen.unix_socket(settings.socket)]
+        try:
+            if settings.host is not None and not local:
+                listeners.append(listen.tcp_socket(settings.host, settings.port))
+            _log.info(
+                "listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node
+            )
+            await _Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
+        finally:
+            settings.socket.unlink(missing_ok=True)
+            for listener in listeners:
+                listener.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our own way to end.
+
+    Args:
+        service: What it serves.
+    """
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            create_app(service),
+            http=listen.Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nobody is believed about where a request came from
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACEFUL_S,
+        )
+        super().__init__(config)
+        self._service = service
+
+    async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None) -> None:
+        """Serve on these sockets until a signal, a request to stop, or idleness."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        watcher = asyncio.create_task(self._watch(idle_exit_s))
+        try:
+            await self._serve(listeners)
+        finally:
+            watcher.cancel()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to :meth:`until_stopped`."""
+        yield
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """End: the sandboxes at once, so that no answer waits for one; meanwhile the connections."""
+        _log.info("stopping", sandboxes=self._service.sandboxes.held)
+        # No new client finds it; those that had, are told that it stops.
+        self._service.settings.socket.unlink(missing_ok=True)
+        closing = asyncio.create_task(self._service.sandboxes.aclose())
+        await super().shutdown(sockets)
+        await closing
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._service.stop.is_set():
+            _log.warning("ended_at_once", signal=number.name, hint="The next start removes what is left.")
+            os._exit(128 + number)
+        self._service.stop.set()
+
+    async def _watch(self, idle_exit_s: float | None) -> None:
+        """Turn a stop, or idleness, into uvicorn's flag."""
+        stop = self._service.stop
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if idle_exit_s is None else _IDLE_CHECK_S):
+                    await stop.wait()
+            if idle_exit_s is not None and self._service.sandboxes.idle_s() >= idle_exit_s and not self.server_state.tasks:
+                _log.info("idle", seconds=idle_exit_s)
+                break
+        self.should_exit = True
+
+
+def _address(listener: socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _say(error: SandlotError) -> None:
+    sys.stderr.write(f"sandlot: {error}\n")

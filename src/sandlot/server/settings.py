@@ -1,0 +1,138 @@
+"""What the operator sets, read once from the environment; ``SANDLOT_*`` only.
+
+Laws:
+- Everything has a default that works on a plain Debian machine.
+- A value that makes no sense stops the service with a message that names the variable, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.core.admission import ISOLATIONS
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import MIB
+
+SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
+SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One service's settings; each field is the variable ``SANDLOT_`` and its name in capitals.
+
+    Args:
+        data_dir: State of this service alone: key file, socket, lock, sandboxes. One service per directory.
+        cache_dir: Images; shared by any number of services.
+        host: Address to listen on for TCP; None listens on the unix socket only.
+        port: Its port, 0 to 65535 (0 takes a free one).
+        isolation_default: What ``auto`` means.
+        isolation_allowed: What a request may ask for, separated by commas.
+        max_sandboxes: Live ones at once, 1 to 10,000.
+        max_creates: Being created at once, 1 to 64.
+        upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
+        idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
+        log_level: debug, info, warning or error.
+        log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
+    """
+
+    data_dir: Path = SYSTEM_DATA_DIR
+    cache_dir: Path = SYSTEM_CACHE_DIR
+    host: str | None = None
+    port: int = 8080
+    isolation_default: str = "gvisor"
+    isolation_allowed: tuple[str, ...] = ("gvisor",)
+    max_sandboxes: int = 50
+    max_creates: int = 4
+    upload_max_bytes: int = 100 * MIB
+    idle_exit_s: float = 600.0
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket of this service."""
+        return self.data_dir / "sandlot.sock"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
+        """Settings out of an environment.
+
+        Args:
+            env: The environment; by default this process's.
+            host: From the command line; goes over the environment.
+            port: The same.
+
+        Raises:
+            InvalidRequestError: A value makes no sense; the message names it.
+        """
+        source = os.environ if env is None else env
+        allowed = tuple(dict.fromkeys(name.strip() for name in _text(source, "ISOLATION_ALLOWED", "gvisor").split(",") if name.strip()))
+        for name in allowed:
+            _one_of("ISOLATION_ALLOWED", name, ISOLATIONS)
+        default = _one_of("ISOLATION_DEFAULT", _text(source, "ISOLATION_DEFAULT", "gvisor"), ISOLATIONS)
+        if default not in allowed:
+            raise _bad("ISOLATION_DEFAULT", default, f"one of SANDLOT_ISOLATION_ALLOWED ({', '.join(allowed) or 'which is empty'})")
+        return cls(
+            data_dir=_folder(source, "DATA_DIR", SYSTEM_DATA_DIR if os.geteuid() == 0 else _home(source) / ".local/share/sandlot"),
+            cache_dir=_folder(source, "CACHE_DIR", SYSTEM_CACHE_DIR if os.geteuid() == 0 else _home(source) / ".cache/sandlot"),
+            host=host if host is not None else source.get("SANDLOT_HOST") or None,
+            port=port if port is not None else _whole(source, "PORT", 8080, 0, 65535),
+            isolation_default=default,
+            isolation_allowed=allowed,
+            max_sandboxes=_whole(source, "MAX_SANDBOXES", 50, 1, 10_000),
+            max_creates=_whole(source, "MAX_CREATES", 4, 1, 64),
+            upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),
+            idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
+            log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
+            log_format=_one_of("LOG_FORMAT", _text(source, "LOG_FORMAT", "auto").lower(), ("auto", "text", "json")),
+        )
+
+
+def _bad(name: str, value: str, allowed: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"SANDLOT_{name} is {value!r}; it must be {allowed}.", hint="Correct it or unset it.", fields={"setting": f"SANDLOT_{name}"}
+    )
+
+
+def _text(env: Mapping[str, str], name: str, default: str) -> str:
+    return env.get(f"SANDLOT_{name}", "").strip() or default
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise _bad(name, value, f"one of {', '.join(allowed)}")
+    return value
+
+
+def _whole(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = _text(env, name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):  # noqa: PLR2004 - int() of more is slow
+        raise _bad(name, text, f"a whole number from {low} to {high}")
+    return int(text)
+
+
+def _number(env: Mapping[str, str], name: str, default: float, low: float) -> float:
+    text = _text(env, name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= low):
+        raise _bad(name, text, f"a number of at least {low:g}")
+    return value
+
+
+def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
+    path = Path(_text(env, name, str(default)))
+    if not path.is_absolute():
+        raise _bad(name, str(path), "an absolute path")
+    return path
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    return Path(env.get("HOME") or "/nonexistent")

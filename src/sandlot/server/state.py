@@ -1,0 +1,112 @@
+"""A service's data directory: private, locked by one service, and carrying the name of its node.
+
+Laws:
+- Nobody but its owner may enter it; that is what guards the unix socket.
+- One service at a time: flock(2), which the kernel lets go of however the service ends. A second one is told who is first.
+- The node's id is made once and never changes, because what a killed service left behind is found by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandlot.model.errors import ConflictError, ErrorCode, HostError
+from sandlot.model.ids import NODE_ID, NodeId, new_node_id
+
+LOCK = "lock"
+NODE = "node"
+_STRANGERS = 0o077
+
+
+def prepare(folder: Path) -> None:
+    """Make the directory, or see to it that it is private.
+
+    Raises:
+        HostError: It cannot be made, belongs to somebody else, or is open to others and holds what is not ours.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise HostError(
+                f"The data directory {folder} belongs to user {found.st_uid}, not to the one who starts this service ({os.geteuid()}).",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Start the service as its owner, or set SANDLOT_DATA_DIR to another directory.",
+            )
+        if found.st_mode & _STRANGERS:
+            # Never narrow a directory that somebody named by mistake, such as /tmp.
+            if not (folder / NODE).exists() and any(folder.iterdir()):
+                raise HostError(
+                    f"The data directory {folder} is open to other users and holds other files.",
+                    code=ErrorCode.HOST_NOT_READY,
+                    hint="Set SANDLOT_DATA_DIR to a directory of its own, or make this one private (chmod 700) if it is meant.",
+                )
+            folder.chmod(0o700)
+    except OSError as error:
+        raise HostError(
+            f"The data directory {folder} cannot be used: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Start the service as root, or set SANDLOT_DATA_DIR to a directory that you may write to.",
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the one service of a data directory.
+
+    Raises:
+        ConflictError: There is one already; names its process.
+    """
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise ConflictError(
+                f"Another service runs on {folder}: process {pid}.",
+                code=ErrorCode.CONFLICT,
+                hint="Use that one, end it with 'sandlot stop', or set SANDLOT_DATA_DIR to another directory.",
+                fields={"pid": pid},
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def node(folder: Path) -> NodeId:
+    """The node's id; made where there is none. Call it while holding the lock.
+
+    Raises:
+        HostError: The file holds something else.
+    """
+    file = folder / NODE
+    try:
+        text = file.read_text("ascii").strip()
+    except FileNotFoundError:
+        made = new_node_id()
+        beside = folder / f".{NODE}"
+        beside.write_text(f"{made}\n", "ascii")
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(file)
+        return made
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_node(file) from error
+    if NODE_ID.fullmatch(text) is None:
+        raise _bad_node(file)
+    return NodeId(text)
+
+
+def _bad_node(file: Path) -> HostError:
+    return HostError(
+        f"{file} does not hold the id of a node.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="Restore it. If you remove it, what an earlier service left running is not found any more.",
+    )

@@ -1,0 +1,186 @@
+"""Answers that are sent as they come into being: bytes, and server-sent events (HTML standard, 9.2).
+
+Laws:
+- Nothing is read ahead of a client: the next piece is asked for when the last one was taken.
+- A client that goes away is noticed while it is waited for, and whoever makes the pieces is closed.
+- A stream of events says how it ended: by its own last event, or by ``failure``. One that ends otherwise was cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sandlot.core.processes import STDERR, STDOUT
+from sandlot.link.types import Lost, Output
+from sandlot.model.errors import SandlotError
+from sandlot.server import errors
+
+EVENTS = "text/event-stream"
+KEEP_ALIVE_S = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"
+STREAM_NAMES: Mapping[int, str] = {STDOUT: "stdout", STDERR: "stderr"}
+
+_log = structlog.get_logger("sandlot.http")
+
+
+class Stream(Response):
+    """An answer whose body comes piece by piece.
+
+    Args:
+        pieces: The body.
+        close: Called once in the end, whatever happened.
+        media_type: Its type.
+        headers: More headers.
+        beat: Sent when nothing else was for 15 s.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        *,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+        beat: bytes = b"",
+    ) -> None:
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", **(headers or {})})
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._close = close
+        self._beat = beat
+        self._sent_s = 0.0
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            body = asyncio.create_task(self._write(send))
+            tasks = [body, asyncio.create_task(gone(receive))]
+            if self._beat:
+                tasks.append(asyncio.create_task(self._keep_alive(send)))
+            await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            await self._close()
+        if not body.cancelled():
+            body.result()
+
+    async def _write(self, send: Send) -> None:
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._sent_s = time.monotonic()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if time.monotonic() - self._sent_s >= KEEP_ALIVE_S:
+                await send({"type": "http.response.body", "body": self._beat, "more_body": True})
+
+
+def events(request: Request, pieces: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> Stream:
+    """An answer of server-sent events; what fails on the way becomes its last event."""
+    return Stream(_told(pieces, errors.request_id(request)), close, media_type=EVENTS, headers={"X-Accel-Buffering": "no"}, beat=KEEP_ALIVE)
+
+
+async def _told(pieces: AsyncIterator[bytes], request_id: str) -> AsyncIterator[bytes]:
+    try:
+        async for piece in pieces:
+            yield piece
+    except SandlotError as error:
+        yield event("failure", errors.problem(error, request_id))
+    except Exception:  # noqa: BLE001 - the client is told that there was one
+        _log.exception("request.defect", request=request_id)
+        yield event("failure", errors.problem(errors.defect(), request_id))
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """One event. JSON has no bare line breaks, so its data is one line."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
+
+
+def wanted(request: Request) -> bool:
+    """Whether a client asks for events."""
+    return EVENTS in request.headers.get("accept", "")
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the client has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class TextSplitter:
+    """Bytes of one output stream as JSON-ready pieces that lose nothing.
+
+    UTF-8 goes as text, anything else as base64. A character that is cut in two waits for its other half.
+    """
+
+    __slots__ = ("_decoder", "_end", "_held")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self._held = b""
+        self._end = 0
+
+    def push(self, data: bytes, offset: int) -> dict[str, Any] | None:
+        """The next bytes, which begin at ``offset``; what to tell, or None where it must wait."""
+        start = offset - len(self._held)
+        self._end = offset + len(data)
+        whole = self._held + data
+        try:
+            text = self._decoder.decode(data)
+        except UnicodeDecodeError:
+            self._decoder.reset()
+            self._held = b""
+            return {"offset": start, "encoding": "base64", "data": base64.b64encode(whole).decode()}
+        self._held = bytes(self._decoder.getstate()[0])
+        return {"offset": start, "encoding": "utf-8", "data": text} if text else None
+
+    def flush(self) -> dict[str, Any] | None:
+        """What still waits, where nothing follows, or a gap."""
+        if not self._held:
+            return None
+        held, self._held = self._held, b""
+        self._decoder.reset()
+        return {"offset": self._end - len(held), "encoding": "base64", "data": base64.b64encode(held).decode()}
+
+
+class OutputEvents:
+    """Standard output and error of a process or a cell, as events."""
+
+    __slots__ = ("_splitters",)
+
+    def __init__(self) -> None:
+        self._splitters = {channel: TextSplitter() for channel in STREAM_NAMES}
+
+    def tell(self, item: Output | Lost) -> list[bytes]:
+        """The events that tell one piece."""
+        splitter, name = self._splitters[item.channel], STREAM_NAMES[item.channel]
+        if isinstance(item, Lost):
+            return [*self._flush(item.channel), event("lost", {"stream": name, "bytes": item.bytes})]
+        piece = splitter.push(item.data, item.offset)
+        return [] if piece is None else [event("output", {"stream": name, **piece})]
+
+    def end(self) -> list[bytes]:
+        """The events that tell what still waits, at the end."""
+        return [told for channel in STREAM_NAMES for told in self._flush(channel)]
+
+    def _flush(self, channel: int) -> list[bytes]:
+        piece = self._splitters[channel].flush()
+        return [] if piece is None else [event("output", {"stream": STREAM_NAMES[channel], **piece})]
