@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UID = 1000
 GID = 1000
+SHELL = "/bin/bash"
 PASSWD_FIELDS = 7
 GROUP_FIELDS = 4
 LAST_STANDARD_FD = 2
@@ -93,7 +94,9 @@ def environment(who: Account, *layers: dict[str, str]) -> dict[str, str]:
 
 
 def candidates(program: str, env: dict[str, str]) -> list[bytes]:
-    """Where a program may be, in the order of PATH, as execvp(3) looks."""
+    """Where a program may be, in the order of PATH, as execvp(3) looks; for bash also sh, where the image has no bash."""
+    if program == SHELL:
+        return [os.fsencode(SHELL), b"/bin/sh"]
     if "/" in program:
         return [os.fsencode(program)]
     folders = env.get("PATH", DEFAULT_PATH).split(":")

@@ -36,7 +36,6 @@ MAX_PATH_BYTES = 4095
 """PATH_MAX less its NUL, path_resolution(7)."""
 
 
-
 class User(StrEnum):
     """Who a process runs as inside the sandbox."""
 
@@ -169,14 +168,14 @@ class ProcessSpec:
 
 
 def shell_argv(command: str) -> tuple[str, ...]:
-    """The argument vector that runs a shell command line, with bash where the image has it.
+    """The argument vector that runs a shell command line. The guest takes sh where the image has no bash.
 
     No login shell: ``bash -l`` costs 70-90 ms in gVisor against 15 (measured).
     """
     check_text("command", command)
     if not command.strip():
         raise InvalidRequestError("The command is empty.", hint="Give a command line to run.")
-    return ("/bin/sh", "-c", 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; else exec sh -c "$0"; fi', command)
+    return ("/bin/bash", "-c", command)
 
 
 def check_text(what: str, text: str) -> bytes:
@@ -201,7 +200,9 @@ def check_path(path: str) -> str:
     """
     size = len(check_text("path", path))
     if not path.startswith("/"):
-        raise InvalidRequestError(f"The path {path!r} is not absolute.", hint="Start it with '/', for example /workspace/data.csv.", fields={"path": path})
+        raise InvalidRequestError(
+            f"The path {path!r} is not absolute.", hint="Start it with '/', for example /workspace/data.csv.", fields={"path": path}
+        )
     if size > MAX_PATH_BYTES:
         raise InvalidRequestError(f"The path has {size} bytes; at most {MAX_PATH_BYTES} are allowed.")
     return path

@@ -21,7 +21,27 @@ if TYPE_CHECKING:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+READ_BYTES = 262144
+"""At most as much is read at once."""
 GONE = select.EPOLLHUP | select.EPOLLERR
+
+
+class Scratch:
+    """Memory that reads go through.
+
+    ``os.read`` of a large size takes fresh memory each time and gives most of it back; with glibc that is an mmap, page
+    faults and an munmap for every read, which are dear under gVisor.
+    """
+
+    __slots__ = ("_memory", "_view")
+
+    def __init__(self, size: int) -> None:
+        self._memory = bytearray(size)
+        self._view = memoryview(self._memory)
+
+    def read(self, fd: int) -> bytes:
+        """What one read gives; the errors are those of ``os.read``."""
+        return bytes(self._view[: os.readv(fd, [self._memory])])
 
 
 class Timer:
@@ -44,9 +64,10 @@ class Timer:
 class Loop:
     """One loop; the guest has one."""
 
-    __slots__ = ("_epoll", "_running", "_soon", "_tasks", "_timers", "_watched")
+    __slots__ = ("_epoll", "_running", "_soon", "_tasks", "_timers", "_watched", "scratch")
 
     def __init__(self) -> None:
+        self.scratch = Scratch(READ_BYTES)
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[int], object]] = {}
         self._timers: list[Timer] = []

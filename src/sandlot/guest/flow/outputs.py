@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from sandlot.guest.flow.loop import READ_BYTES
 from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES
 
 CHUNK_BYTES = 65536
-READ_BYTES = 262144
-"""At most as much is read at once: a buffer stops wanting that much before it would drop."""
 HOLD_S = 30.0
 
 
@@ -141,7 +140,7 @@ class Outputs:
             self.readers.remove(reader)
 
     def wants(self, channel: int) -> bool:
-        """Whether the process's pipe should be read now."""
+        """Whether the process's pipe should be read now: not where the next read could make the buffer drop something."""
         buffer = self.buffers[channel]
         if self.readers:
             slowest = min(reader.at[channel] for reader in self.readers)

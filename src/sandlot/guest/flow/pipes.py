@@ -7,7 +7,6 @@ import os
 from collections import deque
 
 from sandlot.guest.flow.loop import READ, WRITE
-from sandlot.guest.flow.outputs import READ_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class OutputPipe:
         if not self.is_open:
             return False
         try:
-            data = os.read(self.fd, READ_BYTES)
+            data = self._loop.scratch.read(self.fd)
         except BlockingIOError:
             return False
         except OSError:  # EIO of a pseudo-terminal whose last holder is gone

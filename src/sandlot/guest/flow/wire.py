@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from sandlot.guest.flow.loop import Loop
 
-READ_BYTES = 256 * 1024
 WRITE_BYTES = 256 * 1024
 """Several frames as one write: every write of the guest costs a trip through its kernel."""
 
@@ -52,7 +51,7 @@ class Wire:
 
     def _readable(self, mask: int) -> None:
         try:
-            data = os.read(self._fd_in, READ_BYTES)
+            data = self._loop.scratch.read(self._fd_in)
         except BlockingIOError:
             return
         if not data:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.guest.flow.outputs import READ_BYTES, Buffer, Outputs, Port
+from sandlot.guest.flow.loop import READ_BYTES
+from sandlot.guest.flow.outputs import Buffer, Outputs, Port
 
 
 class Sink(Port):
