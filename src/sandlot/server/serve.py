@@ -13,8 +13,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from socket import socket
 
 import structlog
@@ -79,14 +79,31 @@ async def serve(settings: Settings, *, local: bool) -> None:
             _log.info(
                 "listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node
             )
-            await _Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
+            await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
         finally:
             settings.socket.unlink(missing_ok=True)
             for listener in listeners:
                 listener.close()
 
 
-class _Server(uvicorn.Server):
+@asynccontextmanager
+async def answering(service: Service, listeners: list[socket]) -> AsyncIterator[None]:
+    """Answer on some sockets inside of this process, for as long as the context is open. The sandboxes end with it.
+
+    Args:
+        service: What is served.
+        listeners: Listening sockets; closed in the end.
+    """
+    server = Server(service)
+    task = asyncio.create_task(server.until_stopped(listeners, signals=False))
+    try:
+        yield
+    finally:
+        service.stop.set()
+        await task
+
+
+class Server(uvicorn.Server):
     """uvicorn, with our own way to end.
 
     Args:
@@ -109,23 +126,25 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
 
-    async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None) -> None:
-        """Serve on these sockets until a signal, a request to stop, or idleness."""
+    async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None = None, signals: bool = True) -> None:
+        """Serve on these sockets until a request to stop, a signal, or idleness.
+
+        Args:
+            listeners: Listening sockets; closed in the end.
+            idle_exit_s: Seconds without a sandbox until it ends by itself; None is never.
+            signals: Whether SIGTERM and SIGINT end it.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        for number in numbers:
             loop.add_signal_handler(number, self._signalled, number)
         watcher = asyncio.create_task(self._watch(idle_exit_s))
         try:
             await self._serve(listeners)
         finally:
             watcher.cancel()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to :meth:`until_stopped`."""
-        yield
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """End: the sandboxes at once, so that no answer waits for one; meanwhile the connections."""

@@ -1,0 +1,203 @@
+"""A driver without isolation: the real guest on the real root file system, in namespaces of this machine's own kernel.
+
+For tests of what lies above the seam: it starts in a tenth of the time that gVisor takes, and it can be told to fail. Nothing
+that it runs is contained, so tests run only their own code in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandlot.host.fifos import PipeStream, make_pipes
+from sandlot.link.payload import GUEST_ARGV
+from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Usage, Verdict
+from sandlot.model.specs import SandboxSpec, Shape
+
+_ABILITIES = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
+
+# An overlay on a tmpfs in a mount namespace of its own: all of it is gone with its last process.
+_INSIDE = """
+set -e
+mount -t tmpfs tmpfs "$2"
+mkdir "$2/upper" "$2/work" "$2/root"
+mount -t overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" overlay "$2/root"
+mount -t proc proc "$2/root/proc"
+mount --rbind /dev "$2/root/dev"
+root=$2/root
+shift 2
+exec chroot "$root" "$@"
+"""
+
+
+@dataclass
+class Faults:
+    """What goes wrong, for tests of what core makes of it: step -> the exception that it raises; consumed by use."""
+
+    raises: dict[str, list[Exception]] = field(default_factory=dict)
+    holds: dict[str, asyncio.Event] = field(default_factory=dict)
+    reached: dict[str, asyncio.Event] = field(default_factory=dict)
+    why_not: str = ""
+
+    def hold(self, step: str) -> asyncio.Event:
+        """Let that step wait for the event that is returned; :meth:`reach` tells when it does."""
+        self.holds[step] = asyncio.Event()
+        self.reached[step] = asyncio.Event()
+        return self.holds[step]
+
+    async def reach(self, step: str) -> None:
+        await self.reached[step].wait()
+
+    async def at(self, step: str) -> None:
+        if step in self.holds:
+            self.reached[step].set()
+            await self.holds[step].wait()
+        waiting = self.raises.get(step)
+        if waiting:
+            raise waiting.pop(0)
+
+
+class BareInstance:
+    """One guest that runs."""
+
+    def __init__(self, ref: str, folder: Path, process: asyncio.subprocess.Process, faults: Faults) -> None:
+        self.ref = ref
+        self.folder = folder
+        self.process = process
+        self._faults = faults
+        self._stream: PipeStream | None = None
+        self._ends = asyncio.ensure_future(process.wait())
+
+    async def connect(self) -> ByteStream:
+        await self._faults.at("connect")
+        return PipeStream.open(self.folder)
+
+    async def configure(self, change: Change) -> None:
+        raise UnsupportedError(f"no {change}", code=ErrorCode.UNSUPPORTED)
+
+    async def pause(self) -> None:
+        raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)
+
+    async def resume(self) -> None:
+        raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)
+
+    async def snapshot(self, into: Path, *, keep_running: bool) -> None:
+        raise UnsupportedError(f"no snapshot into {into}, {keep_running}", code=ErrorCode.UNSUPPORTED)
+
+    async def usage(self) -> Usage:
+        return Usage(cpu_s=0.5, memory_bytes=1, memory_peak_bytes=2, pids=3, disk_bytes=4)
+
+    async def wait(self) -> Exit:
+        status = await asyncio.shield(self._ends)
+        return Exit(ExitReason.EXITED if status == 0 else ExitReason.KILLED, f"status {status}")
+
+    async def destroy(self) -> None:
+        await self._faults.at("destroy")
+        if self.process.returncode is None:
+            self.process.kill()
+        await asyncio.shield(self._ends)
+        await self._faults.at("clean")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class BareBlank:
+    """Prepared, nothing running."""
+
+    def __init__(self, shape: Shape, folder: Path, faults: Faults, made: list[BareInstance]) -> None:
+        self._shape = shape
+        self._folder = folder
+        self._faults = faults
+        self._made = made
+
+    async def boot(self, spec: SandboxSpec) -> BareInstance:
+        await self._faults.at("boot")
+        read = os.open(self._folder / "in", os.O_RDWR | os.O_CLOEXEC)
+        write = os.open(self._folder / "out", os.O_RDWR | os.O_CLOEXEC)
+        log = os.open(self._folder / "log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "unshare",
+                "--mount",
+                "--pid",
+                "--uts",
+                "--ipc",
+                "--net",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-c",
+                _INSIDE,
+                "sh",
+                str(self._shape.root.path),
+                str(self._folder / "mnt"),
+                *GUEST_ARGV,
+                stdin=read,
+                stdout=write,
+                stderr=log,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            )
+        finally:
+            for fd in (read, write, log):
+                os.close(fd)
+        # Between exec and the guest's own open of the pipes there is always this process, so nobody sees an end of file.
+        instance = BareInstance(spec.id, self._folder, process, self._faults)
+        self._made.append(instance)
+        return instance
+
+    async def restore(self, snapshot: Path, spec: SandboxSpec) -> BareInstance:
+        raise UnsupportedError(f"no {snapshot} {spec}", code=ErrorCode.UNSUPPORTED)
+
+    async def destroy(self) -> None:
+        await self._faults.at("destroy")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class BareDriver:
+    """It.
+
+    Args:
+        folder: Where its sandboxes' files go; count what is left there.
+    """
+
+    name = "gvisor"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faults = Faults()
+        self.instances: list[BareInstance] = []
+
+    def probe(self) -> Capabilities:
+        verdict = Verdict(ok=not self.faults.why_not, reason=self.faults.why_not)
+        return Capabilities("gvisor", "none", dict.fromkeys(_ABILITIES, verdict))
+
+    def fingerprint(self) -> str:
+        return "bare"
+
+    async def prepare(self, shape: Shape) -> BareBlank:
+        await self.faults.at("prepare")
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        (folder / "mnt").mkdir()
+        make_pipes(folder)
+        return BareBlank(shape, folder, self.faults, self.instances)
+
+    async def adopt(self, ref: str) -> BareInstance:
+        raise NotFoundError(f"no {ref}", code=ErrorCode.SANDBOX_NOT_FOUND)
+
+    async def sweep(self, keep: Collection[str]) -> int:
+        return len(keep)
+
+    def left(self) -> list[str]:
+        """What is left of sandboxes that were destroyed: folders and processes."""
+        alive = [f"process {each.process.pid}" for each in self.instances if each.process.returncode is None]
+        return [*alive, *(str(path) for path in self.folder.iterdir())]
+
+    def kill_runtime(self, number: int = 0) -> None:
+        """End a sandbox from outside, as the kernel's out-of-memory killer would."""
+        self.instances[number].process.send_signal(signal.SIGKILL)

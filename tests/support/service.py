@@ -1,0 +1,63 @@
+"""A whole service in the test's own process: the real core, link, guest and root file system, on a driver without isolation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.ports import Clock
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.server import listen
+from sandlot.server.compose import Service, open_service
+from sandlot.server.serve import answering
+from sandlot.server.settings import Settings
+from tests.support.bare import BareDriver
+
+BASE = NewSandbox(template="base")
+"""What tests create unless they are about something else: the smaller of the built-in images."""
+
+
+@dataclass
+class Bench:
+    """A service and the driver below it."""
+
+    service: Service
+    driver: BareDriver
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        return self.service.sandboxes
+
+    async def sandbox(self) -> Sandbox:
+        return await self.service.sandboxes.create(BASE)
+
+
+@asynccontextmanager
+async def bench(folder: Path, settings: Settings | None = None, clock: Clock | None = None) -> AsyncIterator[Bench]:
+    """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
+    below = folder / "driver"
+    below.mkdir()
+    driver = BareDriver(below)
+    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
+    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock) as service:
+        yield Bench(service, driver)
+    assert driver.left() == []
+
+
+@asynccontextmanager
+async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """The service's HTTP on its unix socket, and a client of it."""
+    path = service.settings.socket
+    async with answering(service, [listen.unix_socket(path)]), unix_client(path) as http:
+        yield http
+
+
+def unix_client(path: Path) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://sandlot", timeout=60)
