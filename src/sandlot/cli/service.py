@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import os
+import select
 from typing import Annotated
 
 import typer
@@ -10,20 +11,20 @@ import typer
 from sandlot.cli.output import note, table
 
 STOP_TIMEOUT_S = 60.0
-_POLL_S = 0.05
 
 keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
 
 
 def serve(
     *,
-    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. (default: 127.0.0.1)")] = None,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="(default: 8080)")] = None,
 ) -> None:
     """Serve the API on TCP, with keys, until it is told to stop."""
-    from sandlot.server.main import serve as serve_forever
+    from sandlot.server import serve as server
+    from sandlot.server.settings import Settings
 
-    raise typer.Exit(serve_forever(host=host or "127.0.0.1", port=port))
+    raise typer.Exit(server.main(Settings.from_env(host=host, port=port), local=False))
 
 
 def stop() -> None:
@@ -37,13 +38,10 @@ def stop() -> None:
         if not local.answers(socket):
             note("No local service runs.")
             return
-        client.stop_service()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while local.answers(socket):
-        if time.monotonic() > deadline:
-            note(f"sandlot: the service still answers after {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
-            raise typer.Exit(1)
-        time.sleep(_POLL_S)
+        pid = client.stop_service()
+    if not _ends(pid, STOP_TIMEOUT_S):
+        note(f"sandlot: the service (process {pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
+        raise typer.Exit(1)
     note("The local service has ended.")
 
 
@@ -77,6 +75,19 @@ def revoke_key(key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The k
     from sandlot.server.settings import Settings
 
     typer.echo(KeyStore(Settings.from_env().data_dir).revoke(key).id)
+
+
+def _ends(pid: int, timeout_s: float) -> bool:
+    """Wait for a process that is not our child (pidfd_open(2)); whether it ended in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        readable, _, _ = select.select([descriptor], [], [], timeout_s)
+        return bool(readable)
+    finally:
+        os.close(descriptor)
 
 
 def version() -> None:

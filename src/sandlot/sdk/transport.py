@@ -27,11 +27,7 @@ def translated(target: Target) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise NotSentError(
-            f"Nothing answers at {target}: {error}.",
-            code=ErrorCode.SERVICE_UNAVAILABLE,
-            hint="Start it (`sandlot serve`), or correct SANDLOT_URL.",
-        ) from error
+        raise not_there(target, str(error)) from error
     except httpx.TimeoutException as error:
         raise UnavailableError(
             f"{str(target).capitalize()} accepted the request, but no answer came in time.",
@@ -46,3 +42,12 @@ def translated(target: Target) -> Iterator[None]:
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint="Whether the request was carried out is not known.",
         ) from error
+
+
+def not_there(target: Target, why: str = "") -> NotSentError:
+    """The error for a service that cannot be reached."""
+    return NotSentError(
+        f"Nobody answers: {target} cannot be reached{f' ({why})' if why else ''}.",
+        code=ErrorCode.SERVICE_UNAVAILABLE,
+        hint="Start it (`sandlot serve`), or correct SANDLOT_URL.",
+    )

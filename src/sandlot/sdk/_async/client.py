@@ -17,7 +17,7 @@ from sandlot.sdk._async import backend
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import NotSentError, translated
+from sandlot.sdk.transport import NotSentError, not_there, translated
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
@@ -40,6 +40,8 @@ class AsyncClient:
         self.target: Target = resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir)
         self._autostart = autostart
         self._http = self._connections()
+        self._reached: bool | None = None if self.target.socket is None else False
+        """Whether the socket has answered; None for TCP, which is not asked beforehand."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,9 +85,17 @@ class AsyncClient:
         """What the service's drivers can do on their host."""
         return await self.request("GET", "/v1/capabilities")
 
-    async def stop_service(self) -> None:
-        """End the local service and, with it, its sandboxes."""
-        await self.request("POST", "/v1/service/stop")
+    async def stop_service(self) -> int:
+        """End the local service and, with it, its sandboxes.
+
+        Returns:
+            The process id of the service, which ends once every sandbox has been removed.
+
+        Raises:
+            ForbiddenError: It is reached over TCP.
+        """
+        answer = await self.request("POST", "/v1/service/stop")
+        return int(answer["pid"])
 
     async def request(
         self,
@@ -154,7 +164,8 @@ class AsyncClient:
         headers = {"Accept": accept} if content is None else {"Accept": accept, "Content-Type": "application/octet-stream"}
         if self._http.is_closed:
             self._http = self._connections()
-        tries, started = 0, False
+        await self._reach()
+        tries, again = 0, True
         while True:
             request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
             tries += 1
@@ -162,10 +173,11 @@ class AsyncClient:
                 with translated(self.target):
                     response = await self._http.send(request, stream=True)
             except NotSentError:
-                if self.target.local is None or not self._autostart or started:
+                if self._reached is None or not again:
                     raise
-                await backend.in_thread(local.ensure, self.target.local)
-                started = True
+                # It was there before: a local service that left meanwhile.
+                self._reached, again = False, False
+                await self._reach()
                 continue
             try:
                 if response.is_success:
@@ -177,6 +189,15 @@ class AsyncClient:
             if wait_s is None or tries >= MAX_TRIES or not (content is None or isinstance(content, bytes)):
                 raise error
             await backend.sleep(wait_s)
+
+    async def _reach(self) -> None:
+        """See to it, before the first call, that there is a service on the socket."""
+        if self._reached is False and self.target.socket is not None:
+            if self.target.local is not None and self._autostart:
+                await backend.in_thread(local.ensure, self.target.local)
+            elif not await backend.in_thread(local.answers, self.target.socket):
+                raise not_there(self.target)
+            self._reached = True
 
     def _connections(self) -> httpx.AsyncClient:
         headers = {"User-Agent": f"sandlot-python/{__version__}"}

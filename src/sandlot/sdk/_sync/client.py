@@ -18,7 +18,7 @@ from sandlot.sdk._sync import backend
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import NotSentError, translated
+from sandlot.sdk.transport import NotSentError, not_there, translated
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
@@ -41,6 +41,8 @@ class Client:
         self.target: Target = resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir)
         self._autostart = autostart
         self._http = self._connections()
+        self._reached: bool | None = None if self.target.socket is None else False
+        """Whether the socket has answered; None for TCP, which is not asked beforehand."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,9 +86,17 @@ class Client:
         """What the service's drivers can do on their host."""
         return self.request("GET", "/v1/capabilities")
 
-    def stop_service(self) -> None:
-        """End the local service and, with it, its sandboxes."""
-        self.request("POST", "/v1/service/stop")
+    def stop_service(self) -> int:
+        """End the local service and, with it, its sandboxes.
+
+        Returns:
+            The process id of the service, which ends once every sandbox has been removed.
+
+        Raises:
+            ForbiddenError: It is reached over TCP.
+        """
+        answer = self.request("POST", "/v1/service/stop")
+        return int(answer["pid"])
 
     def request(
         self,
@@ -155,7 +165,8 @@ class Client:
         headers = {"Accept": accept} if content is None else {"Accept": accept, "Content-Type": "application/octet-stream"}
         if self._http.is_closed:
             self._http = self._connections()
-        tries, started = 0, False
+        self._reach()
+        tries, again = 0, True
         while True:
             request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
             tries += 1
@@ -163,10 +174,11 @@ class Client:
                 with translated(self.target):
                     response = self._http.send(request, stream=True)
             except NotSentError:
-                if self.target.local is None or not self._autostart or started:
+                if self._reached is None or not again:
                     raise
-                backend.in_thread(local.ensure, self.target.local)
-                started = True
+                # It was there before: a local service that left meanwhile.
+                self._reached, again = False, False
+                self._reach()
                 continue
             try:
                 if response.is_success:
@@ -178,6 +190,15 @@ class Client:
             if wait_s is None or tries >= MAX_TRIES or not (content is None or isinstance(content, bytes)):
                 raise error
             backend.sleep(wait_s)
+
+    def _reach(self) -> None:
+        """See to it, before the first call, that there is a service on the socket."""
+        if self._reached is False and self.target.socket is not None:
+            if self.target.local is not None and self._autostart:
+                backend.in_thread(local.ensure, self.target.local)
+            elif not backend.in_thread(local.answers, self.target.socket):
+                raise not_there(self.target)
+            self._reached = True
 
     def _connections(self) -> httpx.Client:
         headers = {"User-Agent": f"sandlot-python/{__version__}"}

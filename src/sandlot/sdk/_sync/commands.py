@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
 
@@ -177,16 +178,15 @@ class Commands:
 
     def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
-        try:
+        with suppress(SandlotError):  # it ended, or closed its standard input: its result tells the rest
             try:
                 for piece in backend.chunks(stdin):
                     write_stdin(self._client, path, piece)
-            finally:
-                self._client.request("DELETE", f"{path}/stdin")
-        except SandlotError:
-            return  # it ended, or closed its standard input: its result tells the rest
-        except Exception as error:  # noqa: BLE001 - the caller's own: raised where the caller is
-            failures.append(error)
+            except SandlotError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the caller's own: raised where the caller is
+                failures.append(error)
+            self._client.request("DELETE", f"{path}/stdin")
 
 
 def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:

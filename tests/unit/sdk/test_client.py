@@ -1,0 +1,391 @@
+"""A call from one end to the other: both clients against a service that misbehaves in every way that a real one might."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox
+from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
+
+SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
+DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration": 0.1}
+CELL = {"execution": "e1", "status": "ok", "execution_count": 1, "duration": 0.1}
+
+
+@pytest.fixture
+def client(service: Script) -> Iterator[Client]:
+    with Client(url=service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def sandbox(service: Script, client: Client) -> Sandbox:
+    service.say(Reply(201, SANDBOX))
+    sandbox = Sandbox.create(client=client)
+    service.seen.clear()
+    return sandbox
+
+
+@pytest.fixture
+async def async_sandbox(service: Script) -> AsyncIterator[AsyncSandbox]:
+    service.say(Reply(201, SANDBOX))
+    async with AsyncClient(url=service.url) as client:
+        sandbox = await AsyncSandbox.create(client=client)
+        service.seen.clear()
+        yield sandbox
+
+
+def test_many_calls_take_one_connection(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.say(Reply(200, {"version": "1"}))
+    connected: list[object] = []
+    connect = socket.socket.connect
+
+    def counting(self: socket.socket, address: str) -> None:
+        connected.append(address)
+        connect(self, address)
+
+    client.version()
+    monkeypatch.setattr(socket.socket, "connect", counting)
+    for _ in range(5):
+        client.version()
+    assert len(service.seen) == 6
+    assert connected == []
+
+
+def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
+    service.say(Reply(200, {"version": "1"}))
+    with Client(url=service.url, api_key="secret") as client:
+        client.version()
+    headers = service.seen[0].headers
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["user-agent"].startswith("sandlot-python/")
+
+
+def test_an_error_is_rebuilt_from_its_code(service: Script, client: Client) -> None:
+    service.say(problem(404, "sandbox_not_found", fields={"sandbox": "x"}, request_id="r1"))
+    with pytest.raises(NotFoundError) as caught:
+        client.kill("sb/../x?y")
+    assert caught.value.code is ErrorCode.SANDBOX_NOT_FOUND
+    assert caught.value.hint == "do this"
+    assert dict(caught.value.fields) == {"sandbox": "x", "request_id": "r1"}
+    assert service.seen[0].path == "/v1/sandboxes/sb%2F..%2Fx%3Fy"
+
+
+def test_a_busy_service_is_asked_again_when_it_says_when(service: Script, client: Client) -> None:
+    busy = problem(503, "busy", retryable=True, retry_after=0)
+    service.say(busy, busy, Reply(201, SANDBOX))
+    assert Sandbox.create("base", client=client).id == SANDBOX["id"]
+    assert [seen.json() for seen in service.seen] == [{"template": "base"}] * 3
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        problem(503, "busy", retryable=True),
+        problem(503, "host_not_ready", retryable=False, retry_after=0),
+        problem(500, "internal", retry_after=0),
+        problem(503, "busy", retryable=True, retry_after=86400),
+        Reply(502, b"<html>bad gateway</html>"),
+    ],
+    ids=["no time", "not retryable", "internal", "tomorrow", "a gateway"],
+)
+def test_nothing_else_is_repeated(service: Script, client: Client, reply: Reply) -> None:
+    service.say(reply)
+    with pytest.raises(SandlotError):
+        client.version()
+    assert len(service.seen) == 1
+
+
+def test_repetition_has_an_end(service: Script, client: Client) -> None:
+    service.say(problem(503, "busy", retryable=True, retry_after=0))
+    with pytest.raises(UnavailableError):
+        client.version()
+    assert len(service.seen) == 5
+
+
+def test_an_upload_that_cannot_be_sent_twice_is_not(service: Script, sandbox: Sandbox) -> None:
+    service.say(problem(503, "busy", retryable=True, retry_after=0))
+    with pytest.raises(UnavailableError):
+        sandbox.files.write("/x", iter([b"a", b"b"]))
+    assert [seen.body for seen in service.seen] == [b"ab"]
+
+
+def test_a_cut_answer_is_unavailable_and_the_next_call_works(service: Script, client: Client) -> None:
+    service.say(Reply(200, b'{"version"', cut=True), Reply(200, {"version": "1"}))
+    with pytest.raises(UnavailableError, match="broke"):
+        client.version()
+    assert client.version() == {"version": "1"}
+
+
+def test_an_answer_that_is_no_json_is_refused(service: Script, client: Client) -> None:
+    service.say(Reply(200, b"<html>hello</html>"))
+    with pytest.raises(InternalError, match="SANDLOT_URL"):
+        client.version()
+
+
+def test_nobody_there_is_said_with_the_address(tmp_path: Path) -> None:
+    with Client(url=f"unix://{tmp_path}/none") as client, pytest.raises(UnavailableError, match="none"):
+        client.version()
+
+
+def test_nobody_on_tcp_is_said_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with Client(url=f"http://127.0.0.1:{port}") as client, pytest.raises(UnavailableError, match=str(port)):
+        client.version()
+
+
+def test_a_closed_client_opens_again(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"version": "1"}))
+    client.close()
+    assert client.version() == {"version": "1"}
+
+
+def test_the_list_is_read_page_by_page(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"sandboxes": [SANDBOX], "next_cursor": "c"}), Reply(200, {"sandboxes": [{**SANDBOX, "id": "2"}], "next_cursor": None}))
+    assert [info.id for info in Sandbox.list(client=client)] == [SANDBOX["id"], "2"]
+    assert [seen.query for seen in service.seen] == ["", "cursor=c"]
+
+
+def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client) -> None:
+    service.say(Reply(200, {**SANDBOX, "state": "failed", "exit": {"reason": "oom", "detail": "it used all of its memory"}}))
+    with pytest.raises(SandboxEndedError, match="all of its memory"):
+        Sandbox.connect("x", client=client)
+
+
+def test_the_context_ends_the_sandbox_also_after_an_error(service: Script, client: Client) -> None:
+    service.say(Reply(201, SANDBOX), Reply(204))
+    with pytest.raises(KeyError), Sandbox.create(client=client):
+        raise KeyError
+    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", "/v1/sandboxes"), ("DELETE", f"/v1/sandboxes/{SANDBOX['id']}")]
+
+
+def test_killing_by_id(service: Script) -> None:
+    service.say(Reply(204))
+    Sandbox.kill("sb-1", url=service.url)
+    assert service.seen[0].path == "/v1/sandboxes/sb-1"
+
+
+def test_callbacks_get_whole_characters_as_they_come(service: Script, sandbox: Sandbox) -> None:
+    service.say(
+        events(
+            ("started", {"process": "p1", "pid": 5}),
+            ("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "w6nD"}),  # "é" and half of one
+            ("output", {"stream": "stderr", "offset": 0, "encoding": "utf-8", "data": "oops"}),
+            ("output", {"stream": "stdout", "offset": 3, "encoding": "base64", "data": "qQ=="}),
+            ("exit", DONE),
+        )
+    )
+    told: list[tuple[str, str]] = []
+    result = sandbox.commands.run("x", on_stdout=lambda text: told.append(("out", text)), on_stderr=lambda text: told.append(("err", text)))
+    assert told == [("out", "é"), ("err", "oops"), ("out", "é")]
+    assert (result.stdout, result.stderr, result.exit_code, result.id) == ("éé", "oops", 0, "p1")
+    assert service.seen[0].headers["accept"] == "text/event-stream"
+
+
+def test_raw_output_is_given_as_bytes(service: Script, sandbox: Sandbox) -> None:
+    service.say(
+        events(
+            ("started", {"process": "p1"}),
+            ("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="}),
+            ("lost", {"stream": "stdout", "bytes": 7}),
+            ("exit", DONE),
+        )
+    )
+    pieces: list[Output] = []
+    result = sandbox.commands.run(["x"], on_output=pieces.append)
+    assert pieces == [Output("stdout", b"\xff"), Output("stdout", b"", 7)]
+    assert result.stdout_omitted == 7
+
+
+def test_a_failure_in_the_middle_is_raised(service: Script, sandbox: Sandbox) -> None:
+    ended = {"code": "sandbox_ended", "detail": "out of memory", "fields": {"reason": "oom"}}
+    service.say(events(("started", {"process": "p1"}), ("failure", ended)))
+    with pytest.raises(SandboxEndedError, match="out of memory"):
+        sandbox.commands.run("x", on_stdout=lambda _: None)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["broken", "ended"])
+def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, cut: bool) -> None:  # noqa: FBT001 - a parameter
+    service.say(events(("started", {"process": "p1"}), cut=cut))
+    with pytest.raises(UnavailableError):
+        sandbox.commands.run("x", on_stdout=lambda _: None)
+
+
+def test_an_exception_of_a_callback_comes_out_as_it_is(service: Script, sandbox: Sandbox) -> None:
+    service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "x"}), ("exit", DONE)))
+
+    def fail(_: str) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.commands.run("x", on_stdout=fail)
+
+
+def feeding(service: Script, fed: list[bytes]) -> None:
+    """Let the service take standard input; the process ends once its input has."""
+
+    def answer(seen: Seen) -> Reply:
+        if seen.path.endswith("/stdin"):
+            fed.append(seen.body if seen.method == "POST" else b"<end>")
+            return Reply(204)
+        return Reply(headers={"Content-Type": "text/event-stream"}, pieces=_until_fed(fed))
+
+    service.say(answer)
+
+
+def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place of a list
+    yield b'event: started\ndata: {"process": "p1"}\n\n'
+    while b"<end>" not in fed:
+        pass
+    yield b'event: exit\ndata: {"process": "p1", "exit_code": 0}\n\n'
+
+
+def test_pieces_of_standard_input_are_fed_beside_the_stream(service: Script, sandbox: Sandbox) -> None:
+    fed: list[bytes] = []
+    feeding(service, fed)
+    assert sandbox.commands.run("cat", stdin=iter([b"a", b"bc"])).exit_code == 0
+    assert fed == [b"a", b"bc", b"<end>"]
+    assert service.seen[0].json()["stdin_open"] is True
+
+
+def test_what_fails_in_the_callers_data_is_raised_there_and_standard_input_ends(service: Script, sandbox: Sandbox) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        raise ZeroDivisionError
+
+    fed: list[bytes] = []
+    feeding(service, fed)
+    with pytest.raises(ZeroDivisionError):
+        sandbox.commands.run("cat", stdin=pieces())
+    assert fed == [b"a", b"<end>"]
+
+
+async def test_async_standard_input_is_fed_and_its_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise ZeroDivisionError
+
+    fed: list[bytes] = []
+    feeding(service, fed)
+    with pytest.raises(ZeroDivisionError):
+        await async_sandbox.commands.run("cat", stdin=pieces())
+    assert fed == [b"a", b"<end>"]
+
+
+async def test_async_callbacks_may_be_coroutines_and_their_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:
+    service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "x"}), ("exit", DONE)))
+    told: list[str] = []
+
+    async def tell(text: str) -> None:
+        told.append(text)
+
+    await async_sandbox.commands.run("x", on_stdout=tell)
+    assert told == ["x"]
+
+    async def fail(_: str) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await async_sandbox.commands.run("x", on_stdout=fail)
+
+
+def test_small_text_on_standard_input_travels_with_the_request(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, DONE))
+    sandbox.commands.run("cat", stdin="héllo")
+    body = service.seen[0].json()
+    assert body["stdin"] == "héllo"
+    assert "stdin_open" not in body
+
+
+def test_results_of_a_cell_are_told_as_they_come(service: Script, sandbox: Sandbox) -> None:
+    failed = {"name": "KeyError", "value": "'x'", "traceback": ["KeyError: 'x'"]}
+    service.say(
+        events(
+            ("started", {"execution": "e1"}),
+            ("display", {"data": {"text/plain": "1"}, "main": False}),
+            ("error", failed),
+            ("exit", {**CELL, "status": "error"}),
+        )
+    )
+    told: list[object] = []
+    execution = sandbox.run_code("x", on_result=told.append, on_error=told.append)
+    assert told == [*execution.results, execution.error]
+    assert execution.exit_code == 1
+
+
+def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, {"process": "p1", "pid": 9}))
+    handle = sandbox.commands.run("x", background=True)
+    assert service.seen[-1].json()["timeout"] is None
+    service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "ab"}), cut=True))
+    with pytest.raises(UnavailableError):
+        handle.wait()
+    assert handle.stdout == "ab"
+    service.say(events(("output", {"stream": "stdout", "offset": 2, "data": "c"}), ("exit", DONE)))
+    result = handle.wait()
+    assert service.seen[-1].query == "stdout_from=2&stderr_from=0&follow=true"
+    assert result.stdout == "abc"
+    assert handle.result == result
+    assert handle.wait() == result
+
+
+def test_a_signal_to_a_process_that_is_gone_is_false(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {"running": True}))
+    assert sandbox.commands.kill("p1")
+    service.say(Reply(200, {"running": False}))
+    assert not sandbox.commands.kill("p1", "SIGTERM")
+    service.say(problem(404, "process_not_found"))
+    assert not sandbox.commands.kill("p1")
+    service.say(problem(404, "sandbox_not_found"))
+    with pytest.raises(NotFoundError):
+        sandbox.commands.kill("p1")
+
+
+def test_text_that_is_none_is_refused_with_the_way_out(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, b"\xff\xfe"))
+    with pytest.raises(SandlotError, match='format="bytes"'):
+        sandbox.files.read("/x")
+    assert sandbox.files.read("/x", "bytes") == b"\xff\xfe"
+
+
+def test_a_download_that_breaks_off_leaves_nothing(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
+    entry = {"name": "x", "path": "/x", "kind": "file", "mode": 0o644}
+    service.say(Reply(200, entry), Reply(200, b"half", cut=True))
+    folder = tmp_path / "here"
+    with pytest.raises(UnavailableError):
+        sandbox.files.download("/x", folder / "x")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_from_a_hostile_sandbox_stays_in_its_folder(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
+    folder = {"name": "d", "path": "/d", "kind": "directory"}
+    evil = {"name": "../../evil", "path": "/etc/evil", "kind": "file"}
+    service.say(Reply(200, folder), Reply(200, {"entries": [evil], "more": False}))
+    with pytest.raises(SandlotError, match="outside"):
+        sandbox.files.download("/d", tmp_path / "a" / "b")
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_large_folder_is_listed_by_the_page(service: Script, sandbox: Sandbox) -> None:
+    names = [{"name": name, "path": f"/{name}", "kind": "file"} for name in "abc"]
+    service.say(Reply(200, {"entries": names[:2], "more": True}), Reply(200, {"entries": names[2:], "more": False}))
+    assert [entry.name for entry in sandbox.files.list("/")] == ["a", "b", "c"]
+    assert [seen.query for seen in service.seen] == ["path=%2F", "path=%2F&offset=2"]
+
+
+def test_a_file_is_sent_in_pieces_and_never_held_whole(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "big"
+    source.write_bytes(os.urandom(1_000_000))
+    service.say(Reply(200, {"name": "x", "path": "/x", "kind": "file"}))
+    with source.open("rb") as file:
+        sandbox.files.write("/x", file)
+    assert service.seen[0].headers["transfer-encoding"] == "chunked"
+    assert service.seen[0].body == source.read_bytes()

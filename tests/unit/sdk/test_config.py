@@ -1,0 +1,54 @@
+"""Where the service is: arguments before environment before defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.sdk.config import resolve
+
+
+def test_without_anything_it_is_the_local_service() -> None:
+    target = resolve({})
+    assert target.local == Path("/var/lib/sandlot")
+    assert target.socket == Path("/var/lib/sandlot/sandlot.sock")
+    assert not target.proxied
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    assert resolve({"SANDLOT_URL": "", "SANDLOT_API_KEY": "", "SANDLOT_DATA_DIR": ""}) == resolve({})
+
+
+def test_the_state_directory_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve({"SANDLOT_DATA_DIR": "state"}).local == tmp_path / "state"
+    assert resolve({"SANDLOT_DATA_DIR": "state"}, data_dir="/other").local == Path("/other")
+
+
+def test_a_url_starts_nothing() -> None:
+    target = resolve({"SANDLOT_URL": "http://10.0.0.1:8080/prefix/", "SANDLOT_API_KEY": "k"})
+    assert (target.base_url, target.local, target.socket, target.api_key) == ("http://10.0.0.1:8080/prefix", None, None, "k")
+    assert target.proxied
+
+
+def test_arguments_win() -> None:
+    target = resolve({"SANDLOT_URL": "http://a", "SANDLOT_API_KEY": "k"}, url="https://b", api_key="l")
+    assert (target.base_url, target.api_key) == ("https://b", "l")
+
+
+def test_a_socket_may_be_an_address() -> None:
+    target = resolve({}, url="unix:///run/sandlot.sock")
+    assert (target.socket, target.local) == (Path("/run/sandlot.sock"), None)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_this_machine_is_never_asked_for_through_a_proxy(host: str) -> None:
+    assert not resolve({}, url=f"http://{host}:1").proxied
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "unix:relative", "unix://host/path", "/run/x.sock"])
+def test_what_is_no_address_is_refused_and_named(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="SANDLOT_URL"):
+        resolve({"SANDLOT_URL": url})

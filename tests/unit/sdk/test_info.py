@@ -1,0 +1,46 @@
+"""What the service says about sandboxes, processes and files, parsed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sandlot.model.specs import MIB, Limits
+from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo
+
+
+def test_a_sandbox() -> None:
+    info = SandboxInfo.parse(
+        {
+            "id": "sb-abcd-abcdefghijklmnop",
+            "state": "stopped",
+            "template": "base",
+            "name": None,
+            "metadata": {"a": "b"},
+            "isolation": "gvisor",
+            "network": "none",
+            "limits": {"cpus": 2, "memory_bytes": 512 * MIB, "disk_bytes": 64 * MIB, "pids": 100, "of a later version": 1},
+            "timeout": 300,
+            "created_at": "2026-11-21T10:00:00Z",
+            "expires_at": "2026-11-21T10:05:00+00:00",
+            "exit": {"reason": "oom", "detail": "memory"},
+        }
+    )
+    assert info.limits == Limits(cpus=2, memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=100)
+    assert info.created_at == datetime(2026, 11, 21, 10, tzinfo=UTC)
+    assert (info.exit_reason, info.exit_detail, info.metadata, info.name) == ("oom", "memory", {"a": "b"}, None)
+
+
+def test_a_sandbox_of_another_version() -> None:
+    assert SandboxInfo.parse({"id": "x", "state": "running", "shape": "round"}).limits == Limits()
+
+
+def test_an_entry() -> None:
+    entry = Entry.parse({"name": "a", "path": "/a", "kind": "directory", "modified_at": None})
+    assert entry.is_dir
+    assert entry.modified_at is None
+    assert not Entry.parse({"name": "a", "path": "/a", "kind": "symlink", "target": "b"}).is_dir
+
+
+def test_a_process() -> None:
+    info = ProcessInfo.parse({"process": "p", "pid": 3, "argv": ["sleep", "1"], "running": True, "stdout_bytes": 5})
+    assert info == ProcessInfo("p", 3, ("sleep", "1"), running=True)

@@ -1,0 +1,60 @@
+"""What the SDK gives back: parsed, and what it derives."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Result
+
+
+def test_fields_of_a_newer_service_are_ignored_and_missing_ones_have_defaults() -> None:
+    execution = Execution.parse({"status": "ok", "from the future": 1})
+    assert execution == Execution(status="ok")
+    assert CommandResult.parse({"exit_code": 0, "new": []}) == CommandResult(0)
+
+
+def test_text_is_the_main_result() -> None:
+    shown, main = Result({"text/plain": "shown"}), Result({"text/plain": "42", "text/html": "<b>42</b>"}, main=True)
+    assert Execution(status="ok", results=(shown, main)).text == "42"
+    assert Execution(status="ok", results=(shown,)).text is None
+    assert main.formats() == ("text/plain", "text/html")
+    assert main.html == "<b>42</b>"
+    assert main.png is None
+
+
+def test_binary_content_is_decoded_and_text_is_not() -> None:
+    raw = b"\x89PNG\r\n"
+    result = Result({"image/png": base64.b64encode(raw).decode(), "image/svg+xml": "<svg/>", "application/json": "[1]"})
+    assert result.content() == raw
+    assert result.content("image/svg+xml") == b"<svg/>"
+    assert result.content("application/json") == b"[1]"
+    with pytest.raises(KeyError):
+        result.content("image/jpeg")
+
+
+@pytest.mark.parametrize(
+    "status, error, code",
+    [
+        ("ok", None, 0),
+        ("error", ExecutionError("ValueError", "x"), 1),
+        ("error", ExecutionError("SystemExit", "3"), 3),
+        ("error", ExecutionError("SystemExit", "-1"), 255),
+        ("error", ExecutionError("SystemExit", "256"), 0),
+        ("error", ExecutionError("SystemExit", ""), 0),
+        ("error", ExecutionError("SystemExit", "None"), 0),
+        ("error", ExecutionError("SystemExit", "a message"), 1),
+        ("timeout", None, 124),
+        ("killed", None, 137),
+        ("died", None, 137),
+        ("of a later version", None, 137),
+    ],
+)
+def test_the_exit_code_of_a_cell_is_that_of_a_program(status: str, error: ExecutionError | None, code: int) -> None:
+    assert Execution(status=status, error=error).exit_code == code
+
+
+def test_an_error_reads_like_pythons() -> None:
+    assert str(ExecutionError("KeyError", "'x'", ("Traceback:\n", "KeyError: 'x'"))) == "Traceback:\nKeyError: 'x'"
+    assert str(ExecutionError("KeyError", "'x'")) == "KeyError: 'x'"

@@ -1,0 +1,124 @@
+"""Output put together from events: nothing lost, nothing twice, whole characters."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.sdk.results import ExecutionError, Output, Result
+from sandlot.sdk.sse import Event
+from sandlot.sdk.transcript import HEAD_BYTES, TAIL_BYTES, Transcript
+
+
+def output(data: bytes, offset: int, stream: str = "stdout") -> Event:
+    try:
+        fields: dict[str, Any] = {"encoding": "utf-8", "data": data.decode()}
+    except UnicodeDecodeError:
+        fields = {"encoding": "base64", "data": base64.b64encode(data).decode()}
+    return Event("output", {"stream": stream, "offset": offset, **fields})
+
+
+def told(transcript: Transcript, events: list[Event]) -> str:
+    text = ""
+    for event in events:
+        piece = transcript.take(event)
+        if isinstance(piece, Output):
+            text += transcript.capture(piece.stream).decode(piece.data)
+    return text + "".join(rest for _, rest in transcript.remainders())
+
+
+@given(st.text(), st.lists(st.integers(min_value=0), max_size=10))
+def test_characters_survive_any_cut(text: str, cuts: list[int]) -> None:
+    raw = text.encode()
+    edges = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
+    transcript = Transcript()
+    events = [output(raw[start:end], start) for start, end in itertools.pairwise(edges)]
+    assert told(transcript, events) == text
+    assert transcript.stdout.text() == text
+    assert transcript.stdout.omitted == 0
+
+
+def test_an_incomplete_character_at_the_end_shows_as_a_replacement() -> None:
+    transcript = Transcript()
+    assert told(transcript, [output(b"a\xc3", 0)]) == "a\ufffd"
+    assert transcript.stdout.text() == "a\ufffd"
+
+
+def test_what_was_read_before_is_not_taken_again() -> None:
+    transcript = Transcript()
+    transcript.take(output(b"hello", 0))
+    piece = transcript.take(output(b"lo world", 3))
+    assert piece == Output("stdout", b" world")
+    assert transcript.take(output(b"hello world", 0)) is None
+    assert transcript.stdout.text() == "hello world"
+
+
+def test_a_gap_is_counted_whether_it_is_told_or_seen() -> None:
+    transcript = Transcript()
+    assert transcript.take(Event("lost", {"stream": "stdout", "bytes": 100})) == Output("stdout", b"", 100)
+    assert transcript.take(output(b"x", 100)) == Output("stdout", b"x")
+    assert transcript.take(output(b"y", 111)) == Output("stdout", b"y", 10)
+    assert transcript.stdout.offset == 112
+    assert transcript.stdout.omitted == 110
+
+
+def test_streams_do_not_mix() -> None:
+    transcript = Transcript()
+    transcript.take(output(b"out", 0))
+    transcript.take(output(b"err", 0, "stderr"))
+    assert (transcript.stdout.text(), transcript.stderr.text()) == ("out", "err")
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 65536, HEAD_BYTES + TAIL_BYTES + 5])
+def test_the_first_and_last_mib_are_kept(piece_bytes: int) -> None:
+    total = HEAD_BYTES + 3 * TAIL_BYTES + 17
+    raw = bytes(65 + (index // 7) % 26 for index in range(total))
+    transcript = Transcript()
+    for start in range(0, total, piece_bytes):
+        transcript.take(output(raw[start : start + piece_bytes], start))
+    omitted = total - HEAD_BYTES - TAIL_BYTES
+    assert transcript.stdout.omitted == omitted
+    text = transcript.stdout.text().encode()
+    assert text.startswith(raw[:HEAD_BYTES])
+    assert text.endswith(raw[-TAIL_BYTES:])
+    assert b"[... %d bytes omitted ...]\n" % omitted in text[HEAD_BYTES:-TAIL_BYTES]
+
+
+def test_nothing_is_omitted_up_to_two_mib() -> None:
+    transcript = Transcript()
+    transcript.take(output(b"x" * (HEAD_BYTES + TAIL_BYTES), 0))
+    assert transcript.stdout.omitted == 0
+    assert transcript.stdout.text() == "x" * (HEAD_BYTES + TAIL_BYTES)
+
+
+def test_a_command_ends_with_its_exit_event() -> None:
+    transcript = Transcript()
+    transcript.take(Event("started", {"process": "p1", "pid": 7}))
+    transcript.take(output(b"hi\n", 0))
+    assert transcript.command_result() is None
+    transcript.take(Event("exit", {"process": "p1", "exit_code": 137, "signal": 9, "reason": "timeout", "duration": 1.5}))
+    result = transcript.command_result()
+    assert result is not None
+    assert (transcript.id, transcript.pid) == ("p1", 7)
+    assert (result.id, result.exit_code, result.signal, result.stdout, result.duration_s) == ("p1", 137, 9, "hi\n", 1.5)
+    assert result.timed_out
+    assert not result.ok
+
+
+def test_a_cell_collects_results_and_its_error() -> None:
+    transcript = Transcript()
+    assert transcript.take(Event("display", {"data": {"text/plain": "1"}, "main": True})) == Result({"text/plain": "1"}, main=True)
+    failed = {"name": "KeyError", "value": "'x'", "traceback": ["Traceback", "KeyError: 'x'"]}
+    assert transcript.take(Event("error", failed)) == ExecutionError("KeyError", "'x'", ("Traceback", "KeyError: 'x'"))
+    assert transcript.take(Event("of a later version", {"x": 1})) is None
+    transcript.take(Event("exit", {"execution": "e1", "status": "error", "execution_count": 3, "duration": 0.5}))
+    execution = transcript.execution()
+    assert execution is not None
+    assert (execution.text, execution.exit_code, execution.execution_count, execution.id) == ("1", 1, 3, "e1")
+    assert execution.error is not None
+    assert execution.error.name == "KeyError"

@@ -1,0 +1,135 @@
+"""Bodies, problems and repetition: pure decisions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, class_of
+from sandlot.model.specs import GIB, KIB, MIB
+from sandlot.sdk import wire
+from sandlot.sdk.info import Entry, SandboxInfo
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [(5, 5), ("6", 6), ("512M", 512 * MIB), ("512 MiB", 512 * MIB), ("1.5g", 3 * GIB // 2), ("2GB", 2 * GIB), ("7k", 7 * KIB), (" 1T ", 1024 * GIB)],
+)
+def test_sizes(text: int | str, size: int) -> None:
+    assert wire.size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "1X", "-1M", "1 2M", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="size"):
+        wire.size_bytes(text)
+
+
+def test_what_is_not_given_is_not_sent() -> None:
+    body = wire.sandbox_body(template=None, timeout=None, envs=None, metadata=None, limits={"cpus": None}, isolation=None, network=None, name=None)
+    assert body == {}
+
+
+def test_no_time_limit_is_said() -> None:
+    body = wire.process_body("x", envs=None, cwd=None, user=None, timeout=None, background=False, stdin=None, stdin_open=False)
+    assert body == {"command": "x", "timeout": None}
+
+
+def test_a_list_is_no_shell_text() -> None:
+    body = wire.process_body(("a", "b c"), envs={}, cwd="/", user="root", timeout=1, background=True, stdin="in", stdin_open=True)
+    assert body == {
+        "argv": ["a", "b c"], "env": {}, "cwd": "/", "user": "root", "stdin": "in", "stdin_open": True, "background": True, "timeout": 1,
+    }  # fmt: skip
+
+
+@given(st.binary(max_size=200))
+def test_standard_input_is_sent_whole(data: bytes) -> None:
+    inline, rest = wire.split_stdin(data, inline_bytes=100)
+    assert (inline.encode() if inline is not None else rest) == data
+    assert inline is None or len(data) <= 100
+
+
+@given(st.text())
+def test_a_segment_is_one(text: str) -> None:
+    assert "/" not in wire.segment(text)
+    assert "?" not in wire.segment(text)
+    assert wire.segment(text)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_comes_back_as_its_class(code: ErrorCode) -> None:
+    status, _ = CODES[code]
+    body = json.dumps({"code": code, "detail": "what", "hint": "do", "fields": {"a": 1}, "request_id": "r"}).encode()
+    error = wire.failure(status, "application/problem+json", body)
+    assert type(error) is class_of(code)
+    assert (error.code, error.message, error.hint, dict(error.fields)) == (code, "what", "do", {"a": 1, "request_id": "r"})
+
+
+def test_a_code_of_a_later_version_is_internal_and_keeps_its_words() -> None:
+    error = wire.from_problem({"code": "quota_of_the_moon", "detail": "what"})
+    assert type(error) is InternalError
+    assert error.message == "what"
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"code": 5}', b"\xff\xfe"])
+def test_an_answer_that_is_no_problem_is_shown(body: bytes) -> None:
+    error = wire.failure(502, "text/html", body, "r7")
+    assert error.code is ErrorCode.SERVICE_UNAVAILABLE
+    assert "502" in error.message
+    assert error.fields["request_id"] == "r7"
+    assert wire.failure(404, "text/html", body).code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "retryable, header, wait_s",
+    [
+        (True, "2", 2.0),
+        (True, "0", 0.0),
+        (True, None, None),
+        (True, "soon", None),
+        (True, "-1", None),
+        (True, "nan", None),
+        (True, "3600", None),
+        (False, "2", None),
+        (None, "2", 2.0),
+    ],
+)
+def test_a_request_is_repeated_only_where_the_service_says_so(*, retryable: bool | None, header: str | None, wait_s: float | None) -> None:
+    problem = {"code": "busy"} if retryable is None else {"code": "busy", "retryable": retryable}
+    body = json.dumps(problem).encode()
+    assert wire.retry_wait_s(wire.failure(503, "", body), body, header) == wait_s
+
+
+def test_answers_are_objects() -> None:
+    assert wire.parse(b"") == {}
+    assert wire.parse(b'{"a":1}') == {"a": 1}
+    with pytest.raises(InternalError):
+        wire.parse(b"<html>")
+
+
+def test_a_sandbox_that_ended_says_why() -> None:
+    wire.check_alive(SandboxInfo("x", "running", "base"))
+    with pytest.raises(SandboxEndedError, match="oom") as caught:
+        wire.check_alive(SandboxInfo("x", "failed", "base", exit_reason="oom"))
+    assert caught.value.fields["reason"] == "oom"
+
+
+def test_a_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = [Entry("a", "/a", "file"), Entry("b", "/b", "file")], [Entry("c", "/c", "file")]
+    wire.check_page([], first, more=True)
+    wire.check_page(first, second, more=False)
+    wire.check_page([], [], more=False)
+    with pytest.raises(LimitError):
+        wire.check_page(first, first, more=True)
+    with pytest.raises(LimitError):
+        wire.check_page(first, [], more=True)
+    monkeypatch.setattr(wire, "MAX_LISTED", 2)
+    with pytest.raises(LimitError):
+        wire.check_page(first, second, more=True)
+
+
+def test_not_found_is_not_found() -> None:
+    assert isinstance(wire.from_problem({"code": "sandbox_not_found"}), NotFoundError)
