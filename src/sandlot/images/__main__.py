@@ -41,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         store = ImageStore(words.cache, {**recipe.builtin(), **own})
         match words.command:
             case "build":
+                clock = _Clock()
                 for name in words.names:
-                    print(store.root(name, _Clock()).path)
+                    print(store.root(name, clock).path)
             case "list":
                 for stored in store.list():
                     print(f"{stored.kind:<13} {stored.key}  {stored.size_bytes / 1e6:8.1f} MB  {stored.name}")
