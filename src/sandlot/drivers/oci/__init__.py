@@ -1,0 +1,1 @@
+"""Sandboxes by an OCI runtime: runsc today, with everything that is not runsc's kept apart for a second one."""

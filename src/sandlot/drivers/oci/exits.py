@@ -1,0 +1,58 @@
+"""Pure: from what is known after the end of a sandbox to the reason why it ended."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from sandlot.model.ports import Exit, ExitReason
+
+_FAULTS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP))
+"""Signals that a process brings upon itself (signal(7)); SIGSYS is its own seccomp filter."""
+_DETAIL_CHARS = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known.
+
+    Args:
+        status: Exit code of the runtime's process, negative for a signal; None if its keeper was lost.
+        destroyed: Whether the service ended it.
+        oom_kills: How many of its tasks the kernel killed for the memory limit.
+        panic: What the runtime wrote when it failed, from its beginning.
+        disk_full: Whether its disk has no space left.
+        memory_bytes: Its memory limit.
+    """
+
+    status: int | None
+    destroyed: bool
+    oom_kills: int
+    panic: str
+    disk_full: bool
+    memory_bytes: int
+
+
+def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table each
+    """Why it ended.
+
+    A clean exit is one whatever happened before: the kernel may have killed a greedy process inside for the memory limit
+    while the sandbox went on. The runtime answers a loss of its own parts to the memory limit with code 1 or 137.
+    """
+    status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
+    if status == 0:
+        return Exit(ExitReason.EXITED)
+    if evidence.destroyed and status in {None, -signal.SIGKILL}:
+        return Exit(ExitReason.KILLED, "it was destroyed")
+    if evidence.oom_kills:
+        return Exit(ExitReason.OOM, f"it reached its memory limit of {evidence.memory_bytes // 2**20} MiB")
+    failed = bool(panic) or (status is not None and -status in _FAULTS)
+    if failed and evidence.disk_full:
+        return Exit(ExitReason.DISK, f"its disk is full and its runtime failed: {panic or status}")
+    if failed:
+        return Exit(ExitReason.CRASHED, panic or f"its runtime got signal {-(status or 0)} ({signal.Signals(-(status or 0)).name})")
+    if status is None:
+        return Exit(ExitReason.KILLED, "it is gone, and nobody saw how")
+    if status < 0:
+        return Exit(ExitReason.KILLED, f"its runtime got signal {-status}")
+    return Exit(ExitReason.EXITED, f"the guest ended with code {status}")

@@ -1,0 +1,211 @@
+"""A sandbox that runs: connected to, counted, frozen, awaited.
+
+How it ended is found out once, by one task that waits for the end of the runtime's process; any number of callers share
+the answer, also after the sandbox was destroyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+
+from sandlot.drivers.oci.exits import Evidence, explain
+from sandlot.drivers.oci.holding import Holding
+from sandlot.drivers.oci.record import Record
+from sandlot.host.fifos import PipeStream
+from sandlot.host.launch import Started
+from sandlot.host.processes import Identity, ended, ended_within, open_process
+from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, UnsupportedError
+from sandlot.model.ports import ByteStream, Change, Exit, Usage
+
+LATER = "snapshots come in a later version"
+_KEEPER_PATIENCE_S = 2.0
+_FREEZE_PATIENCE_S = 10.0
+_FREEZE_PAUSE_S = 0.0005
+_PANIC_BYTES = 16 * 1024
+_FULL_SHARE = 0.98
+"""A disk counts as full when so much of its image is taken: metadata and fragments keep it from reaching all."""
+
+
+class OciInstance:
+    """One live sandbox; made by the driver.
+
+    Args:
+        holding: All that it holds.
+        record: What it was made from.
+        started: Its processes.
+    """
+
+    __slots__ = ("_end", "_holding", "_record", "_started", "_stream", "ref")
+
+    def __init__(self, holding: Holding, record: Record, started: Started) -> None:
+        self.ref = holding.ref
+        self._holding = holding
+        self._record = record
+        self._started = started
+        self._stream: PipeStream | None = None
+        self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
+
+    async def connect(self) -> ByteStream:
+        """A new byte stream to the guest.
+
+        Raises:
+            ConflictError: The stream before is still open.
+            SandboxEndedError: It has ended.
+        """
+        if self._stream is not None and not self._stream.closed:
+            raise ConflictError("The sandbox is already connected.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
+        if self._end.done() or self._holding.is_doomed():
+            raise await self._ended_error()
+        self._stream = PipeStream.open(self._holding.folder.path)
+        return self._stream
+
+    async def configure(self, change: Change) -> None:  # noqa: ARG002 - the port's
+        """Not yet.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "Limits of a live sandbox cannot be changed yet.", code=ErrorCode.UNSUPPORTED, hint="Create one with the limits it needs."
+        )
+
+    async def pause(self) -> None:
+        """Freeze every process of it, the runtime's included; returns once all have stopped.
+
+        Raises:
+            SandboxEndedError: It has ended.
+        """
+        patience_ends = time.monotonic() + _FREEZE_PATIENCE_S
+        try:
+            self._holding.cgroup.freeze()
+            while not self._holding.cgroup.is_frozen():
+                if time.monotonic() > patience_ends:
+                    raise InternalError(f"Sandbox {self.ref} did not freeze.", hint="A process of it most likely waits for a disk.")
+                await asyncio.sleep(_FREEZE_PAUSE_S)
+                # Version 1 can miss a task that forks while being frozen; asking again helps (cgroup-v1/freezer-subsystem).
+                self._holding.cgroup.freeze()
+        except FileNotFoundError:
+            raise await self._ended_error() from None
+        except BaseException:
+            self._holding.cgroup.thaw()
+            raise
+
+    async def resume(self) -> None:
+        """Thaw it; one that was not frozen goes on as it is.
+
+        Raises:
+            SandboxEndedError: It has ended.
+        """
+        if self._end.done() or self._holding.is_doomed():
+            raise await self._ended_error()
+        self._holding.cgroup.thaw()
+
+    async def snapshot(self, into: Path, *, keep_running: bool) -> None:  # noqa: ARG002 - the port's
+        """Not yet.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(f"This sandbox cannot be written to a snapshot: {LATER}.", code=ErrorCode.UNSUPPORTED)
+
+    async def usage(self) -> Usage:
+        """What it has used so far; ``pids`` are tasks of the host, the runtime's own included.
+
+        Raises:
+            SandboxEndedError: It has ended and is gone.
+        """
+        try:
+            group = await asyncio.to_thread(self._holding.cgroup.usage)
+            disk_bytes = await asyncio.to_thread(_disk_bytes, self._started.sandbox.pid)
+        except FileNotFoundError:
+            raise await self._ended_error() from None
+        return Usage(
+            cpu_s=group.cpu_s,
+            memory_bytes=group.memory_bytes,
+            memory_peak_bytes=max(group.memory_peak_bytes, group.memory_bytes),
+            pids=group.pids,
+            disk_bytes=disk_bytes,
+        )
+
+    async def wait(self) -> Exit:
+        """Return when it has ended, however. Any number of callers, also afterwards."""
+        return await asyncio.shield(self._end)
+
+    async def destroy(self) -> None:
+        """End it and remove every trace. Idempotent; goes on when the caller is cancelled."""
+        if _has_ended(self._started.sandbox):
+            # By itself, a moment ago: what is known about that would go with the rest.
+            await self.wait()
+        if self._stream is not None:
+            await self._stream.aclose()
+        await self._holding.release()
+        await self.wait()
+
+    async def _watch(self) -> Exit:
+        sandbox = open_process(self._started.sandbox)
+        if sandbox is not None:
+            try:
+                await ended(sandbox)
+            finally:
+                os.close(sandbox)
+        # The keeper writes how it ended and leaves; unless it is dead, or being killed.
+        keeper = open_process(self._started.keeper)
+        if keeper is not None:
+            try:
+                await ended_within(keeper, _KEEPER_PATIENCE_S)
+            finally:
+                os.close(keeper)
+        return await asyncio.to_thread(self._explain)
+
+    def _explain(self) -> Exit:
+        folder = self._holding.folder
+        status, panic, disk_full = None, "", False
+        with contextlib.suppress(OSError, ValueError):
+            status = int(folder.exit.read_text(encoding="ascii"))
+        with contextlib.suppress(OSError), folder.panic_log.open("rb") as log:
+            panic = log.read(_PANIC_BYTES).decode(errors="replace")
+        with contextlib.suppress(OSError):
+            stat = folder.disk_image.stat()
+            disk_full = stat.st_blocks * 512 >= _FULL_SHARE * stat.st_size
+        return explain(
+            Evidence(
+                status=status,
+                destroyed=self._holding.is_doomed(),
+                oom_kills=self._holding.cgroup.oom_kills(),
+                panic=panic,
+                disk_full=disk_full,
+                memory_bytes=self._record.memory_bytes,
+            )
+        )
+
+    async def _ended_error(self) -> SandboxEndedError:
+        end = await self.wait()
+        return SandboxEndedError(
+            f"The sandbox has ended ({end.reason}).", code=ErrorCode.SANDBOX_ENDED, fields={"reason": end.reason.value, "detail": end.detail}
+        )
+
+
+def _has_ended(identity: Identity) -> bool:
+    handle = open_process(identity)
+    if handle is None:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 0)[0])
+    finally:
+        os.close(handle)
+
+
+def _disk_bytes(sandbox_pid: int) -> int:
+    # runsc keeps all that is written in one file, deleted and held open; what it takes is what the disk limit counts.
+    folder = Path(f"/proc/{sandbox_pid}/fd")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                if "/runsc-filestore-" in os.readlink(entry.path):  # noqa: PTH115 - a link that points nowhere
+                    return os.stat(entry.path).st_blocks * 512  # noqa: PTH116 - the file itself, through the link
+    return 0

@@ -1,0 +1,59 @@
+"""Pure: from a shape to the operations that turn a stage into the place where its sandbox runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandlot.drivers.oci.places import VIEW, VIEW_DISK, VIEW_FOLDER, VIEW_MOUNT, VIEW_ROOT, Folder
+from sandlot.host.hierarchies import GroupLimits
+from sandlot.host.launch import Operation
+from sandlot.model.specs import Limits, Shape
+
+OOM_SCORE = 900
+"""Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
+
+HOST_TASKS_BASE = 256
+HOST_TASKS_PER_PROCESS = 4
+"""Host tasks that runsc's systrap needs. Measured: 21 idle and about 50 busy for itself, then 2 per guest process and none
+per thread. Doubled, because reaching this limit takes the whole sandbox down ("failed to get clone"): the guest enforces
+``Limits.pids`` itself, this is the backstop."""
+
+
+def group_limits(limits: Limits) -> GroupLimits:
+    """What the whole sandbox may use on the host."""
+    return GroupLimits(
+        memory_bytes=limits.memory_bytes,
+        cpus=limits.cpus,
+        pids=HOST_TASKS_PER_PROCESS * limits.pids + HOST_TASKS_BASE,
+    )
+
+
+def stage_plan(shape: Shape, folder: Folder, doors: Sequence[Path], *, has_image: bool, has_tmp: bool) -> tuple[Operation, ...]:
+    """What the stage does before it starts the runtime.
+
+    Args:
+        shape: What the sandbox is made from.
+        folder: Its folder.
+        doors: The files that take a process into its control group.
+        has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
+        has_tmp: Whether its ``/tmp`` is to start with the content of ``folder.tmp``.
+    """
+    return (
+        # First of all: whatever follows is counted, limited and found by the group's name.
+        *(("join", str(door)) for door in doors),
+        ("oom_score", str(OOM_SCORE)),
+        # A runtime that crashes must not write a memory image of tenants to the host's disk.
+        ("limit", "RLIMIT_CORE", 0, 0),
+        ("private_mounts",),
+        ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
+        *(("mkdir", place) for place in (VIEW, VIEW_FOLDER, VIEW_ROOT, VIEW_DISK)),
+        ("bind", str(folder.path), VIEW_FOLDER, "rw"),
+        ("bind", str(shape.root.path), VIEW_ROOT, "ro"),
+        *(
+            [("bind", str(folder.tmp), f"{VIEW_ROOT}/tmp", "ro")]  # noqa: S108 - the sandbox's
+            if has_tmp
+            else []
+        ),
+        ("disk", str(folder.disk_image), VIEW_DISK) if has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
+    )

@@ -1,0 +1,146 @@
+"""What a driver can do on this host, found by doing it with the smallest sandbox there is.
+
+Its root file system holds one program of 170 bytes where the guest would be started: it says ``ok``, waits for a byte and
+ends. So a probe needs no image, and goes the way of every other sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sandlot.drivers.oci.instance import LATER
+from sandlot.drivers.oci.places import sandboxes_folder
+from sandlot.drivers.oci.runtime import Runtime
+from sandlot.host.cgroups import detect_layout
+from sandlot.host.hierarchies import missing
+from sandlot.link.payload import GUEST_ARGV
+from sandlot.model.errors import ErrorCode, HostError, SandlotError
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Ability, Capabilities, Driver, ExitReason, Instance, Verdict
+from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
+
+PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
+_PATIENCE_S = 60.0
+_YES = Verdict(ok=True)
+_TRIED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.PAUSE, Ability.ADOPT)
+_NOT_YET = (Ability.SNAPSHOT, Ability.CONFIGURE)
+
+_BASE = 0x400000
+_HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
+_CODE = bytes.fromhex(
+    "b801000000 bf01000000 488d351e000000 ba03000000 0f05"  # write(1, "ok\n", 3)
+    "31c0 31ff 4889e6 ba01000000 0f05"  # read(0, stack, 1)
+    "b83c000000 31ff 0f05"  # exit(0)
+    "6f6b0a"
+)
+
+
+def tiny_program() -> bytes:
+    """The program: an ELF file of one segment for x86-64 (elf(5))."""
+    entry = _BASE + _HEADER_BYTES + _PROGRAM_HEADER_BYTES
+    size = _HEADER_BYTES + _PROGRAM_HEADER_BYTES + len(_CODE)
+    ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
+    header = ident + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, entry, _HEADER_BYTES, 0, 0, _HEADER_BYTES, _PROGRAM_HEADER_BYTES, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + _CODE
+
+
+def make_tiny_root(folder: Path) -> RootFs:
+    """A root file system with nothing but that program, where the guest's interpreter would be."""
+    program = folder / GUEST_ARGV[0].lstrip("/")
+    program.parent.mkdir(parents=True)
+    program.write_bytes(tiny_program())
+    program.chmod(0o755)
+    for name in ("dev", "proc", "sys", "tmp"):
+        (folder / name).mkdir()
+    return RootFs(folder, "tiny")
+
+
+def probe(name: str, find_runtime: Callable[[], Runtime], driver: Driver, data_dir: Path) -> Capabilities:
+    """Try everything; blocks for about a second.
+
+    Args:
+        name: The driver's.
+        find_runtime: The driver's own.
+        driver: One that nobody else uses: it is driven from an event loop of its own.
+        data_dir: Where the tiny root is put for the time being.
+    """
+    version = ""
+    verdicts: dict[Ability, Verdict] = {ability: Verdict(ok=False, reason=f"{LATER}") for ability in _NOT_YET}
+    try:
+        runtime = find_runtime()
+        version = f"{runtime.name} {runtime.version} ({runtime.path})"
+        if platform.machine() != "x86_64":
+            raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
+        if lacking := missing(detect_layout()):
+            raise HostError(
+                f"The cgroup controllers {', '.join(lacking)} are missing.",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Let the kernel's command line enable them, or mount their hierarchies below /sys/fs/cgroup.",
+            )
+        _in_own_thread(lambda: asyncio.run(_try_all(driver, data_dir, verdicts)))
+    except (SandlotError, OSError, TimeoutError) as error:
+        for ability in _TRIED:
+            verdicts.setdefault(ability, Verdict(ok=False, reason=str(error) or type(error).__name__))
+    return Capabilities(driver=name, runtime=version, abilities=verdicts)
+
+
+async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdict]) -> None:
+    # Not a ref: a sweep leaves it alone, and the next probe takes it away.
+    folder = sandboxes_folder(data_dir) / ".probe"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            blank = await driver.prepare(Shape(make_tiny_root(folder / "root"), PROBE_LIMITS))
+            try:
+                instance = await blank.boot(SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS))
+                await _talk(instance, verdicts)
+            finally:
+                await blank.destroy()
+            end = await instance.wait()
+            verdicts[Ability.ADOPT] = _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"it ended {end.reason}: {end.detail}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
+    stream = await instance.connect()
+    if (said := await stream.receive(16)) != b"ok\n":
+        raise HostError(f"The sandbox started, but said {said!r}.", code=ErrorCode.HOST_NOT_READY)
+    verdicts[Ability.BOOT] = _YES
+    usage = await instance.usage()
+    # Preparing wrote the limits and the kernel took them; what is left to see is that the sandbox is where they apply.
+    counted = usage.pids > 0 and usage.memory_bytes > 0
+    for ability in (Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS):
+        verdicts[ability] = _YES if counted else Verdict(ok=False, reason="the sandbox runs outside of its control group")
+    verdicts[Ability.LIMIT_DISK] = _YES
+    await instance.pause()
+    await instance.resume()
+    verdicts[Ability.PAUSE] = _YES
+    stream.try_send(b"x")
+    await instance.wait()
+    await stream.aclose()
+
+
+def _in_own_thread(work: Callable[[], None]) -> None:
+    # The caller may be a thread with a running event loop: a second one cannot be started in it.
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="sandlot-probe")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]

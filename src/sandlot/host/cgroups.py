@@ -1,0 +1,274 @@
+"""One control group of the host: made, limited, counted, frozen, killed and removed.
+
+Promises:
+- Everything is derived from the group's name: after a crash the same name finds all that is left, in every hierarchy.
+- :meth:`Cgroup.kill_once` signals only processes that are in the group at that moment: pids are turned into pidfds and
+  looked at again before a signal is sent, so that a recycled pid is never hit (pidfd_open(2)).
+- Removing is done in a loop by the caller: a group cannot be removed while a task is in it, and tasks leave late.
+
+The methods block for microseconds; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from sandlot.host.hierarchies import GroupLimits, Layout, read_layout, read_pairs, settings
+from sandlot.model.errors import ErrorCode, HostError
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+_RACED = 20
+"""How often a folder is made again after somebody removed its empty parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a group has used so far.
+
+    Args:
+        cpu_s: Seconds of processor time, user and system.
+        memory_bytes: What it holds now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: The most that it ever held, page cache included; 0 where the kernel does not count it.
+        pids: Host tasks in it now.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+    memory_peak_bytes: int
+    pids: int
+
+
+def detect_layout(mountinfo: Path = MOUNTINFO) -> Layout:
+    """Where this host's controllers are.
+
+    Raises:
+        HostError: There is none for memory.
+    """
+    text = mountinfo.read_text(encoding="utf-8", errors="surrogateescape")
+    unified: dict[str, str] = {}
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            mount = before.split()[4]
+            with contextlib.suppress(OSError):
+                unified[mount] = Path(mount, "cgroup.controllers").read_text(encoding="ascii")
+    return read_layout(text, unified)
+
+
+class Cgroup:
+    """One group, by its name below every hierarchy.
+
+    Args:
+        layout: Where the hierarchies are.
+        name: Its path below each of them, for example ``/sandlot/abcd/abcd-xxxxxxxxxxxxxxxx``.
+    """
+
+    __slots__ = ("_layout", "_relative", "name")
+
+    def __init__(self, layout: Layout, name: PurePosixPath) -> None:
+        self.name = name
+        self._layout = layout
+        self._relative = name.relative_to("/")
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Its folder in every hierarchy."""
+        return tuple(hierarchy.mount / self._relative for hierarchy in self._layout.hierarchies)
+
+    @property
+    def doors(self) -> tuple[Path, ...]:
+        """The files that take in a process: write ``0`` to each for oneself."""
+        return tuple(folder / "cgroup.procs" for folder in self.folders)
+
+    def exists(self) -> bool:
+        """Whether any of it is there."""
+        return any(folder.is_dir() for folder in self.folders)
+
+    def create(self, limits: GroupLimits) -> None:
+        """Make it and set its limits, before anybody is in it.
+
+        Raises:
+            HostError: The kernel refused; the message has its words.
+        """
+        try:
+            for hierarchy in self._layout.hierarchies:
+                self._make(hierarchy.mount, "cpuset" in hierarchy.controllers)
+            for setting in settings(self._layout.version, limits):
+                self._write(setting.controller, setting.file, setting.value, optional=setting.optional)
+        except OSError as error:
+            raise HostError(
+                f"The host refused to make the control group {self.name}: {error.strerror} ({error.filename}).",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="The service must run as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` says what is missing.",
+            ) from error
+
+    def pids(self) -> set[int]:
+        """The processes in it now, over all hierarchies: a process that was stopped half-way may be in some only."""
+        found: set[int] = set()
+        for door in self.doors:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, OSError):
+                found.update(int(pid) for pid in door.read_text(encoding="ascii").split())
+        found.discard(0)  # a process of another pid namespace
+        return found
+
+    def kill_once(self) -> int:
+        """Thaw it, forbid new tasks and send SIGKILL to all that are in it; how many there were.
+
+        A frozen task of version 1 dies only once thawed. To end it all, call until it answers 0.
+        """
+        self.thaw()
+        if self._layout.version == 2:  # noqa: PLR2004 - the version
+            # Since Linux 5.14; it also reaches what forks meanwhile.
+            with contextlib.suppress(OSError):
+                self._write("pids", "cgroup.kill", "1")
+        with contextlib.suppress(OSError):
+            self._write("pids", "pids.max", "0")
+        handles: dict[int, int] = {}
+        try:
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+            still_here = self.pids()
+            for pid, handle in handles.items():
+                if pid in still_here:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        return len(handles)
+
+    def freeze(self) -> None:
+        """Ask the kernel to stop every task; done when :meth:`is_frozen` says so."""
+        self._set_frozen(frozen=True)
+
+    def thaw(self) -> None:
+        """Let every task go on; a group that is gone is no error."""
+        with contextlib.suppress(FileNotFoundError, OSError):
+            self._set_frozen(frozen=False)
+
+    def is_frozen(self) -> bool:
+        """Whether every task has stopped."""
+        if self._layout.version == 1:
+            return self._read("freezer", "freezer.state").strip() == "FROZEN"
+        return read_pairs(self._read("freezer", "cgroup.events")).get("frozen") == 1
+
+    def usage(self) -> GroupUsage:
+        """What it has used so far.
+
+        Raises:
+            FileNotFoundError: It is gone.
+        """
+        stat = read_pairs(self._read("memory", "memory.stat"))
+        if self._layout.version == 1:
+            return GroupUsage(
+                cpu_s=int(self._read("cpuacct", "cpuacct.usage")) / 1e9,
+                memory_bytes=max(0, int(self._read("memory", "memory.usage_in_bytes")) - stat.get("total_inactive_file", 0)),
+                memory_peak_bytes=int(self._read("memory", "memory.max_usage_in_bytes")),
+                pids=int(self._read("pids", "pids.current")),
+            )
+        peak = 0
+        with contextlib.suppress(FileNotFoundError):  # since Linux 5.19
+            peak = int(self._read("memory", "memory.peak"))
+        return GroupUsage(
+            cpu_s=read_pairs(self._read("cpu", "cpu.stat")).get("usage_usec", 0) / 1e6,
+            memory_bytes=max(0, int(self._read("memory", "memory.current")) - stat.get("inactive_file", 0)),
+            memory_peak_bytes=peak,
+            pids=int(self._read("pids", "pids.current")),
+        )
+
+    def oom_kills(self) -> int:
+        """How many of its tasks the kernel killed for its memory limit; 0 once it is gone."""
+        file = "memory.oom_control" if self._layout.version == 1 else "memory.events"
+        try:
+            return read_pairs(self._read("memory", file)).get("oom_kill", 0)
+        except OSError:
+            return 0
+
+    def remove(self) -> bool:
+        """Remove it and each parent that is empty then; whether it is gone. Call again while it is not: tasks leave late."""
+        gone = True
+        for folder in self.folders:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in {errno.EBUSY, errno.ENOTEMPTY}:
+                    raise
+                gone = False
+        if gone:
+            for hierarchy in self._layout.hierarchies:
+                for parent in self._relative.parents[:-1]:
+                    with contextlib.suppress(OSError):
+                        (hierarchy.mount / parent).rmdir()
+        return gone
+
+    def _make(self, mount: Path, is_cpuset: bool) -> None:  # noqa: FBT001 - private
+        # Another group's removal takes away a parent that is empty for a moment.
+        for attempt in range(_RACED):
+            try:
+                folder = mount
+                for part in self._relative.parts:
+                    parent, folder = folder, folder / part
+                    with contextlib.suppress(FileExistsError):
+                        folder.mkdir()
+                    if is_cpuset and self._layout.version == 1:
+                        # A new cpuset is empty and takes no process; version 2 inherits.
+                        for file in ("cpuset.cpus", "cpuset.mems"):
+                            (folder / file).write_text((parent / file).read_text(encoding="ascii"), encoding="ascii")
+                    elif self._layout.version == 2 and folder.name != self._relative.name:  # noqa: PLR2004 - the version
+                        _delegate(folder)
+                return
+            except FileNotFoundError:
+                if attempt == _RACED - 1:
+                    raise
+
+    def _set_frozen(self, *, frozen: bool) -> None:
+        if self._layout.version == 1:
+            self._write("freezer", "freezer.state", "FROZEN" if frozen else "THAWED")
+        else:
+            self._write("freezer", "cgroup.freeze", "1" if frozen else "0")
+
+    def _folder(self, controller: str) -> Path:
+        return self._layout.home(controller) / self._relative
+
+    def _read(self, controller: str, file: str) -> str:
+        return (self._folder(controller) / file).read_text(encoding="ascii")
+
+    def _write(self, controller: str, file: str, value: str, *, optional: bool = False) -> None:
+        path = self._folder(controller) / file
+        try:
+            # No O_CREAT: the files are the kernel's.
+            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if optional:
+                return
+            raise
+        try:
+            os.write(handle, value.encode("ascii"))
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(handle)
+
+
+def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
+    """The names of all groups right below one, over all hierarchies."""
+    names: set[str] = set()
+    for hierarchy in layout.hierarchies:
+        with contextlib.suppress(FileNotFoundError), os.scandir(hierarchy.mount / parent.relative_to("/")) as entries:
+            names.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    return names
+
+
+def _delegate(folder: Path) -> None:
+    # cgroup-v2.rst: a controller is there for children only once the parent enabled it for them.
+    for level in (folder.parent, folder):
+        (level / "cgroup.subtree_control").write_text("+memory +cpu +pids", encoding="ascii")

@@ -1,0 +1,185 @@
+"""Where this machine keeps its cgroup controllers, and which files say what: pure, for version 1 and version 2.
+
+Laws:
+- A host is *version 1* where the memory controller has a hierarchy of its own, whatever else is mounted (systemd's
+  "hybrid" hosts have a version 2 mount without controllers), and *version 2* where it belongs to the unified hierarchy.
+- Version 1 groups are made in **every** mounted hierarchy, not only in those that limit something: a runtime that finds
+  its group everywhere makes none itself, so that all that is there can be derived from the name alone.
+
+Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and ``cgroup-v2.rst``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.model.errors import ErrorCode, HostError
+
+NEEDED = ("memory", "cpu", "pids", "freezer")
+"""Controllers without which no sandbox is limited; version 2 has the freezer built in."""
+
+CPU_PERIOD_US = 100_000
+"""The kernel's default period; a quota must be at least 1,000 microseconds."""
+
+_CONTROLLERS = frozenset(
+    ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted tree of groups.
+
+    Args:
+        mount: Where it is mounted.
+        controllers: What it controls; a named one (systemd's) controls nothing.
+    """
+
+    mount: Path
+    controllers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All trees that a sandbox's group is made in.
+
+    Args:
+        version: 1 or 2.
+        hierarchies: One for version 2, several for version 1.
+    """
+
+    version: int
+    hierarchies: tuple[Hierarchy, ...]
+
+    def home(self, controller: str) -> Path:
+        """Where the hierarchy of a controller is mounted.
+
+        Raises:
+            HostError: This host does not have it.
+        """
+        if self.version == 2:  # noqa: PLR2004 - the version
+            return self.hierarchies[0].mount
+        for hierarchy in self.hierarchies:
+            if controller in hierarchy.controllers:
+                return hierarchy.mount
+        raise HostError(
+            f"The {controller} cgroup controller is not mounted.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint=f"Mount it: mount -t cgroup -o {controller} cgroup /sys/fs/cgroup/{controller}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """What a whole group may use; the unit is the host's, not the guest's.
+
+    Args:
+        memory_bytes: Memory, page cache included; swap is not given.
+        cpus: Cores; fractions are a share of one core's time.
+        pids: Host tasks.
+    """
+
+    memory_bytes: int
+    cpus: float
+    pids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One file to write.
+
+    Args:
+        controller: Whose hierarchy the file is in.
+        file: Its name.
+        value: What to write.
+        optional: Whether a kernel may be without it (swap accounting is a boot option).
+    """
+
+    controller: str
+    file: str
+    value: str
+    optional: bool = False
+
+
+def settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
+    """The files that set limits, in the order in which they must be written."""
+    quota_us = max(1000, round(limits.cpus * CPU_PERIOD_US))
+    memory = str(limits.memory_bytes)
+    if version == 1:
+        return (
+            Setting("memory", "memory.limit_in_bytes", memory),
+            # Memory and swap together: after the memory limit, because it may never be the lower of the two.
+            Setting("memory", "memory.memsw.limit_in_bytes", memory, optional=True),
+            Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)),
+            Setting("cpu", "cpu.cfs_quota_us", str(quota_us)),
+            Setting("pids", "pids.max", str(limits.pids)),
+        )
+    return (
+        Setting("memory", "memory.max", memory),
+        Setting("memory", "memory.swap.max", "0", optional=True),
+        Setting("cpu", "cpu.max", f"{quota_us} {CPU_PERIOD_US}"),
+        Setting("pids", "pids.max", str(limits.pids)),
+    )
+
+
+def read_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layout:
+    """Where the controllers are.
+
+    Args:
+        mountinfo: The text of ``/proc/self/mountinfo``, proc(5).
+        unified_controllers: Mount point of a version 2 hierarchy -> the text of its ``cgroup.controllers``.
+
+    Raises:
+        HostError: No hierarchy has the memory controller.
+    """
+    separate: list[Hierarchy] = []
+    unified: list[Hierarchy] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(kind) < 3 or len(fields) < 5:  # noqa: PLR2004 - type, source and options; ids, root and mount point
+            continue
+        mount = Path(_unescape(fields[4]))
+        if kind[0] == "cgroup":
+            hierarchy = Hierarchy(mount, frozenset(kind[2].split(",")) & _CONTROLLERS)
+            if all(hierarchy.mount != other.mount for other in separate):
+                separate.append(hierarchy)
+        elif kind[0] == "cgroup2":
+            unified.append(Hierarchy(mount, frozenset(unified_controllers.get(str(mount), "").split())))
+    if any("memory" in hierarchy.controllers for hierarchy in separate):
+        return Layout(1, tuple(separate))
+    for hierarchy in unified:
+        if "memory" in hierarchy.controllers:
+            return Layout(2, (hierarchy,))
+    raise HostError(
+        "No cgroup hierarchy with the memory controller is mounted, so that no sandbox could be limited.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="On a plain Debian host systemd mounts it; inside of a container, start that with a writable /sys/fs/cgroup.",
+    )
+
+
+def missing(layout: Layout) -> tuple[str, ...]:
+    """Controllers that are needed and not there."""
+    present = frozenset[str]().union(*(hierarchy.controllers for hierarchy in layout.hierarchies))
+    if layout.version == 2:  # noqa: PLR2004 - the version
+        present |= {"freezer"}
+    return tuple(controller for controller in NEEDED if controller not in present)
+
+
+def read_pairs(text: str) -> dict[str, int]:
+    """The numbers of a "flat keyed" file, such as ``memory.stat``: name -> number."""
+    pairs: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdigit():
+            pairs[name] = int(value)
+    return pairs
+
+
+def _unescape(field: str) -> str:
+    # proc(5): space, tab, newline and backslash are written as three octal digits.
+    for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(octal, plain)
+    return field
