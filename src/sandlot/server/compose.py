@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sandlot.core.admission import Rules
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
@@ -102,5 +103,9 @@ async def open_service(
 
 
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
-    """The drivers that Sandlot has, on this node's part of the machine."""
-    return {}
+    """All drivers that are installed, on this node's part of the machine.
+
+    Those that the operator does not allow as well: they may have to remove what was left when they were allowed.
+    """
+    given = DriverSettings(node=node, data_dir=settings.data_dir)
+    return {name: open_driver(name, given) for name in driver_names()}

@@ -1,0 +1,92 @@
+"""What may be created: isolation, network, room, and what a host must be able to enforce."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.admission import LATER_NETWORKS, NewSandbox, Rules, check_host, check_room, choose_isolation, choose_network
+from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.model.ports import Ability, Capabilities, Verdict
+from sandlot.model.specs import Network
+
+RULES = Rules()
+
+
+def test_auto_is_what_the_operator_says_and_nothing_else() -> None:
+    assert choose_isolation("auto", RULES, ["gvisor", "container"]) == "gvisor"
+    other = Rules(isolation_default="container", isolation_allowed=("gvisor", "container"))
+    assert choose_isolation("auto", other, ["gvisor", "container"]) == "container"
+    assert choose_isolation("gvisor", other, ["gvisor", "container"]) == "gvisor"
+
+
+@pytest.mark.parametrize(
+    "asked,rules,error,code",
+    [
+        ("container", RULES, ForbiddenError, ErrorCode.FORBIDDEN),
+        ("microvm", RULES, ForbiddenError, ErrorCode.FORBIDDEN),
+        ("docker", RULES, InvalidRequestError, ErrorCode.INVALID_REQUEST),
+        ("", RULES, InvalidRequestError, ErrorCode.INVALID_REQUEST),
+        ("microvm", Rules(isolation_allowed=("microvm",)), UnsupportedError, ErrorCode.UNSUPPORTED),
+        ("auto", Rules(isolation_allowed=()), ForbiddenError, ErrorCode.FORBIDDEN),
+    ],
+)
+def test_other_isolation_is_refused_with_what_there_is(asked: str, rules: Rules, error: type[SandlotError], code: ErrorCode) -> None:
+    with pytest.raises(error) as refused:
+        choose_isolation(asked, rules, ["gvisor"])
+    assert refused.value.code == code
+    assert refused.value.hint
+
+
+def test_no_network_is_the_only_one_that_is_enforced() -> None:
+    assert choose_network("none") is Network.NONE
+    for policy in LATER_NETWORKS:
+        with pytest.raises(UnsupportedError, match=policy):
+            choose_network(policy)
+    with pytest.raises(InvalidRequestError):
+        choose_network("nonE")
+
+
+@pytest.mark.parametrize("missing", [Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK])
+def test_a_host_that_cannot_keep_a_promise_is_refused_with_the_reason(missing: Ability) -> None:
+    every = {ability: Verdict(ok=True) for ability in Ability}
+    check_host(Capabilities("gvisor", "runsc", every))
+    with pytest.raises(HostError, match="no such controller"):
+        check_host(Capabilities("gvisor", "runsc", {**every, missing: Verdict(ok=False, reason="no such controller")}))
+
+
+def test_abilities_that_a_sandbox_does_not_need_may_be_missing() -> None:
+    needed = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
+    check_host(Capabilities("gvisor", "runsc", {ability: Verdict(ok=True) for ability in needed}))
+
+
+def test_there_is_room_up_to_the_bound_and_no_further() -> None:
+    rules = Rules(max_sandboxes=3, max_waiting=2)
+    check_room(2, 1, rules)
+    with pytest.raises(UnavailableError) as full:
+        check_room(3, 0, rules)
+    assert full.value.code is ErrorCode.BUSY
+    assert full.value.fields["retry_after_s"] > 0
+    with pytest.raises(UnavailableError):
+        check_room(0, 2, rules)
+
+
+@pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "x" * 64, "ä", "a\n"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        NewSandbox(name=name)
+
+
+@pytest.mark.parametrize("name", ["a", "A-1_b.c", "x" * 63])
+def test_a_name(name: str) -> None:
+    assert NewSandbox(name=name).name == name
+
+
+@pytest.mark.parametrize("metadata", [{str(i): "" for i in range(65)}, {"k": "x" * 16384}, {"k": "\0"}, {"k": "\ud800"}])
+def test_metadata_out_of_bounds(metadata: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequestError):
+        NewSandbox(metadata=metadata)
+
+
+def test_metadata_within_bounds() -> None:
+    NewSandbox(metadata={"k": "x" * 16383})
+    NewSandbox(metadata={str(i): "" for i in range(64)})

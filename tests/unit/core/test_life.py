@@ -1,0 +1,234 @@
+"""The life of one sandbox: every way that it can end, at every step, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sandlot.core import code, processes
+from sandlot.core.life import state_after
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    HostError,
+    InternalError,
+    NotFoundError,
+    SandboxEndedError,
+)
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import ProcessSpec, RootFs, User
+from sandlot.model.states import State
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench
+
+FORGERY = """
+import os, stat
+for fd in os.listdir("/proc/1/fd"):
+    path = "/proc/1/fd/" + fd
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        for _ in range(100):
+            os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b"\\xff" * 4096)
+"""
+"""Root inside writes into the link."""
+
+
+async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> None:
+    assert box.state is State.RUNNING
+    assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
+    await at.sandboxes.kill(box.id)
+    assert box.state is State.STOPPED
+    assert box.exit == Exit(ExitReason.KILLED, "it was killed by request")
+    with pytest.raises(SandboxEndedError) as ended:
+        await processes.run(box, ProcessSpec(("true",)))
+    assert ended.value.fields["reason"] == "killed"
+
+
+async def test_it_ends_when_its_time_is_over(at: Bench, box: Sandbox, clock: ManualClock) -> None:
+    clock.advance(299)
+    await asyncio.sleep(0)
+    assert box.state is State.RUNNING
+    clock.advance(1)
+    await box.ended.wait()
+    assert box.exit == Exit(ExitReason.KILLED, "its timeout passed")
+    assert at.sandboxes.find(box.id) is box
+
+
+async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, clock: ManualClock) -> None:
+    clock.advance(200)
+    await at.sandboxes.update(box.id, timeout_s=200)
+    assert box.expires_at is not None
+    assert (box.expires_at - clock.now()).total_seconds() == 200
+    clock.advance(150)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert box.state is State.RUNNING
+    await at.sandboxes.update(box.id, timeout_s=1)
+    clock.advance(1)
+    await box.ended.wait()
+    assert box.state is State.STOPPED
+
+
+async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, box: Sandbox) -> None:
+    running = asyncio.create_task(processes.run(box, ProcessSpec(("sleep", "100"))))
+    executing = asyncio.create_task(code.execute(box, code.Cell("import time; time.sleep(100)")))
+    await asyncio.sleep(0.2)
+    at.driver.kill_runtime()
+    for task in (running, executing):
+        with pytest.raises(SandboxEndedError) as ended:
+            await task
+        assert ended.value.fields["reason"] == "killed"
+    await box.ended.wait()
+    assert box.exit is not None
+    assert box.exit.detail.startswith("status")
+
+
+async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, box: Sandbox) -> None:
+    other = await at.sandbox()
+    with pytest.raises(SandboxEndedError, match="laws of the link"):
+        await processes.run(box, ProcessSpec(("python3", "-c", FORGERY), user=User.ROOT))
+    await box.ended.wait()
+    assert box.state is State.FAILED
+    assert box.exit is not None
+    assert box.exit.reason is ExitReason.CRASHED
+    assert "laws of the link" in box.exit.detail
+    assert (await processes.run(other, ProcessSpec(("true",)))).outcome.exit_code == 0
+
+
+async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, box: Sandbox) -> None:
+    assert box.link is not None
+    await box.link.shutdown()
+    await box.ended.wait()
+    assert box.exit is not None
+    assert box.exit.reason is ExitReason.EXITED
+    assert box.state is State.STOPPED
+    await _held(at, 0)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_step_that_fails_is_told_and_leaves_nothing(at: Bench, step: str) -> None:
+    at.driver.faults.raises[step] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
+    with pytest.raises(HostError, match="no more loop devices"):
+        await at.sandbox()
+    await _held(at, 0)
+    assert at.driver.left() == []
+    assert (await at.sandbox()).state is State.RUNNING
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_defect_in_a_step_tells_nothing_of_itself(at: Bench, step: str) -> None:
+    at.driver.faults.raises[step] = [KeyError("secret")]
+    with pytest.raises(InternalError) as failed:
+        await at.sandbox()
+    assert "secret" not in str(failed.value)
+    await _held(at, 0)
+
+
+async def test_an_error_of_the_kernel_names_the_step(at: Bench) -> None:
+    at.driver.faults.raises["boot"] = [OSError(28, "No space left on device")]
+    with pytest.raises(HostError, match="start the sandbox: No space left on device"):
+        await at.sandbox()
+
+
+async def test_a_root_that_does_not_start_is_told(at: Bench, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = RootFs(path=tmp_path_factory.mktemp("empty"), digest="0")
+    prepare = at.driver.prepare
+    monkeypatch.setattr(at.driver, "prepare", lambda shape: prepare(replace(shape, root=empty)))
+    with pytest.raises(HostError, match="ended while it was starting") as failed:
+        await at.sandbox()
+    assert failed.value.hint
+    await _held(at, 0)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
+    release = at.driver.faults.hold(step)
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach(step)
+    (box,) = at.sandboxes.all()
+    with pytest.raises(ConflictError, match="being created"):
+        box.require_link()
+    killing = asyncio.create_task(at.sandboxes.kill(box.id))
+    await asyncio.sleep(0)
+    release.set()
+    await killing
+    with pytest.raises(SandboxEndedError):
+        await creating
+    assert box.state is State.STOPPED
+    await _held(at, 0)
+    await at.sandboxes.kill(box.id)
+
+
+@pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
+async def test_a_creator_that_goes_away_leaves_nothing(at: Bench, step: str) -> None:
+    release = at.driver.faults.hold(step)
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach(step)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    release.set()
+    await _held(at, 0)
+    assert at.driver.left() == []
+
+
+async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -> None:
+    release = at.driver.faults.hold("prepare")
+    first = [asyncio.create_task(at.sandbox()) for _ in range(4)]
+    await at.driver.faults.reach("prepare")
+    waiting = asyncio.create_task(at.sandbox())
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await _held(at, 4)
+    release.set()
+    await asyncio.gather(*first)
+
+
+async def test_kill_is_answered_before_the_clean_up_and_the_clean_up_is_accounted(at: Bench, box: Sandbox) -> None:
+    release = at.driver.faults.hold("clean")
+    await at.sandboxes.kill(box.id)
+    assert box.state is State.STOPPED
+    assert at.sandboxes.held == 1
+    assert at.sandboxes.idle_s() == 0
+    release.set()
+    await _held(at, 0)
+
+
+async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> None:
+    at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
+    await at.sandboxes.kill(box.id)
+    await _held(at, 0)
+    assert at.driver.left() == []
+
+
+async def test_any_number_may_kill_it(at: Bench, box: Sandbox) -> None:
+    await asyncio.gather(*(at.sandboxes.kill(box.id) for _ in range(10)))
+    await at.sandboxes.kill(box.id)
+    assert box.state is State.STOPPED
+
+
+async def test_a_template_that_is_not_there(at: Bench) -> None:
+    with pytest.raises(NotFoundError) as missing:
+        await at.sandboxes.create(replace(BASE, template="nope"))
+    assert missing.value.code is ErrorCode.TEMPLATE_NOT_FOUND
+    assert "base" in missing.value.hint
+    assert at.sandboxes.held == 0
+
+
+def test_a_sandbox_fails_only_by_what_nobody_asked_for() -> None:
+    assert {reason: state_after(Exit(reason)) for reason in ExitReason} == {
+        ExitReason.EXITED: State.STOPPED,
+        ExitReason.KILLED: State.STOPPED,
+        ExitReason.OOM: State.FAILED,
+        ExitReason.DISK: State.FAILED,
+        ExitReason.CRASHED: State.FAILED,
+    }
+
+
+async def _held(at: Bench, count: int) -> None:
+    while at.sandboxes.held != count:
+        await asyncio.sleep(0.01)

@@ -1,0 +1,69 @@
+"""Output that is collected: the first and the last of it, and the exact number of bytes between."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.model.capture import Capture
+
+PIECES = st.lists(st.binary(max_size=40), max_size=30)
+
+
+@given(PIECES, st.integers(0, 50), st.integers(0, 50))
+def test_head_and_tail_are_exact_and_the_gap_is_counted(pieces: list[bytes], head: int, tail: int) -> None:
+    capture = Capture(head, tail)
+    for piece in pieces:
+        capture.add(piece)
+    whole = b"".join(pieces)
+    assert capture.omitted == max(0, len(whole) - head - tail)
+    content = capture.content()
+    if capture.omitted:
+        first, last = whole[:head], whole[len(whole) - tail :]
+        assert content.startswith(first)
+        assert content.endswith(last)
+        assert content[len(first) : len(content) - len(last)].strip() == f"[... {capture.omitted} bytes omitted ...]".encode()
+    else:
+        assert content == whole
+
+
+@given(st.binary(max_size=20), st.binary(max_size=20), st.integers(1, 1000))
+def test_a_known_gap_counts_and_what_follows_is_the_tail(before: bytes, after: bytes, lost: int) -> None:
+    capture = Capture(100, 100)
+    capture.add(before)
+    capture.skip(lost)
+    capture.add(after)
+    assert capture.omitted == lost
+    assert capture.content().startswith(before)
+    assert capture.content().endswith(b"omitted ...]\n" + after)
+
+
+def test_what_was_kept_of_the_tail_before_a_second_gap_is_counted_too() -> None:
+    capture = Capture(2, 10)
+    capture.add(b"ab" + b"cdef")
+    capture.skip(5)
+    capture.add(b"xyz")
+    assert capture.omitted == 9
+    assert capture.content() == b"ab\n[... 9 bytes omitted ...]\nxyz"
+
+
+def test_the_gap_stands_on_a_line_of_its_own() -> None:
+    capture = Capture(2, 0)
+    capture.add(b"a\nb")
+    assert capture.content() == b"a\n[... 1 bytes omitted ...]\n"
+
+
+def test_text_that_is_not_utf_8_is_shown_as_well_as_it_can_be() -> None:
+    capture = Capture()
+    capture.add(b"\xffa\xc3")
+    assert capture.text() == "\ufffda\ufffd"
+
+
+def test_memory_stays_bounded_however_much_comes() -> None:
+    capture = Capture(1000, 1000)
+    for _ in range(10000):
+        capture.add(b"x")
+    assert len(capture.content()) < 2100
+    capture.add(b"y" * 1_000_000)
+    assert capture.omitted == 10000 + 1_000_000 - 2000
+    assert capture.content().endswith(b"y" * 1000)
