@@ -1,0 +1,161 @@
+"""Files in a real sandbox: whole, as the user that was named, and never where a link leads astray."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.specs import User
+from tests.integration.guest.conftest import Inside
+
+
+async def read(inside: Inside, path: str, user: User = User.USER, offset: int = 0, length: int | None = None) -> bytes:
+    reader = await inside.link.read_file(path, user=user, offset=offset, length=length)
+    return b"".join([piece async for piece in reader])
+
+
+async def test_what_is_written_is_read(inside: Inside) -> None:
+    body = bytes(range(256)) * 40_000
+    entry = await inside.link.write_file("/workspace/new/folder/data.bin", body)
+    assert (entry.kind, entry.size, entry.uid, entry.mode) == ("file", len(body), 1000, 0o644)
+    assert await read(inside, "/workspace/new/folder/data.bin") == body
+    assert await read(inside, "/workspace/new/folder/data.bin", offset=250, length=10) == body[250:260]
+    assert (await inside.sh("sha256sum < new/folder/data.bin")).split()[0] == hashlib.sha256(body).hexdigest()
+    await inside.link.write_file("/workspace/new/folder/data.bin", b"end", append=True)
+    assert await read(inside, "/workspace/new/folder/data.bin", offset=len(body)) == b"end"
+
+
+async def test_names_may_be_odd(inside: Inside) -> None:
+    path = "/workspace/ä ö\n'\"$(id)-🏝"
+    await inside.link.write_file(path, b"odd")
+    assert await read(inside, path) == b"odd"
+    assert path.rpartition("/")[2] in [entry.name for entry in (await inside.link.list_dir("/workspace")).entries]
+    await inside.sh("touch /workspace/$'not-utf8-\\xff'")
+    assert "not-utf8-?" in [entry.name for entry in (await inside.link.list_dir("/workspace")).entries]
+
+
+async def test_a_broken_transfer_leaves_the_old_file_and_nothing_else(inside: Inside) -> None:
+    await inside.link.write_file("/workspace/keep/file", b"old")
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"x" * 200_000
+        raise RuntimeError("the client went away")
+
+    with pytest.raises(RuntimeError, match="went away"):
+        await inside.link.write_file("/workspace/keep/file", breaks())
+    assert await read(inside, "/workspace/keep/file") == b"old"
+    for _ in range(100):
+        if await inside.sh("ls -A keep") == "file\n":
+            return
+    pytest.fail("the unfinished file was left behind")
+
+
+async def test_a_full_disk_is_said_and_loses_nothing(inside: Inside) -> None:
+    await inside.link.write_file("/workspace/full/file", b"old")
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.write_file("/workspace/full/file", b"z" * (80 << 20))
+    assert refused.value.code == ErrorCode.DISK_FULL
+    assert await read(inside, "/workspace/full/file") == b"old"
+    await inside.link.write_file("/workspace/full/other", b"room again")
+
+
+async def test_modes_are_kept_and_can_be_set(inside: Inside) -> None:
+    await inside.link.write_file("/workspace/tool", b"#!/bin/sh\necho ran\n", mode=0o755)
+    assert await inside.sh("./tool") == "ran\n"
+    await inside.link.write_file("/workspace/tool", b"#!/bin/sh\necho again\n")
+    assert await inside.sh("./tool") == "again\n"
+
+
+async def test_the_user_reaches_what_the_user_may_and_root_the_rest(inside: Inside) -> None:
+    for path in ("/etc/shadow", "/root/x"):
+        with pytest.raises(SandlotError) as refused:
+            await read(inside, path)
+        assert refused.value.code == ErrorCode.PERMISSION_DENIED
+    for path in ("/etc/new", "/etc/passwd", "/.sandlot/guest.zip"):
+        with pytest.raises(SandlotError) as refused:
+            await inside.link.write_file(path, b"")
+        assert refused.value.code == ErrorCode.PERMISSION_DENIED
+    assert b"root:" in await read(inside, "/etc/shadow", user=User.ROOT)
+
+
+async def test_links_lead_nowhere_that_the_user_could_not_go(inside: Inside) -> None:
+    await inside.sh(
+        "mkdir -p links && cd links && ln -s /etc/shadow s && ln -s /root r && ln -s /etc/new n && ln -s loop loop && ln -s ../tool ok; true"
+    )
+    for path in ("s", "r/x", "loop"):
+        with pytest.raises(SandlotError):
+            await read(inside, f"/workspace/links/{path}")
+    for path in ("s", "r/x", "n"):
+        with pytest.raises(SandlotError):
+            await inside.link.write_file(f"/workspace/links/{path}", b"broken in")
+    assert await inside.sh("test -e /etc/new && echo there || echo not", user=User.ROOT) == "not\n"
+    entry = await inside.link.stat("/workspace/links/s", follow=False)
+    assert (entry.kind, entry.target) == ("symlink", "/etc/shadow")
+
+
+async def test_removing_a_tree_removes_links_and_not_what_they_point_to(inside: Inside) -> None:
+    await inside.sh(
+        "mkdir -p victim tree/a/b && echo safe > victim/file && ln -s /workspace/victim tree/a/link && for i in $(seq 300); do : > tree/a/b/$i; done"
+    )
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.remove("/workspace/tree")
+    assert refused.value.code == ErrorCode.PATH_EXISTS
+    assert await inside.link.remove("/workspace/tree", recursive=True) == 304
+    assert await read(inside, "/workspace/victim/file") == b"safe\n"
+
+
+async def test_special_files_are_refused_and_never_block(inside: Inside) -> None:
+    await inside.sh("mkfifo /tmp/fifo")
+    for path in ("/tmp/fifo", "/dev/zero", "/workspace", "/run/sandlot/guest.sock"):
+        with pytest.raises(SandlotError) as refused:
+            await read(inside, path)
+        assert refused.value.code == ErrorCode.PATH_INVALID, path
+        with pytest.raises(SandlotError):
+            await inside.link.write_file(path, b"x")
+    assert b"MemTotal" in await read(inside, "/proc/meminfo")
+
+
+async def test_folders_are_made_listed_by_the_page_moved_and_removed(inside: Inside) -> None:
+    assert (await inside.link.mkdir("/workspace/many/inner")).kind == "directory"
+    await inside.link.mkdir("/workspace/many/inner")
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.mkdir("/workspace/many", parents=False)
+    assert refused.value.code == ErrorCode.PATH_EXISTS
+    await inside.sh("cd many && for i in $(seq -w 0 2499); do : > f$i; done")
+    names: list[str] = []
+    more = True
+    while more:
+        page = await inside.link.list_dir("/workspace/many", offset=len(names))
+        names += [entry.name for entry in page.entries]
+        more = page.more
+    assert names == sorted([f"f{number:04}" for number in range(2500)] + ["inner"])
+    assert (await inside.link.move("/workspace/many/f0000", "/workspace/many/moved")).name == "moved"
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.move("/workspace/many/moved", "/workspace/many/f0001")
+    assert refused.value.code == ErrorCode.PATH_EXISTS
+    await inside.link.move("/workspace/many/moved", "/workspace/many/f0001", overwrite=True)
+    assert await inside.link.remove("/workspace/many", recursive=True) == 2501
+
+
+@pytest.mark.parametrize(
+    "path,code",
+    [
+        ("/no/such/file", ErrorCode.PATH_NOT_FOUND),
+        ("/etc/passwd/x", ErrorCode.PATH_INVALID),
+        ("/" + "x" * 300, ErrorCode.PATH_INVALID),
+        ("/" + "x/" * 2100, ErrorCode.PATH_INVALID),
+    ],
+)
+async def test_bad_paths_are_named_and_the_next_call_works(inside: Inside, path: str, code: ErrorCode) -> None:
+    with pytest.raises(SandlotError) as refused:
+        await read(inside, path)
+    assert refused.value.code == code
+    assert await read(inside, "/etc/hostname") is not None
+
+
+async def test_root_may_write_anywhere_in_its_own_sandbox(inside: Inside) -> None:
+    await inside.link.write_file("/etc/motd", b"mine", user=User.ROOT)
+    assert await read(inside, "/etc/motd") == b"mine"

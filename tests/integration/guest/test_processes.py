@@ -1,0 +1,182 @@
+"""Processes in a real sandbox: who they are, how they end, and that nothing of their output is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from sandlot.link.types import Output
+from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.ids import new_process_id
+from sandlot.model.specs import ProcessSpec, User, shell_argv
+from tests.integration.guest.conftest import PIDS, Inside
+
+
+async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(inside: Inside) -> None:
+    assert await inside.sh("id -un; id -u; pwd; hostname") == "user\n1000\n/workspace\ninside\n"
+    names = {line.split("=")[0] for line in (await inside.sh("env -0 | tr '\\0' '\\n'")).splitlines()}
+    assert names <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "PWD", "SHLVL", "_", "OLDPWD"} | names_of_the_image(inside)
+
+
+def names_of_the_image(_inside: Inside) -> set[str]:
+    return {"MPLBACKEND", "MPLCONFIGDIR", "DEBIAN_FRONTEND", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_ROOT_USER_ACTION", "LC_ALL", "PYTHONUNBUFFERED"}
+
+
+async def test_root_is_root_and_sudo_works_without_setuid(inside: Inside) -> None:
+    assert await inside.sh("id -u", user=User.ROOT) == "0\n"
+    assert (
+        await inside.sh("sudo id -u; cd /tmp && sudo pwd; echo in | sudo cat; sudo A=1 sh -c 'echo $A; exit 3' || echo $?") == "0\n/tmp\nin\n1\n3\n"
+    )
+    _, err, result = await inside.run("sudo", "no-such-program")
+    assert result.exit_code == 1
+    assert b"no program" in err
+
+
+async def test_what_sudo_started_ends_with_it(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(shell_argv("sudo sh -c 'echo up; exec sleep 4242'"), timeout_s=60))
+    async for item in call:
+        assert isinstance(item, Output)
+        break
+    assert "4242" in await inside.sh("ps -eo args")
+    await inside.link.signal(call.id, 9)
+    await call.result()
+    for _ in range(100):
+        if "sleep 4242" not in await inside.sh("ps -eo args"):
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("root's sleep outlived the sudo that started it")
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 255])
+async def test_exit_codes_come_through(inside: Inside, code: int) -> None:
+    _, _, result = await inside.run(*shell_argv(f"exit {code}"))
+    assert (result.reason, result.exit_code, result.signal) == ("exited", code, None)
+
+
+async def test_stdout_and_stderr_stay_apart_and_binary_stays_binary(inside: Inside) -> None:
+    every_byte = bytes(range(256))
+    script = "import sys; sys.stdout.buffer.write(bytes(range(256))); sys.stderr.write('e')"
+    out, err, _ = await inside.run("python3", "-c", script)
+    assert (out, err) == (every_byte, b"e")
+
+
+async def test_megabytes_of_output_arrive_whole_and_in_order(inside: Inside) -> None:
+    out, _, result = await inside.run(*shell_argv("seq 1 3000000"))
+    assert result.exit_code == 0
+    expected = "".join(f"{number}\n" for number in range(1, 3_000_001)).encode()
+    assert hashlib.sha256(out).digest() == hashlib.sha256(expected).digest()
+
+
+async def test_stdin_is_written_and_closed(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(("sha256sum",), stdin=True))
+    body = bytes(range(256)) * 20_000
+    for at in range(0, len(body), 100_000):
+        await call.write(body[at : at + 100_000])
+    call.close_stdin()
+    output = b"".join([item.data async for item in call if isinstance(item, Output)])
+    assert output.split()[0].decode() == hashlib.sha256(body).hexdigest()
+
+
+async def test_without_stdin_a_program_reads_nothing_instead_of_waiting(inside: Inside) -> None:
+    assert await inside.sh("cat; echo done") == "done\n"
+
+
+async def test_a_timeout_kills_the_whole_family(inside: Inside) -> None:
+    command = "sleep 3141 & setsid sleep 3142 & (setsid sh -c 'trap \"\" TERM HUP; sleep 3143' &) ; echo up; sleep 3144"
+    _, _, result = await inside.run(*shell_argv(command), timeout_s=2)
+    assert (result.reason, result.signal) == ("timeout", 9)
+    left = [line for line in (await inside.sh("ps -eo args")).splitlines() if "sleep 314" in line and "setsid sh" not in line]
+    assert not [line for line in left if "3143" not in line], left
+
+
+async def test_an_answer_does_not_wait_for_what_was_left_in_the_background(inside: Inside) -> None:
+    out = await inside.sh("sleep 2718 & echo started")
+    assert out == "started\n"
+    await inside.sh("pkill -f 'sleep 2718'")
+
+
+async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offset(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(shell_argv("echo one; sleep 1; echo two; sleep 1; echo three")))
+    async for item in call:
+        assert isinstance(item, Output)
+        assert item.data == b"one\n"
+        break
+    await call.aclose()
+    again = await inside.link.attach(call.id, stdout_from=4, stderr_from=0)
+    output = b"".join([item.data async for item in again if isinstance(item, Output)])
+    assert output == b"two\nthree\n"
+    assert (await again.result()).exit_code == 0
+
+
+async def test_the_same_id_is_the_same_process(inside: Inside) -> None:
+    id_ = new_process_id()
+    spec = ProcessSpec(shell_argv("echo x >> /tmp/once; cat /tmp/once"))
+    first = await inside.link.start(spec, id=id_)
+    await first.result()
+    second = await inside.link.start(spec, id=id_)
+    assert b"".join([item.data async for item in second if isinstance(item, Output)]) == b"x\n"
+    assert (await second.result()).pid == (await first.result()).pid
+
+
+async def test_signals_reach_the_group(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(shell_argv("trap 'echo caught; exit 5' USR1; echo up; while :; do sleep 0.05; done")))
+    output = b""
+    async for item in call:
+        assert isinstance(item, Output)
+        output += item.data
+        if item.data == b"up\n":
+            assert await inside.link.signal(call.id, 10)
+    assert output.endswith(b"caught\n")
+    assert (await call.result()).exit_code == 5
+    assert not await inside.link.signal(call.id, 10), "it has ended"
+
+
+@pytest.mark.parametrize(
+    "argv,cwd,code",
+    [
+        (("no-such-program",), None, ErrorCode.PATH_NOT_FOUND),
+        (("/etc/passwd",), None, ErrorCode.PERMISSION_DENIED),
+        (("true",), "/no/such/folder", ErrorCode.PATH_NOT_FOUND),
+        (("true",), "/root/x", ErrorCode.PATH_INVALID),
+    ],
+)
+async def test_what_cannot_run_is_refused_and_the_next_call_works(inside: Inside, argv: tuple[str, ...], cwd: str | None, code: ErrorCode) -> None:
+    with pytest.raises(SandlotError) as refused:
+        await inside.run(*argv, cwd=cwd)
+    assert refused.value.code == code
+    assert refused.value.message
+    assert await inside.sh("echo fine") == "fine\n"
+
+
+async def test_a_fork_bomb_of_the_user_hits_its_limit(inside: Inside) -> None:
+    script = (
+        "import os, time\n"
+        "made = 0\n"
+        "try:\n"
+        "    while made < 1000:\n"
+        "        if os.fork() == 0: time.sleep(30); os._exit(0)\n"
+        "        made += 1\n"
+        "except BlockingIOError:\n"
+        "    print('refused after', made)\n"
+        "os.killpg(0, 9)\n"
+    )
+    out, err, result = await inside.run("python3", "-uc", script)
+    assert out.startswith(b"refused after "), (out, err, result)
+    assert int(out.split()[2]) <= PIDS
+    assert await inside.sh("echo fine") == "fine\n"
+
+
+async def test_a_fork_bomb_of_root_is_ended_by_the_guest(inside: Inside) -> None:
+    script = "import os, time\nfor _ in range(1000):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\ntime.sleep(60)"
+    _, _, result = await inside.run("python3", "-c", script, user=User.ROOT)
+    assert (result.reason, result.signal) == ("pids", 9)
+    assert int(await inside.sh("ps -e --no-headers | wc -l")) < PIDS
+
+
+async def test_many_at_once(inside: Inside) -> None:
+    async def one(number: int) -> str:
+        return await inside.sh(f"sleep 0.1; echo {number}")
+
+    assert await asyncio.gather(*(one(number) for number in range(20))) == [f"{number}\n" for number in range(20)]
