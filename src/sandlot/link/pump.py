@@ -22,7 +22,8 @@ from sandlot.protocol.connection import HOST, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.values import BadValue
 
-READ_BYTES = 128 * 1024
+READ_BYTES = 64 * 1024
+"""What is dealt with before others get their turn: a pipe's default capacity, pipe(7)."""
 _LAST_WORDS_S = 1.0
 """How long what a dead guest wrote is still read after a write failed."""
 

@@ -1,7 +1,9 @@
 """Streams that a guest opens: services of the host, by name.
 
-A service is hostile ground: its arguments and everything it is sent are the guest's. It is given bytes and messages as
-they are, and checks them itself.
+Laws:
+- A service stands on hostile ground: its arguments and everything it is sent are the guest's, given as they are.
+- A service is cancelled when its stream is over, and at most as many run as a guest may have streams, so that a guest
+  that opens and resets without end keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from sandlot.link.pump import Pump
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, from_code
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
+from sandlot.protocol.table import GUEST_STREAMS_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +39,11 @@ class GuestStream:
         self._news = asyncio.Event()
         self._writable = asyncio.Event()
         self._error: SandlotError | None = None
-        self._ended = False
+        self._guest_ended = False
+        self._we_ended = False
         self._drops = False
+        self.task: asyncio.Task[None] | None = None
+        """What serves it, cancelled when the stream is over before."""
         pump.handlers[stream] = self
 
     def on_event(self, event: events.StreamEvent) -> None:
@@ -53,7 +59,8 @@ class GuestStream:
         elif isinstance(event, events.Received):
             self._put(event.message, event.credit)
         elif isinstance(event, events.Ended):
-            self._ended = True
+            self._guest_ended = True
+            self._forget_if_over()
         elif isinstance(event, events.WasReset):
             # The guest gave it up; its words are of no use to a service.
             self.on_lost(from_code(ErrorCode.CONFLICT, "The sandbox gave the stream up."))
@@ -66,6 +73,8 @@ class GuestStream:
         self._pump.forget(self._stream)
         self._news.set()
         self._writable.set()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
 
     def __aiter__(self) -> Self:
         return self
@@ -74,7 +83,7 @@ class GuestStream:
         while not self._items:
             if self._error is not None:
                 raise self._error
-            if self._ended:
+            if self._guest_ended:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -108,8 +117,10 @@ class GuestStream:
 
     def end(self) -> None:
         """Send no more."""
+        self._we_ended = True
         self._pump.connection.end(self._stream)
         self._pump.flush()
+        self._forget_if_over()
 
     def reset(self, code: str, message: str) -> None:
         """End the stream for both sides."""
@@ -123,6 +134,10 @@ class GuestStream:
             self._pump.connection.consumed(self._stream, credit)
         self._items.clear()
         self.end()
+
+    def _forget_if_over(self) -> None:
+        if self._we_ended and self._guest_ended:
+            self._pump.forget(self._stream)
 
     async def _room(self) -> int:
         while self._error is None and self._pump.connection.is_open(self._stream):
@@ -170,10 +185,13 @@ class Services:
         if service is None:
             self._pump.connection.reset(event.stream, "unknown_service", "this host has no such service")
             return
+        if len(self._tasks) >= GUEST_STREAMS_MAX:
+            self._pump.connection.reset(event.stream, "busy", "services of streams that were reset are still ending")
+            return
         stream = GuestStream(self._pump, event.stream)
-        task = asyncio.create_task(self._serve(service, stream, head["args"]), name="link-service")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        stream.task = asyncio.create_task(self._serve(service, stream, head["args"]), name="link-service")
+        self._tasks.add(stream.task)
+        stream.task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
         """End every service."""

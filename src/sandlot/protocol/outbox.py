@@ -3,6 +3,7 @@
 Laws:
 - First the connection's own frames, then RESETs, then CREDITs, then the streams, one frame each in turn.
 - At most one message is in pieces at a time, so that the far side assembles at most one.
+- OPENs leave in the order of their ids, also where a large one has to wait for another message in pieces.
 - A stream without credit has no turn until it is granted some; it delays no other.
 - What the far side can make this end queue is bounded: one CREDIT for each stream, one RESET for each stream that the far
   side may still believe open.
@@ -32,7 +33,7 @@ class Outbox:
         max_payload: The direction's frame size less the header.
     """
 
-    __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_resets", "_turns", "writable")
+    __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_opening", "_resets", "_turns", "writable")
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
@@ -44,6 +45,7 @@ class Outbox:
         self._resets: dict[int, bytes] = {}
         self._credits: deque[Stream] = deque()
         self._turns: deque[Stream] = deque()
+        self._opening: deque[Stream] = deque()
         self._fragmenting = 0
         self.writable: list[int] = []
         """Streams whose queue emptied enough for more; the owner takes them away."""
@@ -60,6 +62,8 @@ class Outbox:
 
     def put(self, stream: Stream, item: Outgoing) -> None:
         """Queue something on a stream."""
+        if item.type == frames.OPEN:
+            self._opening.append(stream)
         if stream.put(item):
             self.wake(stream)
 
@@ -88,6 +92,8 @@ class Outbox:
         stream.queue.clear()
         stream.queued_bytes = 0
         stream.credit_due = False
+        if stream in self._opening:
+            self._opening.remove(stream)
         if self._fragmenting == stream.id:
             self._fragmenting = 0
 
@@ -114,10 +120,14 @@ class Outbox:
             if not stream.queue or stream.lacks_credit:
                 stream.has_turn = False
                 continue
-            taken = stream.take(self._max_payload, may_fragment=self._fragmenting in {0, stream.id})
+            is_new = not stream.is_known
+            has_to_wait = is_new and stream is not self._opening[0]
+            taken = None if has_to_wait else stream.take(self._max_payload, may_fragment=self._fragmenting in {0, stream.id})
             if taken is None:
                 turns.append(stream)
                 continue
+            if is_new:
+                self._opening.popleft()
             frame, in_pieces = taken
             if in_pieces:
                 self._fragmenting = stream.id

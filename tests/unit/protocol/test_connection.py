@@ -1,0 +1,606 @@
+"""The connection, case by case: greetings, ends, resets, rest, and everything a guest must not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandlot.protocol import events, frames, greeting, values
+from sandlot.protocol.connection import GENERATION, GUEST, HOST, MESSAGE_MAX_BYTES, Connection
+from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
+from sandlot.protocol.streams import COST_MIN, QUEUE_BYTES, WINDOW_BYTES
+from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
+from tests.unit.protocol.ends import NONCE, Ends
+
+OTHER = b"another nonce..."
+
+
+def said(happened: list[events.Event]) -> list[type[events.Event]]:
+    return [type(event) for event in happened]
+
+
+# -- greeting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_greeting_tells_the_generation_and_whether_the_guest_is_asleep() -> None:
+    for asleep in (True, False):
+        ends = Ends(asleep=asleep)
+        ends.host.hello(NONCE)
+        ends.settle()
+        (ready,) = ends.of(events.Ready)
+        assert isinstance(ready, events.Ready)
+        assert (ready.generation, ready.asleep, ends.host.asleep) == (GENERATION, asleep, asleep)
+        assert said(ends.guest_events) == [events.Greeted]
+
+
+def test_nothing_can_be_opened_or_brought_to_rest_before_the_greeting() -> None:
+    for end in (Connection(HOST), Connection(GUEST)):
+        with pytest.raises(ProtocolError):
+            end.open({})
+        with pytest.raises(ProtocolError):
+            end.quiesce()
+        assert not end.quiesced()
+        end.send(1, {})
+        end.send_bytes(1, 0, b"x")
+        end.end(1)
+        end.reset(1, "conflict", "no")
+        end.consumed(1, 100)
+        assert end.room(1) == 0
+        assert end.next_frame() is None
+        assert end.next_batch() == b""
+
+
+def test_a_repeated_hello_is_echoed_again_and_changes_nothing() -> None:
+    ends = Ends()
+    ends.host.hello(NONCE)
+    for _ in range(3):
+        ends.host_writes(1)
+        ends.host.hello(NONCE)
+    ends.guest_reads()
+    ends.guest_writes(1 << 20)
+    assert said(ends.guest_events) == [events.Greeted]
+    ends.host_reads()
+    stream = ends.host.open({"call": "x"})
+    ends.settle()
+    assert said(ends.host_events) == [events.Ready], "the other echoes are no news"
+    assert ends.guest.is_open(stream)
+    ends.host.hello(NONCE)
+    assert ends.host.next_frame() is None, "nobody greets who was answered"
+
+
+def test_a_new_hello_ends_everything_of_the_old_connection() -> None:
+    ends = Ends.greeted()
+    old = ends.host.open({"old": b"x" * 100_000})
+    ends.host_writes(3)
+    ends.guest_reads()
+    ends.guest.open({"service": "old"})
+    ends.guest_writes(7)
+    ends.host.hello(OTHER)
+    assert not ends.host.is_open(old)
+    ends.settle()
+    assert ends.guest.streams == ends.host.streams == 0
+    assert ends.host.open({}) == 1
+    ends.settle()
+    assert [event.head for event in ends.of(events.Opened, GUEST) if isinstance(event, events.Opened)] == [{}]
+
+
+def test_what_an_old_host_said_just_before_the_hello_is_not_told_any_more() -> None:
+    ends = Ends.greeted()
+    ends.host.open({"old": 1})
+    ends.host.quiesce()
+    ends.host_writes(5)
+    ends.kill_host()
+    ends.host.hello(OTHER)
+    ends.host_writes(1)
+    assert said(ends.guest_reads()) == [events.Greeted]
+    assert not ends.guest.quiesced()
+
+
+def test_the_host_discards_everything_up_to_the_echo() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.guest.send_bytes(stream, 1, b"old" * 50_000)
+    ends.guest_writes(100_000)
+    ends.kill_host(half_read=12345)
+    ends.host.hello(OTHER)
+    ends.host_writes(1)
+    ends.guest_reads()
+    ends.guest_writes(1 << 20)
+    assert said(ends.host_reads()) == [events.Ready]
+
+
+def test_an_echo_of_another_nonce_is_not_believed() -> None:
+    host = Connection(HOST)
+    host.hello(NONCE)
+    assert host.receive(greeting.welcome(OTHER, 1, asleep=False) * 5) == []
+    assert said(host.receive(greeting.welcome(NONCE, 1, asleep=False))) == [events.Ready]
+    with pytest.raises(ProtocolError, match="answers no HELLO"):
+        host.receive(greeting.welcome(OTHER, 1, asleep=False))
+
+
+@pytest.mark.parametrize("generation", [0, GENERATION + 1, 0xFFFF])
+def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
+    host = Connection(HOST)
+    host.hello(NONCE)
+    with pytest.raises(ProtocolError, match="generation"):
+        host.receive(greeting.welcome(NONCE, generation, asleep=False))
+    assert not host.is_ready
+
+
+def test_a_guest_that_reads_garbage_says_lost_and_is_found_again() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.guest.send_bytes(stream, 1, b"x" * 1000)
+    ends.guest_writes(500)
+    ends.to_guest += b"garbage......"
+    ends.guest_reads()
+    assert said(ends.guest_events)[-1] is events.Lost
+    assert ends.guest.streams == 0
+    assert not ends.guest.is_ready
+    with pytest.raises(ProtocolError, match="the guest lost the connection"):
+        ends.settle()
+    ends.host.hello(OTHER)
+    ends.settle()
+    assert ends.host.is_ready
+    assert ends.guest.is_ready
+
+
+def test_a_false_hello_in_the_garbage_does_not_keep_the_true_one_away() -> None:
+    ends = Ends.greeted()
+    false = greeting.hello(b"false nonce.....", 1, 1)
+    ends.to_guest += b"\0" + false[:3000] + frames.encode(frames.DATA, 1, b"x" * 4000)[:90]
+    for _ in range(3):
+        ends.host.hello(OTHER)
+        ends.host_writes(1)
+        ends.guest_reads()
+        ends.guest_writes(1 << 20)
+        try:
+            ends.host_reads()
+        except ProtocolError:  # LOST, before this host had greeted anew
+            pytest.fail("a LOST of the old connection was told to the new one")
+        if ends.host.is_ready:
+            break
+    assert ends.host.is_ready
+    assert ends.guest.is_ready
+
+
+def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
+    ends = Ends.greeted()
+    ends.host.open({})
+    with pytest.raises(ProtocolError, match="no frame"):
+        ends.host.receive(b"garbage......")
+    with pytest.raises(ProtocolError, match="no frame"):
+        ends.host.receive(b"")
+    assert ends.host.next_frame() is None
+    assert ends.host.streams == 0
+    with pytest.raises(ProtocolError):
+        ends.host.open({})
+
+
+# -- calls --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_goes_there_and_its_answer_comes_back() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({"call": "x", "id": b"1" * 16})
+    ends.host.send_bytes(stream, 0, b"input")
+    ends.host.end(stream)
+    ends.settle()
+    assert said(ends.guest_events) == [events.Opened, events.Bytes, events.Ended]
+    ends.guest.send(stream, {"event": "started"})
+    ends.guest.send_bytes(stream, 1, b"out")
+    ends.guest.send_bytes(stream, 2, b"err")
+    ends.guest.send(stream, {"result": {}})
+    ends.guest.end(stream)
+    ends.settle()
+    happened = ends.host_events
+    assert said(happened) == [events.Received, events.Bytes, events.Bytes, events.Received, events.Ended]
+    assert [(event.channel, event.data, event.credit) for event in happened if isinstance(event, events.Bytes)] == [
+        (1, b"out", COST_MIN),
+        (2, b"err", COST_MIN),
+    ]
+    assert not ends.host.is_open(stream)
+    assert not ends.guest.is_open(stream)
+
+
+def test_the_largest_messages_pass_both_ways_and_larger_ones_are_refused_before_they_are_sent() -> None:
+    ends = Ends.greeted()
+    body = b"x" * (MESSAGE_MAX_BYTES - 7)
+    stream = ends.host.open({"b": body[:-1]})
+    ends.settle()
+    (opened,) = ends.of(events.Opened, GUEST)
+    assert isinstance(opened, events.Opened)
+    assert opened.head == {"b": body[:-1]}
+    ends.guest.send(stream, body)
+    ends.settle()
+    (received,) = ends.of(events.Received)
+    assert isinstance(received, events.Received)
+    assert (received.message, received.credit) == (body, MESSAGE_MAX_BYTES - 2)
+    ends.guest.send(stream, "after it")
+    ends.settle()
+    assert len(list(ends.of(events.Received))) == 1, "the debt comes first"
+    ends.host.consumed(stream, received.credit)
+    ends.settle()
+    assert len(list(ends.of(events.Received))) == 2
+    for end in (ends.host, ends.guest):
+        with pytest.raises(TooLarge):
+            end.send(stream, b"x" * (MESSAGE_MAX_BYTES - 4))
+    with pytest.raises(TooLarge):
+        ends.host.open(b"x" * MESSAGE_MAX_BYTES)
+    with pytest.raises(TooLarge):
+        ends.guest.open(b"x" * frames.GUEST_FRAME_MAX)
+    with pytest.raises(values.BadValue):
+        ends.host.open(object())
+    assert ends.host.open({}) == stream + 2, "what was refused took no id"
+
+
+def test_as_many_streams_as_are_allowed() -> None:
+    ends = Ends.greeted()
+    streams = [ends.host.open({}) for _ in range(HOST_STREAMS_MAX)]
+    with pytest.raises(TooMany):
+        ends.host.open({})
+    served = [ends.guest.open({}) for _ in range(GUEST_STREAMS_MAX)]
+    with pytest.raises(TooMany):
+        ends.guest.open({})
+    ends.settle()
+    ends.host.reset(streams[0], "conflict", "no")
+    with pytest.raises(TooMany, match="at once"):
+        ends.host.open({})  # the RESET is still here, so the guest still counts it
+    ends.host_writes(1)
+    ends.host.open({})
+    ends.guest.reset(served[0], "conflict", "no")
+    ends.guest_writes(1 << 20)
+    ends.guest.open({})
+    ends.settle()
+    assert ends.host.streams == ends.guest.streams == HOST_STREAMS_MAX + GUEST_STREAMS_MAX
+
+
+def test_room_is_what_a_polite_sender_may_queue_and_writable_comes_when_half_is_gone() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.host.send_bytes(stream, 0, b"x" * ends.host.room(stream))
+    assert ends.host.room(stream) == 0
+    ends.host_writes(QUEUE_BYTES // 2 // 4084)
+    assert list(ends.of(events.Writable)) == []
+    ends.host_writes(1)
+    assert [event.stream for event in ends.of(events.Writable) if isinstance(event, events.Writable)] == [stream]
+    assert ends.host.room(stream) >= QUEUE_BYTES // 2
+    ends.host.end(stream)
+    assert ends.host.room(stream) == 0
+
+
+def test_a_consumer_that_does_nothing_stops_its_own_stream_at_the_window() -> None:
+    ends = Ends.greeted()
+    slow, quick = ends.host.open({}), ends.host.open({})
+    ends.settle()
+    for stream in (slow, quick):
+        for _ in range(100):
+            ends.guest.send_bytes(stream, 1, b"x" * 10_000)
+    got = {slow: 0, quick: 0}
+    while ends.guest_writes(1 << 20) or ends.to_host:
+        for event in ends.host_reads():
+            assert isinstance(event, events.Bytes)
+            got[event.stream] += len(event.data)
+            if event.stream == quick:
+                ends.host.consumed(quick, event.credit)
+        ends.host_writes(1 << 20)
+        ends.guest_reads()
+    assert got[quick] == 1_000_000
+    assert WINDOW_BYTES <= got[slow] < WINDOW_BYTES + 10_000
+
+
+# -- ends and resets ----------------------------------------------------------------------------------------------------
+
+
+def test_ending_twice_and_sending_after_the_end_do_nothing() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.host.end(stream)
+    ends.host.end(stream)
+    ends.host.send(stream, {})
+    ends.host.send_bytes(stream, 0, b"x")
+    ends.settle()
+    assert said(ends.guest_events) == [events.Opened, events.Ended]
+
+
+def test_both_ends_may_reset_at_once() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.host.reset(stream, "cancelled", "host")
+    ends.guest.reset(stream, "conflict", "guest")
+    ends.settle()
+    assert list(ends.of(events.WasReset)) == list(ends.of(events.WasReset, GUEST)) == []
+    assert ends.host.streams == ends.guest.streams == 0
+
+
+def test_what_was_under_way_on_a_reset_stream_is_ignored() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.guest.send_bytes(stream, 1, b"x" * 1000)
+    ends.guest.send(stream, b"x" * 300_000)
+    ends.guest_writes(150_000, batch=1)
+    ends.host_reads()
+    ends.host.reset(stream, "cancelled", "no")
+    ends.host_events.clear()
+    other = ends.host.open({})
+    ends.settle()
+    assert ends.host_events == []
+    ends.guest.send(other, b"y" * 300_000)
+    ends.settle()
+    assert said(ends.host_events) == [events.Received]
+
+
+def test_a_reset_within_a_message_leaves_room_for_the_next_one() -> None:
+    ends = Ends.greeted()
+    first = ends.host.open({"big": b"x" * 100_000})
+    ends.host_writes(4)
+    ends.guest_reads()
+    ends.host.reset(first, "cancelled", "no")
+    second = ends.host.open({"big": b"y" * 100_000})
+    ends.settle()
+    assert said(ends.guest_events) == [events.WasReset, events.Opened]
+    assert ends.guest.is_open(second)
+
+
+def test_a_guest_may_reset_what_still_arrives_in_pieces() -> None:
+    ends = Ends.greeted()
+    first = ends.host.open({"big": b"x" * 100_000})
+    ends.host_writes(4)
+    ends.guest_reads()
+    ends.guest.reset(first, "busy", "no")
+    second = ends.host.open({"big": b"y" * 100_000})
+    ends.settle()
+    assert [type(event) for event in ends.host_events] == [events.WasReset]
+    assert ends.guest.is_open(second)
+
+
+def test_a_stream_that_was_reset_before_it_left_was_never_there() -> None:
+    ends = Ends.greeted()
+    first = ends.host.open({})
+    ends.host.reset(first, "cancelled", "no")
+    second = ends.host.open({})
+    ends.settle()
+    assert [event.stream for event in ends.guest_events if isinstance(event, events.Opened)] == [second]
+    assert ends.guest.is_ready
+
+
+def test_a_reset_after_an_end_still_arrives() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.host.end(stream)
+    ends.settle()
+    ends.host.reset(stream, "cancelled", "no", process="p")
+    ends.settle()
+    (was_reset,) = ends.of(events.WasReset, GUEST)
+    assert isinstance(was_reset, events.WasReset)
+    assert was_reset.reason == {"code": "cancelled", "message": "no", "process": "p"}
+
+
+# -- rest ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rest_comes_at_a_frame_boundary_whatever_was_under_way() -> None:
+    ends = Ends.greeted()
+    streams = [ends.host.open({"n": number}) for number in range(3)]
+    served = ends.guest.open({"service": "x"})
+    ends.settle()
+    ends.guest.send_bytes(streams[0], 1, b"x" * 200_000)
+    ends.guest.send(streams[1], b"x" * 200_000)
+    ends.host.send_bytes(streams[2], 0, b"x" * 100_000)
+    ends.host.send(served, b"x" * 100_000)
+    ends.host_writes(5)
+    ends.guest_writes(100_001)
+    unborn = ends.host.open({})
+    ends.host.quiesce()
+    ends.host.quiesce()
+    ends.host.reset(streams[0], "cancelled", "no")
+    ends.host.reset(unborn, "cancelled", "no")
+    ends.host.consumed(streams[1], WINDOW_BYTES)
+    with pytest.raises(ProtocolError, match="rest"):
+        ends.host.open({})
+    assert ends.host_writes(100) == 1, "QUIESCE is the last frame"
+    ends.guest_reads()
+    assert said(ends.guest_events)[-1] is events.QuiesceAsked
+    ends.guest.send_bytes(streams[1], 1, b"a last word")
+    assert ends.guest.quiesced()
+    assert not ends.guest.quiesced()
+    ends.settle()
+    assert said(ends.host_events)[-1] is events.Quiesced
+    assert not ends.to_guest
+    assert not ends.to_host
+    assert ends.host.streams == ends.guest.streams == 0
+    assert ends.host.asleep
+    assert ends.guest.asleep
+    assert ends.host.open({"call": "guest.wake"}) == 1
+    ends.settle()
+    assert ends.guest.is_open(1)
+
+
+def test_a_hello_takes_back_the_wish_for_rest() -> None:
+    ends = Ends.greeted()
+    ends.host.quiesce()
+    ends.host_writes(1)
+    ends.guest_reads()
+    ends.kill_host()
+    ends.host.hello(OTHER)
+    ends.settle()
+    assert not ends.guest.quiesced()
+    assert not ends.guest.asleep
+    assert not ends.host.asleep
+
+
+def test_a_guest_that_came_to_rest_for_a_dead_host_tells_the_next_one() -> None:
+    ends = Ends.greeted()
+    ends.host.quiesce()
+    ends.host_writes(1)
+    ends.guest_reads()
+    assert ends.guest.quiesced()
+    ends.guest_writes(5)
+    ends.kill_host(half_read=3)
+    ends.host.hello(OTHER)
+    ends.settle()
+    assert ends.host.asleep
+
+
+def test_a_repeated_hello_that_waits_in_the_pipe_survives_the_rest() -> None:
+    ends = Ends()
+    ends.host.hello(NONCE)
+    ends.host_writes(1)
+    ends.guest_reads()
+    ends.guest_writes(1 << 20)
+    ends.host_reads()
+    ends.host.quiesce()
+    ends.host_writes(1)
+    ends.guest_reads()
+    hello = greeting.hello(OTHER, 1, 1)
+    ends.to_guest += hello[:1000]
+    ends.guest_reads()
+    ends.guest.quiesced()
+    ends.to_guest += hello[1000:]
+    assert said(ends.guest_reads()) == [events.Greeted]
+
+
+# -- what a guest must not do -------------------------------------------------------------------------------------------
+
+
+def frame(type_: int, stream: int, payload: bytes = b"", channel: int = 0, *, more: bool = False) -> bytes:
+    return frames.encode(type_, stream, payload, channel, more)
+
+
+def message(stream: int, value: object) -> bytes:
+    return frame(frames.MESSAGE, stream, values.encode(value))
+
+
+FULL = frame(frames.DATA, 1, b"x" * 65524, 1)
+SERVICE = values.encode({"service": "x", "args": {}})
+
+VIOLATIONS = {
+    "garbage": b"GET / HTTP/1.1\r\n",
+    "a huge length": bytes.fromhex("a505000100000001ffffffff"),
+    "a HELLO": greeting.hello(NONCE, 1, 1),
+    "a QUIESCE": frame(frames.QUIESCE, 0),
+    "a QUIESCED unasked": frame(frames.QUIESCED, 0),
+    "a LOST": frame(frames.LOST, 0, b"\xff\xfe"),
+    "a WELCOME of another nonce": greeting.welcome(OTHER, 1, asleep=False),
+    "a short WELCOME": frame(frames.WELCOME, 0, greeting.MAGIC),
+    "an unknown stream": frame(frames.DATA, 3, b"x", 1),
+    "an unknown stream of its own": frame(frames.DATA, 2, b"x", 1),
+    "the largest stream": frame(frames.RESET, 0xFFFFFFFF, values.encode({"code": "x", "message": "y"})),
+    "a host's stream opened": frame(frames.OPEN, 3, SERVICE),
+    "the same stream opened twice": frame(frames.OPEN, 2, SERVICE) * 2,
+    "an older stream opened": frame(frames.OPEN, 4, SERVICE) + frame(frames.OPEN, 2, SERVICE),
+    "an OPEN in pieces": frame(frames.OPEN, 2, SERVICE, more=True),
+    "an OPEN of no value": frame(frames.OPEN, 2, b"\xc1"),
+    "a flood of streams": b"".join(frame(frames.OPEN, 2 + 2 * number, SERVICE) for number in range(GUEST_STREAMS_MAX + 1)),
+    "more than the credit": FULL * 6,
+    "small frames beyond the credit": frame(frames.DATA, 1, b"x", 1) * (WINDOW_BYTES // COST_MIN + 1),
+    "small messages beyond the credit": message(1, None) * (WINDOW_BYTES // COST_MIN + 1),
+    "a second large message": (frame(frames.MESSAGE, 1, b"x" * 60000, more=True) * 8 + frame(frames.MESSAGE, 1, b"")) * 2,
+    "DATA without bytes": frame(frames.DATA, 1),
+    "DATA within a message": frame(frames.MESSAGE, 1, b"x", more=True) + frame(frames.DATA, 1, b"x", 1),
+    "an END within a message": frame(frames.MESSAGE, 1, b"x", more=True) + frame(frames.END, 1),
+    "DATA after the END": frame(frames.END, 1) + frame(frames.DATA, 1, b"x", 1),
+    "a message after the END": frame(frames.END, 1) + message(1, {}),
+    "two ENDs": frame(frames.END, 1) * 2,
+    "two messages in pieces": frame(frames.OPEN, 2, SERVICE) + frame(frames.MESSAGE, 1, b"x", more=True) + frame(frames.MESSAGE, 2, b"x", more=True),
+    "an endless message": frame(frames.MESSAGE, 1, b"x" * 65524, more=True) * (MESSAGE_MAX_BYTES // 65524 + 1),
+    "a message that is no value": frame(frames.MESSAGE, 1, b"\x91"),
+    "a message of nothing": frame(frames.MESSAGE, 1),
+    "credit for nothing": frame(frames.CREDIT, 1, b"\0\0\0\1"),
+    "no credit": frame(frames.CREDIT, 1, b"\0\0\0\0"),
+    "credit of 3 bytes": frame(frames.CREDIT, 1, b"\0\0\1"),
+    "a RESET without reason": frame(frames.RESET, 1),
+    "a RESET of a list": frame(frames.RESET, 1, values.encode([])),
+    "a RESET without message": frame(frames.RESET, 1, values.encode({"code": "x"})),
+    "a RESET whose code is bytes": frame(frames.RESET, 1, values.encode({"code": b"x", "message": "y"})),
+}
+
+
+def _feed(host: Connection, sent: bytes, chunk: int) -> None:
+    for at in range(0, len(sent), chunk):
+        host.receive(sent[at : at + chunk])
+
+
+@pytest.mark.parametrize("sent", VIOLATIONS.values(), ids=VIOLATIONS.keys())
+@pytest.mark.parametrize("chunk", [1 << 20, 4099])
+def test_a_violation_ends_the_connection(sent: bytes, chunk: int) -> None:
+    ends = Ends.greeted()
+    assert ends.host.open({}) == 1
+    ends.settle()
+    with pytest.raises(ProtocolError):
+        _feed(ends.host, sent, chunk)
+    assert ends.host.streams == 0
+    assert ends.host.next_frame() is None
+
+
+def test_a_quiesced_with_something_after_it_is_a_violation() -> None:
+    ends = Ends.greeted()
+    ends.host.quiesce()
+    ends.host_writes(1)
+    with pytest.raises(ProtocolError, match="QUIESCED"):
+        ends.host.receive(frame(frames.QUIESCED, 0) + b"\xa5")
+
+
+def test_an_answer_before_the_question_left_is_a_violation() -> None:
+    ends = Ends.greeted()
+    ends.host.open({})
+    with pytest.raises(ProtocolError, match="not open yet"):
+        ends.host.receive(frame(frames.END, 1))
+
+
+def test_floods_of_what_is_ignored_leave_nothing_behind() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({})
+    ends.settle()
+    ends.host.reset(stream, "cancelled", "no")
+    ends.host_writes(5)
+    past = frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1) + frame(frames.MESSAGE, 1, b"", more=True)
+    assert ends.host.receive(past * 5000) == []
+    assert ends.host.receive(greeting.welcome(NONCE, 1, asleep=False) * 1000) == []
+    assert ends.host.next_frame() is None
+
+
+def test_a_guest_that_never_reads_cannot_make_the_host_queue_without_end() -> None:
+    ends = Ends.greeted()
+    ids = range(2, 2 + 2 * GUEST_STREAMS_MAX, 2)
+    for id_ in ids:
+        ends.host.receive(frame(frames.OPEN, id_, SERVICE))
+        ends.host.reset(id_, "unknown_service", "no")
+    assert ends.host.streams == 0
+    with pytest.raises(ProtocolError, match="more streams"):
+        ends.host.receive(frame(frames.OPEN, ids.stop, SERVICE))
+
+
+def test_credit_is_owed_once_however_often_a_guest_begins_anew() -> None:
+    ends = Ends.greeted()
+    for number in range(200):
+        id_ = 2 + 2 * number
+        ends.host.receive(frame(frames.OPEN, id_, SERVICE))
+        ends.host.receive(frame(frames.DATA, id_, b"x" * 60000, 0) * 3)
+        ends.host.consumed(id_, 180_000)
+        ends.host.receive(frame(frames.RESET, id_, values.encode({"code": "x", "message": "y"})))
+    assert ends.host.next_frame() is None
+
+
+# -- the guest's start --------------------------------------------------------------------------------------------------
+
+
+def test_the_guest_imports_nothing_slow(tmp_path: Path) -> None:
+    (tmp_path / "sandlot").mkdir()
+    (tmp_path / "sandlot" / "__init__.py").touch()
+    (tmp_path / "sandlot" / "protocol").symlink_to(Path(frames.__file__).parent)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import collections; before = set(sys.modules); "
+        "import sandlot.protocol.connection, sandlot.protocol.schema; "
+        "print(sorted(name for name in set(sys.modules) - before if not name.startswith('sandlot')))"
+    )
+    done = subprocess.run([sys.executable, "-SIB", "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "['__future__', '_struct', 'struct']"

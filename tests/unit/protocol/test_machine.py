@@ -1,0 +1,243 @@
+"""Two honest ends in any order of events: nothing is lost, nothing is forged, nobody exceeds a bound.
+
+The model is what each owner asked for. Bytes move in pieces of any size, streams are opened by both, ended, reset, half
+consumed; the host comes to rest and is killed at any byte and comes back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
+
+from sandlot.protocol import events, frames
+from sandlot.protocol.connection import GUEST, HOST, MESSAGE_MAX_BYTES, Connection
+from sandlot.protocol.errors import TooMany
+from sandlot.protocol.streams import WINDOW_BYTES
+from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
+from tests.unit.protocol.ends import Ends
+
+PATTERN = bytes(range(251)) * 5000
+SIZES = st.one_of(st.integers(0, 300), st.integers(0, 300_000), st.sampled_from([1, 4084, 4085, 65524, 65525, WINDOW_BYTES]))
+Key = tuple[str, int]
+"""Who sends, and on which stream."""
+
+
+class Both(RuleBasedStateMachine):
+    """Honest ends."""
+
+    streams: Bundle[tuple[int, int]] = Bundle("streams")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = Ends()
+        self.epoch = 0
+        self.nonces = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """A new connection: what was agreed before counts no more."""
+        self.epoch += 1
+        self.sent: dict[Key, list[object]] = defaultdict(list)
+        self.got: dict[Key, list[object]] = defaultdict(list)
+        self.heads: dict[int, object] = {}
+        self.opened: dict[int, object] = {}
+        self.owed: dict[Key, deque[int]] = defaultdict(deque)
+        self.resets: set[int] = set()
+        self.resting = False
+
+    def end(self, side: str) -> Connection:
+        return self.ends.host if side == HOST else self.ends.guest
+
+    def greet(self) -> None:
+        self.nonces += 1
+        nonce = self.nonces.to_bytes(16, "big")
+        for _ in range(4):
+            self.ends.host.hello(nonce)
+            self.move()
+            if self.ends.host.is_ready:
+                break
+        assert self.ends.host.is_ready
+        assert self.ends.guest.is_ready
+        assert [type(event) for event in self.ends.host_events[:1]] == [events.Ready]
+        del self.ends.host_events[0]
+        self.ends.guest_events[:] = [event for event in self.ends.guest_events if not isinstance(event, events.Greeted)]
+        self.forget()
+
+    def move(self) -> None:
+        """Everything that may move without anyone consuming."""
+        self.ends.settle()
+
+    def look(self) -> None:
+        """Take what the ends tell, and check it against what was asked for."""
+        for side, happened in ((HOST, self.ends.host_events), (GUEST, self.ends.guest_events)):
+            far = GUEST if side == HOST else HOST
+            for event in happened:
+                if isinstance(event, events.Opened):
+                    assert event.stream not in self.opened
+                    self.opened[event.stream] = event.head
+                elif isinstance(event, events.Received):
+                    self.got[far, event.stream].append(event.message)
+                    self.owed[side, event.stream].append(event.credit)
+                elif isinstance(event, events.Bytes):
+                    self.got[far, event.stream].append((event.channel, event.data))
+                    self.owed[side, event.stream].append(event.credit)
+                elif isinstance(event, events.Ended):
+                    self.got[far, event.stream].append("end")
+                elif isinstance(event, events.WasReset):
+                    assert event.stream in self.resets
+                elif isinstance(event, events.QuiesceAsked):
+                    self.resting = True
+                else:
+                    assert isinstance(event, events.Writable), f"{side} was told {type(event).__name__}"
+            happened.clear()
+
+    def joined(self, items: list[object]) -> list[object]:
+        """DATA is a stream: pieces of one channel are one."""
+        whole: list[object] = []
+        for item in items:
+            if isinstance(item, tuple) and whole and isinstance(whole[-1], tuple) and whole[-1][0] == item[0]:
+                whole[-1] = (item[0], whole[-1][1] + item[1])
+            else:
+                whole.append(item)
+        return whole
+
+    # -- rules --------------------------------------------------------------------------------------------------------
+
+    @initialize(asleep=st.booleans())
+    def start(self, *, asleep: bool) -> None:
+        self.ends = Ends(asleep=asleep)
+        self.greet()
+
+    @rule(target=streams, side=st.sampled_from([HOST, GUEST]), size=SIZES)
+    def open(self, side: str, size: int) -> tuple[int, int] | st.SearchStrategy[tuple[int, int]]:
+        end = self.end(side)
+        head = {"epoch": self.epoch, "pad": PATTERN[: size if side == HOST else min(size, 60_000)]}
+        try:
+            stream = end.open(head)
+        except TooMany:
+            return multiple()
+        self.heads[stream] = head
+        return self.epoch, stream
+
+    @rule(stream=streams, side=st.sampled_from([HOST, GUEST]), size=SIZES, is_message=st.booleans(), channel=st.integers(0, 2))
+    def send(self, stream: tuple[int, int], side: str, size: int, channel: int, *, is_message: bool) -> None:
+        epoch, id_ = stream
+        end = self.end(side)
+        if epoch != self.epoch or not end.is_open(id_) or "end" in self.sent[side, id_] or (side == GUEST) == (id_ % 2 == 1 and id_ not in self.opened):
+            return
+        if is_message:
+            end.send(id_, {"epoch": epoch, "pad": PATTERN[:size]})
+            self.sent[side, id_].append({"epoch": epoch, "pad": PATTERN[:size]})
+        elif size:
+            end.send_bytes(id_, channel, PATTERN[-size:])
+            self.sent[side, id_].append((channel, PATTERN[-size:]))
+
+    @rule(stream=streams, side=st.sampled_from([HOST, GUEST]))
+    def finish(self, stream: tuple[int, int], side: str) -> None:
+        epoch, id_ = stream
+        if epoch == self.epoch and self.end(side).is_open(id_):
+            self.end(side).end(id_)
+            if "end" not in self.sent[side, id_]:
+                self.sent[side, id_].append("end")
+
+    @rule(stream=consumes(streams), side=st.sampled_from([HOST, GUEST]))
+    def reset(self, stream: tuple[int, int], side: str) -> None:
+        epoch, id_ = stream
+        if epoch == self.epoch and self.end(side).is_open(id_):
+            self.resets.add(id_)
+            self.end(side).reset(id_, "conflict", "a test", path="/x")
+
+    @rule(side=st.sampled_from([HOST, GUEST]), share=st.integers(1, 4))
+    def consume(self, side: str, share: int) -> None:
+        self.look()
+        for (owner, id_), owed in self.owed.items():
+            if owner == side:
+                for _ in range((len(owed) + share - 1) // share):
+                    self.end(side).consumed(id_, owed.popleft())
+
+    @rule(count=st.integers(1, 100))
+    def host_writes(self, count: int) -> None:
+        self.ends.host_writes(count)
+
+    @rule(size=st.integers(1, 200_000), batch=st.sampled_from([1, frames.GUEST_FRAME_MAX]))
+    def guest_writes(self, size: int, batch: int) -> None:
+        self.ends.guest_writes(size, batch=batch)
+
+    @rule(size=st.integers(1, 200_000))
+    def guest_reads(self, size: int) -> None:
+        self.ends.guest_reads(size)
+        self.look()
+
+    @rule(size=st.integers(1, 200_000))
+    def host_reads(self, size: int) -> None:
+        self.ends.host_reads(size)
+        self.look()
+
+    @precondition(lambda self: not self.resting)
+    @rule()
+    def quiesce(self) -> None:
+        self.look()
+        self.ends.host.quiesce()
+        while not self.resting:
+            self.move()
+            self.look()
+        assert self.ends.guest.quiesced()
+        self.move()
+        assert isinstance(self.ends.host_events.pop(), events.Quiesced)
+        assert self.ends.host.asleep
+        assert self.ends.guest.asleep
+        assert not self.ends.to_guest
+        assert not self.ends.to_host
+        assert not self.ends.half_written
+        self.look()
+        self.forget()
+        self.ends.host.asleep = self.ends.guest.asleep = False
+
+    @rule(half_read=st.integers(0, 100_000), writes=st.integers(0, 20))
+    def kill_host(self, half_read: int, writes: int) -> None:
+        self.ends.host_writes(writes)
+        self.ends.kill_host(half_read=half_read)
+        self.greet()
+
+    # -- what always holds ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_beyond_its_bounds(self) -> None:
+        assert self.ends.host.streams <= HOST_STREAMS_MAX + GUEST_STREAMS_MAX
+        for (_, _), owed in self.owed.items():
+            assert sum(list(owed)[:-1]) < WINDOW_BYTES
+            assert all(credit <= MESSAGE_MAX_BYTES for credit in owed)
+
+    @invariant()
+    def what_came_is_what_was_sent_in_order(self) -> None:
+        for id_, head in self.opened.items():
+            assert head == self.heads[id_]
+        for key, got in self.got.items():
+            ours, theirs = self.joined(got), self.joined(self.sent[key])
+            assert ours[:-1] == theirs[: len(ours) - 1]
+            if ours:
+                last, whole = ours[-1], theirs[len(ours) - 1]
+                assert last == whole or (isinstance(last, tuple) and isinstance(whole, tuple) and last[0] == whole[0] and whole[1].startswith(last[1]))
+
+    def teardown(self) -> None:
+        """With everybody consuming, everything of every stream that nobody reset arrives."""
+        for _ in range(10_000):
+            self.move()
+            self.look()
+            if not any(self.owed.values()):
+                break
+            for (side, id_), owed in self.owed.items():
+                while owed:
+                    self.end(side).consumed(id_, owed.popleft())
+        self.what_came_is_what_was_sent_in_order()
+        for id_, head in self.heads.items():
+            assert id_ in self.resets or self.opened[id_] == head
+        for (side, id_), sent in self.sent.items():
+            assert id_ in self.resets or self.joined(self.got[side, id_]) == self.joined(sent)
+
+
+Both.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBoth = Both.TestCase

@@ -1,0 +1,187 @@
+"""Values on the wire: MessagePack's subset, held against the reference implementation, and bounded."""
+
+from __future__ import annotations
+
+import ast
+import math
+import struct
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.protocol import values
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), TEXTS, st.binary())
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=20), st.dictionaries(TEXTS, inner, max_size=20)),
+    max_leaves=60,
+).filter(lambda value: _depth(value) <= values.MAX_DEPTH)
+
+#: Around every width that the encoding tells apart.
+EDGES: list[Any] = [
+    *(edge + step for bits in (5, 7, 8, 15, 16, 31, 32, 63) for edge in (1 << bits, -(1 << bits)) for step in (-1, 0, 1) if edge + step >= -(2**63)),
+    2**64 - 1,
+    0,
+    *("x" * size for size in (0, 1, 31, 32, 255, 256, 65535, 65536)),
+    *(b"x" * size for size in (0, 1, 255, 256, 65535, 65536)),
+    *([None] * size for size in (0, 1, 15, 16, 65535, 65536)),
+    *({str(number): number for number in range(size)} for size in (0, 1, 15, 16, 40000)),
+    "héé☃𐍈",
+    -0.0,
+    math.inf,
+    5e-324,
+]
+
+
+def _depth(value: object) -> int:
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    return 0
+
+
+def _reference(raw: bytes) -> object:
+    return msgpack.unpackb(raw, raw=False, strict_map_key=True)
+
+
+@given(VALUES)
+def test_what_is_encoded_is_decoded(value: object) -> None:
+    assert values.decode(values.encode(value)) == value
+
+
+@given(VALUES)
+def test_the_reference_reads_it_and_writes_the_same_bytes(value: object) -> None:
+    raw = values.encode(value)
+    assert _reference(raw) == value
+    assert raw == msgpack.packb(value, use_bin_type=True)
+
+
+@pytest.mark.parametrize("value", EDGES, ids=range(len(EDGES)))
+def test_every_width_is_as_the_reference_has_it(value: object) -> None:
+    assert values.encode(value) == msgpack.packb(value, use_bin_type=True)
+    decoded = values.decode(values.encode(value))
+    assert decoded == value
+    assert type(decoded) is type(value)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_value_or_a_bad_value(raw: bytes) -> None:
+    try:
+        value = values.decode(raw)
+    except values.BadValue:
+        return
+    assert _reference(raw) == value or _has_nan(value)
+
+
+def _has_nan(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_nan, value))
+    if isinstance(value, dict):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, float) and math.isnan(value)
+
+
+@given(VALUES, st.data())
+def test_cut_short_or_with_something_after_it_is_refused(value: object, data: st.DataObject) -> None:
+    raw = values.encode(value)
+    with pytest.raises(values.BadValue):
+        values.decode(raw[: data.draw(st.integers(0, len(raw) - 1))])
+    with pytest.raises(values.BadValue):
+        values.decode(raw + b"\xc0")
+
+
+@pytest.mark.parametrize(
+    "raw, why",
+    [
+        (b"", "cut short"),
+        (b"\xc1", "not carried"),
+        (b"\xca\0\0\0\0", "not carried"),
+        (b"\xc7\x01\x01x", "not carried"),
+        (b"\xd4\x01x", "not carried"),
+        (b"\x81\x01\x01", "map keys"),
+        (b"\x81\xc4\x01a\x01", "map keys"),
+        (b"\x82\xa1a\x01\xa1a\x02", "twice"),
+        (b"\xa2\xff\xfe", "UTF-8"),
+        (b"\xa3\xed\xa0\x80", "UTF-8"),
+        (b"\xdd\xff\xff\xff\xff", "cut short"),
+        (b"\xdf\xff\xff\xff\xff", "cut short"),
+        (b"\xdb\xff\xff\xff\xff", "cut short"),
+        (b"\xc6\xff\xff\xff\xff", "cut short"),
+        (b"\x91" * 17 + b"\xc0", "deeper"),
+    ],
+)
+def test_what_is_outside_of_the_subset_is_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(values.BadValue, match=why):
+        values.decode(raw)
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {b"x": 1}, 2**64, -(2**63) - 1, {1, 2}, 1j, [[object()]]], ids=str)
+def test_what_is_not_carried_is_not_encoded(value: object) -> None:
+    with pytest.raises(values.BadValue):
+        values.encode(value)
+
+
+def test_depth_is_bounded_on_both_ways() -> None:
+    deep: list[Any] = []
+    for _ in range(values.MAX_DEPTH - 1):
+        deep = [deep]
+    assert values.decode(values.encode(deep)) == deep
+    with pytest.raises(values.BadValue, match="deeper"):
+        values.encode([deep])
+    with pytest.raises(values.BadValue, match="deeper"):
+        values.decode(b"\x91" * values.MAX_DEPTH + b"\x90")
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(values.BadValue, match="deeper"):
+        values.encode(loop)
+
+
+def test_the_number_of_items_is_bounded() -> None:
+    full = b"\xdd" + struct.pack(">I", values.MAX_ITEMS) + b"\xc0" * values.MAX_ITEMS
+    assert len(values.decode(full)) == values.MAX_ITEMS
+    with pytest.raises(values.BadValue, match="items"):
+        values.decode(b"\x92" + full + b"\xc0")
+    half = values.MAX_ITEMS // 2 + 1
+    with pytest.raises(values.BadValue, match="items"):
+        values.decode(b"\xdf" + struct.pack(">I", half) + b"\xa0\xc0" * half)
+
+
+def test_what_is_only_announced_takes_no_memory() -> None:
+    nested = b"\xdd\x00\x01\x00\x00" * values.MAX_DEPTH
+    raw = nested + b"\xc0" * 70000
+    tracemalloc.start()
+    try:
+        with pytest.raises(values.BadValue):
+            values.decode(raw)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(raw)
+    finally:
+        tracemalloc.stop()
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    assert values.decode(values.encode({"name\udcff": "\ud800x"})) == {"name?": "?x"}
+
+
+def test_bytes_like_things_travel_as_bytes() -> None:
+    assert values.decode(values.encode([bytearray(b"a"), memoryview(b"b"), (1, 2)])) == [b"a", b"b", [1, 2]]
+
+
+def test_the_module_stands_alone_and_is_python_3_8(tmp_path: Path) -> None:
+    source = Path(values.__file__).read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 8))
+    (tmp_path / "values.py").write_text(source, encoding="utf-8")
+    program = (
+        "import sys; before = set(sys.modules); import values; print(sorted(set(sys.modules) - before)); print(values.decode(values.encode([1])))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, env={"PYTHONPATH": "."})
+    assert done.stdout.splitlines() == ["['__future__', '_struct', 'struct', 'values']", "[1]"]
