@@ -1,0 +1,123 @@
+"""A real service on a state directory of its own, as a process of its own, and the SDK against it.
+
+The image cache is the machine's (``SANDLOT_CACHE_DIR``): an image that is there is used, one that is not is built, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sandlot import Sandbox
+from sandlot.sdk import Client
+
+from tests.support.traces import NOTHING, Traces, settle, traces
+
+TEMPLATE = "base"
+"""What tests start from unless they need more: Debian with python3, and its plain kernel."""
+START_PATIENCE_S = 60.0
+
+
+class LocalService:
+    """One service process, started and ended by the test.
+
+    Args:
+        data_dir: Its state directory; an earlier service's can be taken over.
+        env: Settings and anything else for its environment.
+    """
+
+    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.secret = f"sandlot-test-secret-{secrets.token_hex(16)}"
+        """Stands in the service's environment, so that tests can look for it elsewhere."""
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = Client(data_dir=data_dir, autostart=False)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        env = {**os.environ, **self._env, "SANDLOT_DATA_DIR": str(self.data_dir), "SANDLOT_TEST_SECRET": self.secret}
+        for name in ("SANDLOT_URL", "SANDLOT_API_KEY"):
+            env.pop(name, None)
+        with (self.data_dir / "service.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sandlot.server", "--local"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+                cwd="/",
+            )
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not (self.data_dir / "sandlot.sock").exists():
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+        self.client.version()
+
+    def create(self, template: str = TEMPLATE, **options: Any) -> Sandbox:  # noqa: ANN401 - whatever Sandbox.create takes
+        """A sandbox of this service."""
+        return Sandbox.create(template, client=self.client, **options)
+
+    def traces(self) -> Traces:
+        """What its sandboxes have on the host now."""
+        return traces(self.data_dir, besides=frozenset({self.pid}))
+
+    def log(self) -> str:
+        """What it said."""
+        return (self.data_dir / "service.log").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Its log, line by line."""
+        for line in (self.data_dir / "service.log").read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send it a signal and wait until it has ended; its exit status."""
+        self.client.close()
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        return self._process.wait(timeout=90)
+
+
+@contextmanager
+def local_service(env: Mapping[str, str] | None = None) -> Iterator[LocalService]:
+    """A service for some tests; afterwards it must have ended well and left nothing on the host."""
+    # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    service = LocalService(folder, env)
+    try:
+        service.start()
+        yield service
+        assert service.is_alive(), service.log()
+        assert service.end() == 0, service.log()
+        settle(service.traces, NOTHING)
+    finally:
+        service.end(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)

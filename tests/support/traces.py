@@ -1,0 +1,147 @@
+"""What sandboxes leave on a host, counted from outside of Sandlot: by looking at the kernel, not by asking the service.
+
+Everything that is counted carries the state directory's path or its node's id, so that other services on the machine do not
+matter. A test takes :func:`traces` before and after, and waits with :func:`settle`, because removal goes on off the request path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+CGROUPS = Path("/sys/fs/cgroup")
+PATIENCE_S = 30.0
+"""Until something that has to vanish counts as left: only a hang is waited out."""
+_NUMBER = re.compile(r"\d+")
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """All that sandboxes of one state directory have on this host, as sorted texts that a person can read.
+
+    Args:
+        processes: Those that are in a control group of the node, name the directory or a sandbox, or stand in a mount namespace that shows it.
+        mounts: Mount points of any namespace that show something of the directory.
+        loops: Loop devices whose file lies in the directory.
+        cgroups: Control groups of the node.
+        folders: What lies in the directory's folder of sandboxes.
+    """
+
+    processes: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+
+NOTHING = Traces()
+
+
+def traces(data_dir: Path, *, besides: frozenset[int] = frozenset()) -> Traces:
+    """Look at the host.
+
+    Args:
+        data_dir: The state directory.
+        besides: Processes that are no sandbox's: the service and the test itself.
+    """
+    node = node_of(data_dir)
+    groups = tuple(_groups(node)) if node else ()
+    in_groups = {pid for group in groups for pid in _pids(Path(group))}
+    needles = [os.fsencode(data_dir), *([f"{node}-".encode()] if node else [])]
+    processes = []
+    mounts = set()
+    for pid in _processes():
+        if pid in besides or pid == os.getpid():
+            continue
+        shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line]
+        mounts.update(os.fsdecode(line) for line in shown)
+        command = _read(f"/proc/{pid}/cmdline")
+        if pid in in_groups or shown or any(needle in command for needle in needles):
+            processes.append(f"{pid} {os.fsdecode(command[:200].replace(bytes(1), b' '))}")
+    mounts.update(os.fsdecode(line) for line in _read("/proc/self/mountinfo").splitlines() if needles[0] in line)
+    return Traces(
+        processes=tuple(sorted(processes)),
+        mounts=tuple(sorted(mounts)),
+        loops=tuple(sorted(_loops(needles[0]))),
+        cgroups=tuple(sorted(groups)),
+        folders=tuple(sorted(os.listdir(data_dir / "sandboxes"))) if (data_dir / "sandboxes").is_dir() else (),
+    )
+
+
+def node_of(data_dir: Path) -> str:
+    """The id of a state directory's node; empty before its first service."""
+    file = data_dir / "node"
+    return file.read_text(encoding="ascii").strip() if file.exists() else ""
+
+
+def sandbox_pids(data_dir: Path) -> list[int]:
+    """The host's processes that are in a control group of the node."""
+    return sorted({pid for group in _groups(node_of(data_dir)) for pid in _pids(Path(group))})
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """What a process holds open: the kind of each descriptor, numbers left out."""
+    found: Counter[str] = Counter()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        try:
+            found[_NUMBER.sub("N", os.readlink(entry.path))] += 1
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
+    """Wait until what is looked at is as expected; otherwise fail with what it is.
+
+    Args:
+        look: Looks.
+        expected: What it is to come to.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := look()) != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found == expected
+
+
+def _processes() -> Iterator[int]:
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            yield int(entry)
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc; nothing where its process has just ended."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _groups(node: str) -> Iterator[str]:
+    """The node's own group and those below it, in every hierarchy (version 1) or in the one there is (version 2)."""
+    for mount in (CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir() and not path.is_symlink())):
+        top = mount / "sandlot" / node
+        if top.is_dir():
+            yield from (str(folder) for folder, _, _ in os.walk(top))
+
+
+def _pids(group: Path) -> list[int]:
+    try:
+        return [int(word) for word in (group / "cgroup.procs").read_text(encoding="ascii").split()]
+    except OSError:
+        return []
+
+
+def _loops(needle: bytes) -> Iterator[str]:
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        backing = _read(str(file)).strip()
+        if needle in backing:
+            yield f"{file.parts[3]} {os.fsdecode(backing)}"
