@@ -24,7 +24,7 @@ from sandlot.images.store import ImageStore
 from sandlot.link import payload
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
-from tests.integration.sandbox import inside
+from tests.support.runsc import inside
 
 BUSYBOX = Debian(suite="bookworm", variant="extract", packages=("busybox-static",))
 INSTALL = Step(("/bin/busybox", "--install", "-s", "/bin"))
@@ -116,6 +116,16 @@ def test_a_recipe_begins_where_its_parent_ended_and_shares_its_files(tiny: Image
     assert (child.path / "bin/busybox").samefile(parent.path / "bin/busybox")
     assert not (parent.path / "etc/greeting").exists()
     assert parent.digest == tree.summary(parent.path).digest
+
+
+def test_an_image_does_not_need_its_parent_any_more(cache: Path) -> None:
+    store = ImageStore(cache, KNOWN)
+    child = store.ensure("child")
+    store.remove(store.ensure("tiny").key)
+    said: list[str] = []
+    assert store.ensure("child", said.append) == child
+    assert said == []
+    assert tree.summary(child.path).digest == child.digest
 
 
 def test_steps_have_no_network_and_see_nothing_of_the_host(cache: Path) -> None:

@@ -21,7 +21,7 @@ from sandlot.images import recipe as recipes
 from sandlot.images.process import output_of
 from sandlot.images.store import Image, ImageStore, cache_from
 from sandlot.model.specs import RootFs
-from tests.integration.sandbox import inside
+from tests.support.runsc import inside
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,13 +109,12 @@ class ImageStore:
         """
         line = recipes.line_of(self._recipes, name)
         architecture = build.architecture()
+        keys = [recipes.key(line[:number], architecture) for number in range(1, len(line) + 1)]
         parent: Path | None = None
-        key = ""
-        for number, recipe in enumerate(line, start=1):
-            key = recipes.key(line[:number], architecture)
-            folder = self._images.find(key) or self._build_image(key, recipe, parent, progress)
-            parent = folder / build.TREE
-        return self._image(name, key, recipes.environment(line))
+        if self._images.find(keys[-1]) is None:
+            for key, recipe in zip(keys, line, strict=True):
+                parent = self._build_image(key, recipe, parent, progress) / build.TREE
+        return self._image(name, keys[-1], recipes.environment(line))
 
     def root(self, name: str, progress: Progress = quiet) -> RootFs:
         """A template's root file system, complete with ``/.sandlot``; as :meth:`ensure` otherwise."""
