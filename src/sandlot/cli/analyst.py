@@ -62,17 +62,15 @@ import json
 groups = wine.groupby("{column}")  # wine is still there: nothing is read again
 measured = wine.columns.drop("{column}")
 total = wine[measured].mean()
-between = sum(len(part) * (part[measured].mean() - total) ** 2 for _, part in groups) / (groups.ngroups - 1)
-within = sum(((part[measured] - part[measured].mean()) ** 2).sum() for _, part in groups) / (len(wine) - groups.ngroups)
-separation = (between / within).sort_values()  # the F ratio of an analysis of variance
+between = sum(len(part) * (part[measured].mean() - total) ** 2 for _, part in groups)
+within = sum(((part[measured] - part[measured].mean()) ** 2).sum() for _, part in groups)
+ratio = (between / (groups.ngroups - 1)) / (within / (len(wine) - groups.ngroups))
+separation = ratio.sort_values()  # the F ratios of an analysis of variance
 best = separation.index[-1]
-figures = {{
-    "wines": len(wine),
-    "best": best,
-    "F ratio": float(separation[best]),
-    **{{f"mean of cultivar {{name}}": float(value) for name, value in groups[best].mean().items()}},
-    **{{f"deviation of cultivar {{name}}": float(value) for name, value in groups[best].std().items()}},
-}}
+figures = {{"wines": len(wine), "best": best, "F ratio": float(separation[best])}}
+for name, values in groups[best]:
+    figures[f"mean of cultivar {{name}}"] = float(values.mean())
+    figures[f"deviation of cultivar {{name}}"] = float(values.std())
 print(json.dumps(figures))
 """
 
@@ -83,10 +81,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-left.barh(separation.index, separation, color=["#b8c4d6"] * (len(separation) - 1) + ["#8c1c3a"])
-left.set(title="How well each measurement separates the cultivars", xlabel="F ratio")
+bars = left.barh(separation.index, separation, color="#b8c4d6")
+bars[-1].set_color("#8c1c3a")
+left.set(title="How well each one separates the cultivars", xlabel="F ratio")
+span = wine[best].min(), wine[best].max()
 for (name, part), colour in zip(groups, ("#8c1c3a", "#d08a2e", "#3f6c8f")):
-    right.hist(part[best], bins=18, range=(wine[best].min(), wine[best].max()), alpha=0.75, color=colour, label=f"cultivar {name}")
+    right.hist(part[best], bins=18, range=span, alpha=0.75, color=colour, label=f"cultivar {name}")
 right.set(title=f"{best} by cultivar", xlabel=best, ylabel="wines")
 right.legend(frameon=False)
 figure.savefig("/output/wine.png", dpi=120)
@@ -152,8 +152,11 @@ def figures_of(path: Path) -> dict[str, Any]:
         "wines": len(rows),
         "best": best,
         "F ratio": separation[best],
-        **{f"mean of cultivar {cultivar}": statistics.fmean(values[best][cultivar]) for cultivar in cultivars},
-        **{f"deviation of cultivar {cultivar}": statistics.stdev(values[best][cultivar]) for cultivar in cultivars},
+        **{
+            f"{word} of cultivar {cultivar}": figure(values[best][cultivar])
+            for cultivar in cultivars
+            for word, figure in (("mean", statistics.fmean), ("deviation", statistics.stdev))
+        },
     }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sandlot.sdk import Execution, Sandbox
 
 MAX_TURNS = 6
-MAX_WIDTH = 110
+WIDTH = 110
 SANDBOX_TIMEOUT_S = 300.0
 
 
@@ -67,7 +67,7 @@ def demo(
     from rich.console import Console
 
     console = Console()
-    console.width = min(console.width, MAX_WIDTH)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     target = output.absolute()
     try:
         _play(Stage(console), target)
@@ -90,9 +90,9 @@ def _play(stage: Stage, target: Path) -> None:
         with stage.step("A sandbox is made"):
             announce_build(client.templates(), None)
             sandbox = Sandbox.create(timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
-        with sandbox:
             info = sandbox.info()
-            stage.console.print(f"{info.id}, isolated by {info.isolation}, network {info.network}, made from {info.template}", highlight=False)
+            stage.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}, network: {info.network}", highlight=False)
+        with sandbox:
             with stage.step("The data: out of the image, then uploaded as a user would"):
                 rows = _fetch_data(sandbox, data)
                 sandbox.files.upload(data, analyst.DATA)

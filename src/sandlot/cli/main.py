@@ -3,7 +3,8 @@
 Exit status:
 - 0 is success, 1 a failure of ours, 2 a wrong use of the command line, 130 an interrupt.
 - ``run`` and ``exec`` give the program's own: its exit status, 128 + the signal that ended it, 124 when it ran out of time (as timeout(1) of
-  coreutils has it). A failure of ours is 125 there, whatever it is, with a line on standard error that begins with ``sandlot:``.
+  coreutils has it), 126 and 127 when it cannot be run or is not there (as env(1) has it). A failure of ours is 125 there, whatever it is. Whatever
+  is not the program's own comes with a line on standard error that begins with ``sandlot:``.
 
 Laws:
 - An error is a line that says what happened and a line that says what to do; SANDLOT_DEBUG=1 shows the traceback as well.

@@ -20,12 +20,14 @@ from typing import Any
 import anyio
 
 from sandlot.cli.output import note
-from sandlot.model.errors import SandboxEndedError
+from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.sdk.results import TIMED_OUT, CommandResult, Output
 
 CHUNK_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_SIGNAL = 128
+_NOT_RUN = {ErrorCode.PATH_NOT_FOUND: 127, ErrorCode.PERMISSION_DENIED: 126}
+"""What env(1) exits with for a program that is not there, or cannot be run."""
 
 
 class _BrokenOutputError(Exception):
@@ -74,12 +76,20 @@ def exit_status(result: CommandResult, timeout_s: float | None) -> int:
     return result.exit_code
 
 
-def ended_status(error: SandboxEndedError) -> int | None:
-    """The status for a program whose sandbox ended under it; None where that is no fate of the program's."""
-    if error.fields.get("reason") == "oom":
+def failure_status(error: SandlotError, *, own_folder: bool) -> int | None:
+    """The status for a program that could not be run, or whose sandbox ended under it; None where Sandlot failed, not the program.
+
+    Args:
+        error: What kept it from running to its end.
+        own_folder: Whether a folder to run in was given, which may then be what is missing.
+    """
+    if error.code is ErrorCode.SANDBOX_ENDED and error.fields.get("reason") == "oom":
         note("sandlot: the sandbox needed more memory than it may have, and was ended.")
         return _OF_SIGNAL + signal.SIGKILL
-    return None
+    status = None if own_folder else _NOT_RUN.get(error.code)
+    if status is not None:
+        note(f"sandlot: {error}")
+    return status
 
 
 async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:

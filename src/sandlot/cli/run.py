@@ -158,14 +158,14 @@ async def _pass_through(
     user: str | None = None,
     feed: bool = True,
 ) -> int:
-    from sandlot.cli.passthrough import emit, ended_status, exit_status, standard_input
-    from sandlot.model.errors import SandboxEndedError
+    from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input
+    from sandlot.model.errors import SandlotError
 
     stdin = standard_input() if feed else None
     try:
         result = await sandbox.commands.run(argv, envs=env, cwd=cwd, user=user, stdin=stdin, timeout=timeout_s, on_output=emit)
-    except SandboxEndedError as error:
-        status = ended_status(error)
+    except SandlotError as error:
+        status = failure_status(error, own_folder=cwd is not None)
         if status is None:
             raise
         return status
