@@ -21,7 +21,9 @@ NEEDED = ("memory", "cpu", "pids", "freezer")
 """Controllers without which no sandbox is limited; version 2 has the freezer built in."""
 
 CPU_PERIOD_US = 100_000
-"""The kernel's default period; a quota must be at least 1,000 microseconds."""
+"""The kernel's default."""
+_LEAST_QUOTA_US = 1000
+"""What the kernel takes at least (scheduler/sched-bwc.rst)."""
 
 _CONTROLLERS = frozenset(
     ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma")
@@ -103,9 +105,14 @@ class Setting:
     optional: bool = False
 
 
+def cpu_quota_us(cpus: float) -> int:
+    """How many microseconds of processor time in each period those cores are."""
+    return max(_LEAST_QUOTA_US, round(cpus * CPU_PERIOD_US))
+
+
 def settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
     """The files that set limits, in the order in which they must be written."""
-    quota_us = max(1000, round(limits.cpus * CPU_PERIOD_US))
+    quota_us = cpu_quota_us(limits.cpus)
     memory = str(limits.memory_bytes)
     if version == 1:
         return (

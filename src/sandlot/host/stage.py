@@ -58,7 +58,7 @@ def checked(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Attach a file system, mount(2)."""
+    """Attach a file system (see the manual page mount.2)."""
     arguments = [os.fsencode(text) for text in (source, target, kind)]
     checked(_libc.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {target}")
 
@@ -85,8 +85,13 @@ def tmpfs(target: str, options: str) -> None:
 
 
 def mkdir(path: str) -> None:
-    """A folder."""
-    os.mkdir(path, 0o700)
+    """A folder, and its parents."""
+    os.makedirs(path, 0o700, exist_ok=True)
+
+
+def file(path: str, text: str) -> None:
+    """A small file."""
+    write(path, text)
 
 
 def bind(source: str, target: str, access: str) -> None:
@@ -154,7 +159,7 @@ def limit(name: str, soft: int, hard: int) -> None:
 
 
 OPERATIONS: dict[str, Callable[..., None]] = {
-    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, bind, disk, oom_score, limit)
+    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk"}
 """Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a

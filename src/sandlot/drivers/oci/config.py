@@ -5,12 +5,11 @@ Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and 
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
-from sandlot.drivers.oci.places import VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
 from sandlot.drivers.oci.plan import OOM_SCORE
-from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits
+from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
 
@@ -47,14 +46,13 @@ gives it to any user in a user namespace of their own. Left out: NET_RAW and NET
 SYS_RAWIO, SYS_BOOT, SYS_TIME and the rest (nothing there would answer)."""
 
 
-def oci_config(shape: Shape, spec: SandboxSpec, group: PurePosixPath, limits: GroupLimits) -> dict[str, Any]:
+def oci_config(shape: Shape, spec: SandboxSpec, limits: GroupLimits) -> dict[str, Any]:
     """The configuration of one sandbox.
 
     Args:
         shape: What it was prepared from.
         spec: What was asked for; its id becomes the host name.
-        group: Its control group, made already: runsc leaves it as it is, and shows its limits inside (MemTotal, CPUs).
-        limits: What the group was limited to.
+        limits: What its control group was limited to.
     """
     capabilities = list(CAPABILITIES)
     return {
@@ -90,11 +88,11 @@ def oci_config(shape: Shape, spec: SandboxSpec, group: PurePosixPath, limits: Gr
             },
         ],
         "linux": {
-            "cgroupsPath": str(group),
+            "cgroupsPath": str(VIEW_GROUP),
             "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")],
             "resources": {
                 "memory": {"limit": limits.memory_bytes},
-                "cpu": {"quota": round(limits.cpus * CPU_PERIOD_US), "period": CPU_PERIOD_US},
+                "cpu": {"quota": cpu_quota_us(limits.cpus), "period": CPU_PERIOD_US},
                 "pids": {"limit": limits.pids},
             },
         },

@@ -289,7 +289,7 @@ class OciBlank:
 
     def _write_bundle(self, spec: SandboxSpec, record: Record) -> None:
         self._holding.intend(record)
-        config = oci_config(self._shape, spec, self._holding.cgroup.name, group_limits(self._shape.limits))
+        config = oci_config(self._shape, spec, group_limits(self._shape.limits))
         self._holding.folder.config.write_text(json.dumps(config), encoding="utf-8")
 
 

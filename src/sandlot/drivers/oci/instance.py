@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import select
-import time
 from pathlib import Path
 
 from sandlot.drivers.oci.exits import Evidence, explain
@@ -80,19 +79,21 @@ class OciInstance:
         Raises:
             SandboxEndedError: It has ended.
         """
-        patience_ends = time.monotonic() + _FREEZE_PATIENCE_S
+        cgroup = self._holding.cgroup
         try:
-            self._holding.cgroup.freeze()
-            while not self._holding.cgroup.is_frozen():
-                if time.monotonic() > patience_ends:
-                    raise InternalError(f"Sandbox {self.ref} did not freeze.", hint="A process of it most likely waits for a disk.")
-                await asyncio.sleep(_FREEZE_PAUSE_S)
-                # Version 1 can miss a task that forks while being frozen; asking again helps (cgroup-v1/freezer-subsystem).
-                self._holding.cgroup.freeze()
+            async with asyncio.timeout(_FREEZE_PATIENCE_S):
+                cgroup.freeze()
+                while not cgroup.is_frozen():
+                    await asyncio.sleep(_FREEZE_PAUSE_S)
+                    # Version 1 can miss a task that forks meanwhile; asking again helps (cgroup-v1/freezer-subsystem.rst).
+                    cgroup.freeze()
+        except TimeoutError:
+            cgroup.thaw()
+            raise InternalError(f"Sandbox {self.ref} did not freeze.", hint="A process of it most likely waits for a disk.") from None
         except FileNotFoundError:
             raise await self._ended_error() from None
         except BaseException:
-            self._holding.cgroup.thaw()
+            cgroup.thaw()
             raise
 
     async def resume(self) -> None:

@@ -21,6 +21,10 @@ REF = re.compile(r"[a-z2-7]{4}-[a-z2-7]{16}")
 GROUPS = PurePosixPath("/sandlot")
 """Below every hierarchy; next comes the node."""
 
+VIEW_CGROUPS = "/sys/fs/cgroup"
+VIEW_GROUP = PurePosixPath("/sandbox")
+"""The sandbox's group in the tree that the runtime is shown (``plan.py``)."""
+
 VIEW_MOUNT = "/run"
 VIEW = f"{VIEW_MOUNT}/sandlot"
 VIEW_FOLDER = f"{VIEW}/instance"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandlot.drivers.oci.places import VIEW, VIEW_DISK, VIEW_FOLDER, VIEW_MOUNT, VIEW_ROOT, Folder
-from sandlot.host.hierarchies import GroupLimits
+from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT, Folder
+from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
 from sandlot.model.specs import Limits, Shape
 
@@ -18,6 +19,13 @@ HOST_TASKS_PER_PROCESS = 4
 """Host tasks that runsc's systrap needs. Measured: 21 idle and about 50 busy for itself, then 2 per guest process and none
 per thread. Doubled, because reaching this limit takes the whole sandbox down ("failed to get clone"): the guest enforces
 ``Limits.pids`` itself, this is the backstop."""
+
+
+_SHOWN_CONTROLLERS = (
+    *("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb"),
+    *("memory", "net_cls", "net_prio", "perf_event", "pids", "rdma", "systemd"),
+)
+"""All that runsc looks for; it insists on some, blkio for one, whether the host has them or not."""
 
 
 def group_limits(limits: Limits) -> GroupLimits:
@@ -39,6 +47,7 @@ def stage_plan(shape: Shape, folder: Folder, doors: Sequence[Path], *, has_image
         has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
         has_tmp: Whether its ``/tmp`` is to start with the content of ``folder.tmp``.
     """
+    limits = group_limits(shape.limits)
     return (
         # First of all: whatever follows is counted, limited and found by the group's name.
         *(("join", str(door)) for door in doors),
@@ -47,6 +56,7 @@ def stage_plan(shape: Shape, folder: Folder, doors: Sequence[Path], *, has_image
         ("limit", "RLIMIT_CORE", 0, 0),
         ("private_mounts",),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
+        *_shown_cgroups(limits),
         *(("mkdir", place) for place in (VIEW, VIEW_FOLDER, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
         ("bind", str(shape.root.path), VIEW_ROOT, "ro"),
@@ -56,4 +66,25 @@ def stage_plan(shape: Shape, folder: Folder, doors: Sequence[Path], *, has_image
             else []
         ),
         ("disk", str(folder.disk_image), VIEW_DISK) if has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
+    )
+
+
+def _shown_cgroups(limits: GroupLimits) -> tuple[Operation, ...]:
+    """A tree of plain files in place of the host's control groups, laid out like version 1.
+
+    The stage is in the real group already, and so is all that it starts. What the runtime would do itself is move its own
+    processes there and back: each move waits for an RCU grace period (two of 10 to 20 ms measured, of about 165 for a whole
+    start). What it needs to read, the limits that the sandbox is to see as MemTotal and number of processors, is here.
+    It also makes a host's own arrangement, hybrid or version 2, nothing that the runtime has to cope with.
+    """
+    places = {controller: f"{VIEW_CGROUPS}/{controller}{VIEW_GROUP}" for controller in _SHOWN_CONTROLLERS}
+    online = os.cpu_count() or 1
+    return (
+        ("tmpfs", VIEW_CGROUPS, "mode=0700,size=1m"),
+        *(("mkdir", place) for place in places.values()),
+        *(("file", f"{place}/cgroup.procs", "") for place in places.values()),
+        ("file", f"{places['memory']}/memory.limit_in_bytes", f"{limits.memory_bytes}\n"),
+        ("file", f"{places['cpu']}/cpu.cfs_period_us", f"{CPU_PERIOD_US}\n"),
+        ("file", f"{places['cpu']}/cpu.cfs_quota_us", f"{cpu_quota_us(limits.cpus)}\n"),
+        ("file", f"{places['cpuset']}/cpuset.cpus", f"0-{online - 1}\n"),
     )
