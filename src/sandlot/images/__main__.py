@@ -55,6 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     except SandlotError as error:
         print(f"sandlot: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("sandlot: interrupted; nothing half built is left.", file=sys.stderr)
+        return 130
     return 0
 
 
