@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ USERS = ("user", "root")
 
 # Linux's calls that Python has no function for, by number on x86-64 and on arm64 (asm/unistd.h).
 PREAMBLE = """
-import ctypes, errno, json, os, platform, socket, stat, struct, sys
+import base64, ctypes, errno, json, os, platform, socket, stat, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def called(result):
     # The name of the error of a C call, or None where it succeeded.
@@ -28,7 +29,7 @@ def read(path, size=65536):
         return file.read(size).decode("latin-1")
 def processes():
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-given = json.loads(sys.argv[1])
+given = json.loads(base64.b64decode(sys.argv[1]))
 told = {}
 """
 
@@ -44,7 +45,9 @@ def run_inside(sandbox: Sandbox, program: str, *, user: str = "user", given: Map
         timeout: Seconds.
     """
     text = f"{PREAMBLE}\n{program}\nprint(json.dumps(told))\n"
-    done = sandbox.commands.run(["python3", "-c", text, json.dumps(dict(given or {}))], user=user, timeout=timeout)
+    # Not as plain text: what the program looks for must not be found in its own command line.
+    encoded = base64.b64encode(json.dumps(dict(given or {})).encode()).decode()
+    done = sandbox.commands.run(["python3", "-c", text, encoded], user=user, timeout=timeout)
     assert done.exit_code == 0, f"{done.reason} {done.exit_code}: {done.stderr[-2000:]}"
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -21,7 +21,6 @@ from typing import Any
 
 from sandlot import Sandbox
 from sandlot.sdk import Client
-
 from tests.support.traces import NOTHING, Traces, settle, traces
 
 TEMPLATE = "base"

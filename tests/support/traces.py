@@ -57,7 +57,7 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset()) -> Traces:
     in_groups = {pid for group in groups for pid in _pids(Path(group))}
     needles = [os.fsencode(data_dir), *([f"{node}-".encode()] if node else [])]
     processes = []
-    mounts = set()
+    mounts: set[str] = set()
     for pid in _processes():
         if pid in besides or pid == os.getpid():
             continue
@@ -72,7 +72,7 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset()) -> Traces:
         mounts=tuple(sorted(mounts)),
         loops=tuple(sorted(_loops(needles[0]))),
         cgroups=tuple(sorted(groups)),
-        folders=tuple(sorted(os.listdir(data_dir / "sandboxes"))) if (data_dir / "sandboxes").is_dir() else (),
+        folders=tuple(sorted(path.name for path in (data_dir / "sandboxes").glob("*"))),
     )
 
 
@@ -90,9 +90,9 @@ def sandbox_pids(data_dir: Path) -> list[int]:
 def descriptors(pid: int) -> Counter[str]:
     """What a process holds open: the kind of each descriptor, numbers left out."""
     found: Counter[str] = Counter()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found[_NUMBER.sub("N", os.readlink(entry.path))] += 1
+            found[_NUMBER.sub("N", str(entry.readlink()))] += 1
         except FileNotFoundError:
             continue
     return found
@@ -112,9 +112,7 @@ def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
 
 
 def _processes() -> Iterator[int]:
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            yield int(entry)
+    yield from (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
 
 
 def _read(path: str) -> bytes:

@@ -1,0 +1,277 @@
+"""Promise: nothing of the host's files can be seen, read or written from inside, whoever one is there and whatever one tries.
+
+Files with a random content are planted on the host where a service and its sandboxes are near; the programs below look for them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox, SandlotError
+from sandlot.images.store import cache_from
+from sandlot.model.errors import ErrorCode
+from tests.support.inside import USERS, run_inside
+from tests.support.localservice import LocalService
+
+NOTHING_THERE = {ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Files of the host that nobody inside may find."""
+
+    token: str
+    files: list[Path]
+
+    @property
+    def paths(self) -> list[str]:
+        return [str(path) for path in self.files]
+
+
+@pytest.fixture(scope="module")
+def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
+    token = secrets.token_hex(16)
+    folders = [Path(tempfile.mkdtemp(prefix="sandlot-planted-", dir=parent)) for parent in ("/tmp", "/var/tmp", "/dev/shm", Path.home())]
+    assert sandbox.is_running()
+    instances = list((service.data_dir / "sandboxes").iterdir())
+    assert len(instances) == 1, "the sandbox that tries, alone"
+    files = [folder / f"planted-{token}" for folder in (*folders, service.data_dir, *instances)]
+    for file in files:
+        file.write_text(token)
+        file.chmod(0o666)
+        if file.parent in folders:
+            file.parent.chmod(0o777)
+    yield Planted(token, files)
+    assert [file.read_text() for file in files] == [token] * len(files), "a file of the host was changed"
+    for folder in folders:
+        assert [path.name for path in folder.iterdir()] == [f"planted-{token}"], "a file was made on the host"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_way_through_proc_or_dots_leads_to_the_host(sandbox: Sandbox, planted: Planted, user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+starts = ["", "/..", "/" + "../" * 64, "/proc/1/root", "/proc/self/root", "/proc/thread-self/root", "/proc/1/cwd" + "/.." * 16]
+for pid in processes():
+    for link in ("root", "cwd", "exe"):
+        starts += [f"/proc/{pid}/{link}", f"/proc/{pid}/{link}" + "/.." * 16]
+    for fd in attempt(os.listdir, f"/proc/{pid}/fd").get("got", []):
+        starts += [f"/proc/{pid}/fd/{fd}", f"/proc/{pid}/fd/{fd}" + "/.." * 16]
+for host in given["host_pids"]:
+    starts.append(f"/proc/{host}/root")
+told["control"] = attempt(read, "/proc/1/root/etc/debian_version")
+told["tried"] = 0
+told["found"] = []
+for start in starts:
+    for path in given["paths"]:
+        told["tried"] += 1
+        if given["token"] in str(attempt(read, start + path)):
+            told["found"].append(start + path)
+""",
+        user=user,
+        given={"paths": planted.paths, "token": planted.token, "host_pids": [1, os.getpid(), os.getppid()]},
+    )
+    if user == "root":
+        assert told["control"]["got"].strip(), "root inside sees its own root through /proc, so these were real tries"
+    assert told["tried"] > 50
+    assert told["found"] == []
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_name_of_the_host_is_found_by_looking_around(sandbox: Sandbox, planted: Planted, user: str) -> None:
+    found = sandbox.commands.run(["find", "/", "-xdev", "-name", f"planted-{planted.token}"], user=user, timeout=200)
+    assert "planted-" not in found.stdout
+    control = sandbox.commands.run(["find", "/", "-xdev", "-name", "debian_version"], user=user, timeout=200)
+    assert "/etc/debian_version" in control.stdout
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_nothing_tells_where_the_sandbox_lies_on_the_host(service: LocalService, sandbox: Sandbox, user: str) -> None:
+    refs = [path.name for path in (service.data_dir / "sandboxes").iterdir()]
+    told = run_inside(
+        sandbox,
+        """
+told["said"] = {}
+def look(path):
+    found = [secret for secret in given["secrets"] if secret in str(attempt(read, path, 1 << 20).get("got", ""))]
+    if found:
+        told["said"][path] = found
+told["read"] = 0
+for folder in ["/proc/sys", "/proc/net", "/sys", *(f"/proc/{pid}" for pid in processes())]:
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("root", "cwd", "task")]
+        for name in files:
+            # What a process of our own waits in, or memory as such, is not text.
+            if name not in ("mem", "kmsg", "pagemap") and "/fd" not in where:
+                look(os.path.join(where, name))
+                told["read"] += 1
+for name in ("mounts", "filesystems", "partitions", "cmdline", "devices", "cgroups", "version", "swaps"):
+    look(f"/proc/{name}")
+for name in ("/etc/mtab", "/etc/fstab", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"):
+    look(name)
+for pid in processes():
+    for fd in attempt(os.listdir, f"/proc/{pid}/fd").get("got", []):
+        target = str(attempt(os.readlink, f"/proc/{pid}/fd/{fd}"))
+        if any(secret in target for secret in given["secrets"]):
+            told["said"][f"/proc/{pid}/fd/{fd}"] = target
+""",
+        user=user,
+        given={"secrets": [str(service.data_dir), str(cache_from(os.environ)), "/run/sandlot/instance", *refs]},
+    )
+    assert told["read"] > 20
+    assert told["said"] == {}
+
+
+def test_root_cannot_mount_anything_of_the_host(sandbox: Sandbox, planted: Planted) -> None:
+    disks = [f"/dev/{path.name}" for path in Path("/sys/block").iterdir()]
+    told = run_inside(
+        sandbox,
+        """
+MS_BIND, MS_REC, MS_MOVE = 4096, 16384, 8192
+os.makedirs("/tmp/at", exist_ok=True)
+def mount(source, kind, flags=0, options=""):
+    return called(libc.mount(source.encode(), b"/tmp/at", kind.encode() if kind else None, flags, options.encode()))
+def leaks():
+    return [path for path in given["paths"] for start in ("", "/tmp/at", "/tmp/at/..") if given["token"] in str(attempt(read, start + path))]
+told["control"] = mount("none", "tmpfs")  # root may mount what is the sandbox's own
+libc.umount2(b"/tmp/at", 2)
+told["mounted"], told["found"] = [], []
+tries = [(os.path.dirname(path), "none", MS_BIND | MS_REC, "") for path in given["paths"]] + [("/..", "none", MS_BIND | MS_REC, "")]
+tries += [("/proc/1/root", "none", MS_BIND | MS_REC, ""), ("/", "none", MS_MOVE, "")]
+tries += [(disk, kind, 0, "") for disk in given["disks"] for kind in ("ext4", "ext2", "xfs", "btrfs", "vfat", "squashfs", "iso9660")]
+tries += [("host", "9p", 0, f"trans={how},rfdno=3,wfdno=4,rfd=3,wfd=4,aname=/") for how in ("fd", "unix", "virtio", "tcp")]
+tries += [("host", kind, 0, "") for kind in ("proc", "sysfs", "devtmpfs", "securityfs", "debugfs", "tracefs", "bpf", "hugetlbfs", "virtiofs", "nfs")]
+tries += [("overlay", "overlay", 0, f"lowerdir={os.path.dirname(path)}:/etc") for path in given["paths"]]
+for source, kind, flags, options in tries:
+    if mount(source, kind, flags, options) is None:
+        told["mounted"].append([source, kind])
+        told["found"] += leaks()
+        libc.umount2(b"/tmp/at", 2)
+""",
+        user="root",
+        given={"paths": planted.paths, "token": planted.token, "disks": disks},
+    )
+    assert told["control"] is None, "root inside may mount, so these were real tries"
+    assert told["found"] == []
+    of_the_host = {*disks, *(str(path.parent) for path in planted.files)}
+    assert [source for source, _ in told["mounted"] if source in of_the_host] == []
+    assert "9p" not in {kind for _, kind in told["mounted"]}
+
+
+def test_a_device_node_leads_nowhere(sandbox: Sandbox, service: LocalService) -> None:
+    numbers = {service.data_dir.stat().st_dev, *(os.makedev(7, loop) for loop in range(4))}
+    for line in Path("/proc/partitions").read_text(encoding="ascii").split("\n")[2:]:
+        if line.split():
+            numbers.add(os.makedev(int(line.split()[0]), int(line.split()[1])))
+    characters = {"mem": (1, 1), "kmem": (1, 2), "port": (1, 4), "kmsg": (1, 11), "loop-control": (10, 237), "mapper": (10, 236), "kvm": (10, 232)}
+    characters |= {"vhost-net": (10, 238), "btrfs-control": (10, 234), "watchdog": (10, 130), "nvram": (10, 144), "rtc": (10, 135)}
+    told = run_inside(
+        sandbox,
+        """
+told["opened"], told["made"] = [], 0
+for name, kind, number in given["devices"]:
+    path = f"/tmp/node-{name}"
+    if "got" in attempt(os.mknod, path, kind | 0o666, number):
+        told["made"] += 1
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            if "got" in attempt(os.open, path, flags | os.O_NONBLOCK):
+                told["opened"].append(name)
+        os.unlink(path)
+told["blocks"] = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat(f"/dev/{name}").st_mode)]
+""",
+        user="root",
+        given={
+            "devices": [
+                *([f"block-{number}", stat.S_IFBLK, number] for number in sorted(numbers)),
+                *([name, stat.S_IFCHR, os.makedev(*number)] for name, number in characters.items()),
+            ]
+        },
+    )
+    assert told["made"] > 0, "root inside may make nodes, so these were real tries"
+    assert told["opened"] == []
+    assert told["blocks"] == []
+
+
+def test_no_handle_and_no_broken_chroot_reaches_out(sandbox: Sandbox, planted: Planted) -> None:
+    told = run_inside(
+        sandbox,
+        """
+# A handle opens a file by its inode number, whatever stands above it: open_by_handle_at(2), the "shocker".
+at = os.open("/", os.O_RDONLY)
+told["handles"] = 0
+for kind in (1, 2, 0x81):
+    for inode in [*range(1, 64), *given["inodes"]]:
+        handle = ctypes.create_string_buffer(struct.pack("IiQ", 8, kind, inode))
+        fd = libc.open_by_handle_at(at, handle, os.O_RDONLY)
+        told["handles"] += fd >= 0
+# The oldest way out of a chroot: one inside of it, while standing outside of that.
+os.makedirs("/tmp/jail", exist_ok=True)
+outside = os.open("/", os.O_RDONLY)
+os.chroot("/tmp/jail")
+told["found"] = []
+def look():
+    told["found"] += [path for path in given["paths"] for up in ("", "." + "/.." * 64) if given["token"] in str(attempt(read, up + path))]
+os.fchdir(outside)
+look()
+for _ in range(64):
+    os.chdir("..")
+    look()
+os.chroot(".")
+look()
+os.fchdir(outside)
+os.chroot(".")
+look()
+told["at_home"] = os.path.exists("/workspace") and os.path.exists("/.sandlot")
+""",
+        user="root",
+        given={"paths": planted.paths, "token": planted.token, "inodes": [path.stat().st_ino for path in (Path("/"), *planted.files)]},
+    )
+    assert told == {"handles": 0, "at_home": True, "found": []}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted, user: str) -> None:
+    paths = [f"{start}{path}" for path in planted.paths for start in ("", "/workspace/../../../../..", "/proc/1/root/../..")]
+    for number, path in enumerate(planted.paths):
+        link, folder = f"/workspace/{user}-link-{number}", f"/workspace/{user}-folder-{number}"
+        for target, name in ((path, link), (str(Path(path).parent), folder)):
+            assert sandbox.commands.run(["ln", "-sfn", target, name], user=user).exit_code == 0
+        paths += [link, f"{folder}/{Path(path).name}"]
+    for path in paths:
+        with pytest.raises(SandlotError) as refused:
+            sandbox.files.read(path, user=user)
+        assert refused.value.code in NOTHING_THERE
+        with pytest.raises(SandlotError) as refused:
+            sandbox.files.stat(path, user=user)
+        assert refused.value.code in NOTHING_THERE
+
+
+def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, planted: Planted) -> None:
+    for path in planted.paths:
+        sandbox.files.write(path, "from inside", user="root")
+        sandbox.files.write(f"{path}-more", "from inside", user="root")
+        assert sandbox.files.read(path, user="root") == "from inside"
+        sandbox.files.remove(path, user="root")
+        sandbox.files.remove(f"{path}-more", user="root")
+    # The fixture sees to it that the host's files are as they were, and alone in their folders.
+    assert not any(Path(f"{path}-more").exists() for path in planted.paths)
+
+
+def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
+    links = f"ln -s {planted.paths[0]} out/link && ln -s {planted.files[0].parent} out/folder && ln -s / out/deep/root"
+    made = sandbox.commands.run(f"mkdir -p out/deep && echo here > out/deep/file && {links}")
+    assert made.exit_code == 0
+    sandbox.files.download("/workspace/out", tmp_path / "out")
+    got = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert got == ["out", "out/deep", "out/deep/file"]
