@@ -1,0 +1,91 @@
+"""The demo's stand-in for a model: it answers what it is told, and its figures are right."""
+
+from __future__ import annotations
+
+import ast
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from sandlot.cli.analyst import (
+    ATTEMPT,
+    COLUMNS,
+    DRAW,
+    LOCATE,
+    Answer,
+    Outcome,
+    answer,
+    differences,
+    figures_of,
+    png_size,
+    table_of,
+)
+
+FAILED = Outcome("(178, 14) ['alcohol', 'cultivar']", "Traceback (most recent call last):\n  ...\nKeyError: 'class'")
+
+
+def code_of(reply: Answer) -> str:
+    assert reply.code is not None
+    return reply.code
+
+
+def test_it_walks_from_a_wrong_attempt_to_a_chart() -> None:
+    assert answer([]).code == ATTEMPT
+    repair = code_of(answer([FAILED]))
+    assert 'groupby("cultivar")' in repair
+    assert "read_csv" not in repair
+    assert answer([FAILED, Outcome('{"best": "hue"}\n')]).code == DRAW
+    assert answer([FAILED, Outcome('{"best": "hue"}\n'), Outcome("")]).code is None
+
+
+def test_it_reads_the_columns_that_it_is_told() -> None:
+    assert 'groupby("wine")' in code_of(answer([Outcome("(1, 2) ['colour', 'wine']", FAILED.traceback)]))
+
+
+@pytest.mark.parametrize(
+    "told", [Outcome("", "NameError: name 'wine' is not defined"), Outcome("['x']", "KeyError: 'class'")], ids=["state", "column"]
+)
+def test_it_has_no_answer_to_anything_else(told: Outcome) -> None:
+    with pytest.raises(ValueError, match=r"NameError|columns"):
+        answer([FAILED, told])
+
+
+@pytest.mark.parametrize("code", [LOCATE, ATTEMPT, DRAW, code_of(answer([FAILED]))], ids=["locate", "attempt", "draw", "repair"])
+def test_its_code_is_python(code: str) -> None:
+    ast.parse(code)
+    assert max(len(line) for line in code.splitlines()) <= 104, "it fits into the frame in which it is shown"
+
+
+def test_the_table_gets_its_names() -> None:
+    table = table_of("2,13,class_0,class_1\n" + ",".join(["1.5"] * 13) + ",0\n")
+    assert table == [list(COLUMNS), [*["1.5"] * 13, "0"]]
+
+
+def test_the_figures_are_those_of_the_textbook(tmp_path: Path) -> None:
+    # Three groups around 2, 4 and 9: between = 3*(9+1+16)/2 = 39, within = 6/6 = 1.
+    data = tmp_path / "d.csv"
+    groups = {"0": (1, 2, 3), "1": (3, 4, 5), "2": (8, 9, 10)}
+    data.write_text("flat,sharp,cultivar\n" + "".join(f"{value % 2},{value},{name}\n" for name, values in groups.items() for value in values))
+    figures = figures_of(data)
+    assert figures["best"] == "sharp"
+    assert figures["wines"] == 9
+    assert figures["F ratio"] == pytest.approx(39.0)
+    assert (figures["mean of cultivar 1"], figures["deviation of cultivar 1"]) == (4.0, 1.0)
+
+
+def test_figures_differ_beyond_rounding_only() -> None:
+    assert differences({"a": 1.0, "b": "x"}, {"a": 1.0 + 1e-12, "b": "x"}) == []
+    assert differences({"a": 1.0, "b": "x", "c": 1}, {"a": 1.001, "b": "y", "d": 1}) == ["a", "b", "c", "d"]
+
+
+def test_a_png_tells_its_size_and_anything_else_is_none() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    whole = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 3, 2, 8, 0, 0, 0, 0)) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    assert png_size(whole) == (3, 2)
+    for broken in (b"", whole[:-6], b"GIF89a" + whole, whole[:8]):
+        with pytest.raises(ValueError, match="PNG"):
+            png_size(broken)

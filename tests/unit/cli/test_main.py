@@ -1,0 +1,99 @@
+"""The program as a whole: its help, its errors, and what it does not load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sandlot import __version__
+from sandlot.cli.main import dispatch
+
+COMMANDS = ("run", "create", "ls", "exec", "cp", "rm", "demo", "serve", "stop", "keys", "doctor", "version")
+HEAVY = {
+    "httpx",
+    "fastapi",
+    "pydantic",
+    "uvicorn",
+    "sqlalchemy",
+    "sandlot.core",
+    "sandlot.server",
+    "sandlot.drivers",
+    "sandlot.images",
+    "sandlot.sdk",
+}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDLOT_URL", "unix:///nonexistent/sandlot.sock")
+
+
+def test_the_help_names_every_command_and_loads_nothing_heavy() -> None:
+    listing = (
+        "import json, sys\nfrom sandlot.cli.main import dispatch\nstatus = dispatch(['--help'])\n"
+        "print(json.dumps([status, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    status, loaded = json.loads(done.stderr)
+    assert status == 0
+    assert set(loaded).isdisjoint(HEAVY)
+    assert [command for command in COMMANDS if f" {command} " not in done.stdout] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([command, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["version"]) == 0
+    assert capsys.readouterr().out == f"sandlot {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        (["nonsense"], 2),
+        (["ls", "--nonsense"], 2),
+        (["rm"], 2),
+        (["rm", "--all", "x"], 2),
+        (["cp", "a", "b"], 2),
+        (["create", "--env", "novalue"], 2),
+        (["create", "--memory", "much"], 1),
+        (["ls"], 1),
+        (["stop"], 2),
+        (["run"], 125),
+        (["run", "--nonsense"], 125),
+        (["run", "--timeout", "soon", "-c", "1"], 125),
+        (["run", "-c", "1"], 125),
+        (["exec"], 125),
+        (["exec", "sb-x", "--"], 125),
+        (["exec", "sb-x", "true"], 125),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_an_error_is_a_line_and_a_status(arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sandlot: ")
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sandlot.cli.sandboxes._live", lambda: 1 / 0)
+    assert dispatch(["ls"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    monkeypatch.setenv("SANDLOT_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        dispatch(["ls"])
+
+
+def test_it_is_a_module_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "sandlot.cli", "version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"sandlot {__version__}\n"

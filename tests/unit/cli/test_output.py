@@ -1,0 +1,50 @@
+"""Words out of arguments, and tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import typer
+
+from sandlot.cli.output import age, announce_build, pairs, table
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def test_pairs() -> None:
+    assert pairs(["A=1", "B=", "C=x=y"], "--env") == {"A": "1", "B": "", "C": "x=y"}
+    assert pairs(None, "--env") == {}
+
+
+@pytest.mark.parametrize("word", ["A", "=1", ""])
+def test_what_is_no_pair_is_refused_by_the_options_name(word: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--env"):
+        pairs([word], "--env")
+
+
+@pytest.mark.parametrize(
+    "ago, text", [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172799, "47h"), (172800, "2d"), (-300, "5m")]
+)
+def test_age(ago: int, text: str) -> None:
+    assert age(NOW - timedelta(seconds=ago), NOW) == text
+
+
+def test_no_moment_has_no_age() -> None:
+    assert age(None) == "-"
+
+
+def test_a_table_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["ID", "NAME"], [["x" * 30, "a"], ["y", "b c"]])
+    assert capsys.readouterr().out.splitlines() == ["ID" + " " * 30 + "NAME", "x" * 30 + "  a", "y" + " " * 31 + "b c"]
+
+
+def test_a_build_is_announced_on_standard_error_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    templates = [{"name": "base", "built": True}, {"name": "code-interpreter", "built": False}]
+    announce_build(templates, "base")
+    announce_build(templates, "unknown")
+    assert capsys.readouterr() == ("", "")
+    announce_build(templates, None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "code-interpreter" in err

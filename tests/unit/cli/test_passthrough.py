@@ -1,0 +1,146 @@
+"""Bytes and statuses of a program that runs elsewhere: through real descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandlot.cli.passthrough import exit_status, failure_status, standard_input, write_all
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, from_code
+from sandlot.sdk.results import CommandResult
+
+
+@pytest.mark.parametrize(
+    "result, status",
+    [
+        (CommandResult(0), 0),
+        (CommandResult(7), 7),
+        (CommandResult(143, reason="signalled", signal=15), 143),
+        (CommandResult(137, reason="timeout", signal=9), 124),
+        (CommandResult(137, reason="pids", signal=9), 137),
+    ],
+)
+def test_the_status_is_the_programs_own(result: CommandResult, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(result, 5) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert bool(err) == (result.reason in {"timeout", "pids"})
+    assert not err or err.startswith("sandlot: ")
+
+
+@pytest.mark.parametrize(
+    "error, own_folder, status",
+    [
+        (from_code("path_not_found", "x"), False, 127),
+        (from_code("permission_denied", "x"), False, 126),
+        (from_code("path_not_found", "x"), True, None),
+        (NotFoundError("x", code=ErrorCode.SANDBOX_NOT_FOUND), False, None),
+        (from_code("sandbox_ended", "x", fields={"reason": "oom"}), False, 137),
+        (from_code("sandbox_ended", "x", fields={"reason": "killed"}), False, None),
+        (from_code("service_unavailable", "x"), False, None),
+    ],
+    ids=["not there", "not executable", "no folder", "no sandbox", "out of memory", "killed", "no service"],
+)
+def test_what_kept_a_program_from_running(error: SandlotError, own_folder: bool, status: int | None) -> None:  # noqa: FBT001 - a parameter
+    assert failure_status(error, own_folder=own_folder) == status
+
+
+async def collected(descriptor: int) -> bytes:
+    return b"".join([piece async for piece in standard_input(descriptor)])
+
+
+async def test_a_pipe_is_read_to_its_end_as_it_comes() -> None:
+    read, write = os.pipe()
+    data = os.urandom(300_000)
+    async with anyio.create_task_group() as group:
+        group.start_soon(write_all, write, data)
+        received = b""
+        async for piece in standard_input(read):
+            received += piece
+            if len(received) == len(data):
+                os.close(write)
+    os.close(read)
+    assert received == data
+
+
+async def test_a_file_and_a_device_are_read_although_nobody_can_wait_for_them(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 200_000)
+    for path, expected in ((tmp_path / "file", b"x" * 200_000), (Path("/dev/null"), b"")):
+        descriptor = os.open(path, os.O_RDONLY)
+        assert await collected(descriptor) == expected
+        os.close(descriptor)
+
+
+async def test_a_closed_standard_input_is_an_end() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    assert await collected(read) == b""
+
+
+async def test_writing_waits_for_a_slow_reader_without_stopping_the_loop() -> None:
+    read, write = os.pipe()
+    data = os.urandom(1_000_000)
+    received = bytearray()
+
+    async def consume() -> None:
+        while len(received) < len(data):
+            await anyio.wait_readable(read)
+            received.extend(os.read(read, 10_000))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume)
+        await write_all(write, data)
+    os.close(read)
+    os.close(write)
+    assert bytes(received) == data
+
+
+PROGRAM = """
+import asyncio, sys
+from sandlot.cli.passthrough import run_until_signal, write_all
+async def main():
+    try:
+        print("ready", flush=True)
+        {body}
+    finally:
+        print("cleaned", file=sys.stderr, flush=True)
+    return 3
+sys.exit(run_until_signal(main()))
+"""
+
+
+def program(body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_status_of_what_ends_by_itself_is_its_own() -> None:
+    with program("pass") as running:
+        assert running.communicate()[1] == "cleaned\n"
+    assert running.returncode == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cleans_up_and_becomes_the_status(number: signal.Signals) -> None:
+    with program("await asyncio.sleep(100)") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(number)
+        assert running.communicate()[1] == "cleaned\n"
+    assert running.returncode == 128 + number
+
+
+def test_a_reader_that_is_gone_ends_it_as_sigpipe_would() -> None:
+    with program("await asyncio.to_thread(sys.stdin.readline); await write_all(1, b'x' * 100_000)") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.stdout.close()
+        assert running.stderr is not None
+        assert running.stderr.readline() == "cleaned\n"
+    assert running.returncode == 128 + signal.SIGPIPE

@@ -1,0 +1,83 @@
+"""What `sandlot run` makes of its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from sandlot.cli.run import Job, plan
+
+
+def planned(file: str | None, code: str | None = None, args: tuple[str, ...] = (), files: tuple[str, ...] = (), *, unbuffered: bool = False) -> Job:
+    return plan(file, code, args, files, unbuffered=unbuffered)
+
+
+def test_a_file_is_copied_in_and_run_with_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "it is.py"
+    script.touch()
+    job = planned(str(script), args=("-v", "x"))
+    assert job == Job(("python3", "/workspace/it is.py", "-v", "x"), ((script, "/workspace/it is.py"),))
+
+
+@pytest.mark.parametrize(
+    "ending, program", [(".py", "python3"), (".sh", "bash"), (".JS", "node"), (".mjs", "node"), ("", "python3"), (".txt", "python3")]
+)
+def test_the_ending_tells_the_interpreter(tmp_path: Path, ending: str, program: str) -> None:
+    script = tmp_path / f"run{ending}"
+    script.touch()
+    assert planned(str(script)).argv[0] == program
+
+
+def test_code_takes_every_word_as_an_argument() -> None:
+    assert planned("a", "print(1)", ("b",)) == Job(("python3", "-c", "print(1)", "a", "b"), ())
+    assert planned(None, "") == Job(("python3", "-c", ""), ())
+
+
+def test_a_dash_is_code_on_standard_input() -> None:
+    assert planned("-", args=("x",)) == Job(("python3", "-", "x"), ())
+
+
+def test_output_comes_at_once_for_a_person_and_only_python_has_a_word_for_it(tmp_path: Path) -> None:
+    assert planned(None, "1", unbuffered=True).argv == ("python3", "-u", "-c", "1")
+    (tmp_path / "a.sh").touch()
+    assert planned(str(tmp_path / "a.sh"), unbuffered=True).argv == ("bash", "/workspace/a.sh")
+
+
+@pytest.mark.parametrize(
+    "guest, target",
+    [
+        (":in.csv", "/workspace/in.csv"),
+        (":/data/in.csv", "/data/in.csv"),
+        (":", "/workspace/d.csv"),
+        (":/data/", "/data/d.csv"),
+        ("", "/workspace/d.csv"),
+    ],
+)
+def test_where_a_file_goes(tmp_path: Path, guest: str, target: str) -> None:
+    data = tmp_path / "d.csv"
+    data.touch()
+    assert planned(None, "1", files=(f"{data}{guest}",)).uploads == ((data, target),)
+
+
+def test_a_colon_in_a_name_here_needs_the_other_side(tmp_path: Path) -> None:
+    data = tmp_path / "a:b"
+    data.touch()
+    assert planned(None, "1", files=(f"{data}:c",)).uploads == ((data, "/workspace/c"),)
+
+
+@pytest.mark.parametrize("file", ["/no/such/file", None], ids=["missing", "nothing"])
+def test_nothing_to_run_is_said(file: str | None) -> None:
+    with pytest.raises(typer.BadParameter):
+        planned(file)
+
+
+def test_a_folder_is_no_program(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="folder"):
+        planned(str(tmp_path))
+
+
+def test_a_file_to_copy_has_to_be_there() -> None:
+    with pytest.raises(typer.BadParameter, match="/no/such"):
+        planned(None, "1", files=("/no/such:x",))
