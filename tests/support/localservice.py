@@ -21,6 +21,8 @@ from typing import Any
 
 from sandlot import Sandbox
 from sandlot.sdk import Client
+from sandlot.sdk.config import SOCKET
+from sandlot.sdk.local import answers
 from tests.support.traces import NOTHING, Traces, settle, traces
 
 TEMPLATE = "base"
@@ -65,7 +67,7 @@ class LocalService:
                 cwd="/",
             )
         deadline = time.monotonic() + START_PATIENCE_S
-        while not (self.data_dir / "sandlot.sock").exists():
+        while not answers(self.data_dir / SOCKET):
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)

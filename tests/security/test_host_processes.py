@@ -1,0 +1,203 @@
+"""Promise: a sandbox sees, signals and traces no process but its own; its processes have no power on the host, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from tests.support.inside import USERS, run_inside
+from tests.support.localservice import LocalService, local_service
+from tests.support.traces import NOTHING, sandbox_pids, settle
+
+NOBODY = "65534"
+GOFER_CAPABILITIES = sum(1 << number for number in (0, 1, 2, 3, 4, 18))
+"""What serves a sandbox its own image's files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_CHROOT (capabilities(7))."""
+MARK = "sandlot-marked-process"
+
+
+@pytest.fixture(scope="module")
+def marked() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the host that can be told from all others, and that says on its standard output which signals it gets."""
+    program = (
+        "import signal, sys\n"
+        "for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:\n"
+        "    signal.signal(number, lambda number, frame: print('got', number, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, MARK], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        assert process.poll() is None, "a signal crossed"
+        process.kill()
+        assert process.stdout.read() == b"", "a signal crossed"
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_process_of_the_host_is_visible(sandbox: Sandbox, service: LocalService, marked: subprocess.Popen[bytes], user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+told["commands"] = {pid: attempt(read, f"/proc/{pid}/cmdline") for pid in processes()}
+told["ps"] = os.popen("ps -ef 2>/dev/null; cat /proc/[0-9]*/stat").read()
+told["own"] = os.getpid()
+told["hosts"] = [pid for pid in given["pids"] if "sandlot-marked" in str(attempt(read, f"/proc/{pid}/cmdline"))]
+""",
+        user=user,
+        given={"pids": [marked.pid, service.pid, os.getpid(), *sandbox_pids(service.data_dir)]},
+    )
+    text = repr({pid: command for pid, command in told["commands"].items() if int(pid) != told["own"]}) + told["ps"]
+    assert "1" in told["commands"], "the guest is PID 1, in a namespace of its own"
+    assert len(told["commands"]) < 20
+    assert told["hosts"] == []
+    for word in (MARK, "sandlot.server", "runsc", "pytest", "systemd", "sandlot-keeper"):
+        assert word not in text, word
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_signal_and_no_tracer_reaches_a_process_of_the_host(
+    sandbox: Sandbox, service: LocalService, marked: subprocess.Popen[bytes], user: str
+) -> None:
+    pids = [marked.pid, service.pid, *sandbox_pids(service.data_dir)]
+    told = run_inside(
+        sandbox,
+        """
+PTRACE_ATTACH, PTRACE_SEIZE, PIDFD_OPEN, PROCESS_VM_READV = 16, 0x4206, 434, 310 if platform.machine() == "x86_64" else 270
+own = set(processes())
+told["reached"], told["tried"] = [], 0
+for pid in given["pids"]:
+    if pid in own:
+        continue  # the number of a process in here, by chance
+    told["tried"] += 1
+    buffer = ctypes.create_string_buffer(64)
+    vector = struct.pack("QQ", ctypes.addressof(buffer), 64)
+    tries = {
+        "kill": lambda: attempt(os.kill, pid, 0).get("error"),
+        "term": lambda: attempt(os.kill, pid, 15).get("error"),
+        "group": lambda: attempt(os.killpg, pid, 10).get("error"),
+        "attach": lambda: called(libc.ptrace(PTRACE_ATTACH, pid, 0, 0)),
+        "seize": lambda: called(libc.ptrace(PTRACE_SEIZE, pid, 0, 0)),
+        "pidfd": lambda: called(libc.syscall(PIDFD_OPEN, pid, 0)),
+        "read": lambda: called(libc.syscall(PROCESS_VM_READV, pid, vector, 1, vector, 1, 0)),
+        "priority": lambda: attempt(os.setpriority, os.PRIO_PROCESS, pid, 19).get("error"),
+        "affinity": lambda: attempt(os.sched_setaffinity, pid, {0}).get("error"),
+    }
+    told["reached"] += [f"{name} {pid}" for name, function in tries.items() if function() is None]
+""",
+        user=user,
+        given={"pids": pids},
+    )
+    assert told["tried"] > 0
+    assert told["reached"] == []
+
+
+def test_killing_everything_inside_kills_nothing_outside(service: LocalService, sandbox: Sandbox, marked: subprocess.Popen[bytes]) -> None:
+    with service.create() as other:
+        # kill(2): -1 is every process that one may signal.
+        other.commands.run(["python3", "-c", "import os, signal; os.kill(-1, signal.SIGKILL)"], user="root", timeout=10)
+        other.commands.run("for pid in $(seq 1 2000); do kill -9 $pid; done 2>/dev/null", user="user", timeout=20)
+    assert marked.poll() is None
+    assert service.is_alive()
+    assert sandbox.commands.run("echo alive").stdout == "alive\n"
+
+
+def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
+    assert sandbox.commands.run("true").exit_code == 0
+    pids = sandbox_pids(service.data_dir)
+    keepers = [pid for pid in pids if _status(pid).get("Name") == "sandlot-keeper"]
+    gofers = [pid for pid in pids if _command(pid).startswith(b"runsc-gofer")]
+    assert (len(keepers), len(gofers)) == (1, 1)
+    sentries = [pid for pid in pids if _command(pid).startswith(b"runsc-sandbox")]
+    assert len(sentries) == 1
+    others = {pid: status for pid in pids if pid not in {*keepers, *gofers} and (status := _status(pid))}
+    assert len(others) > 1, "the sandbox's kernel, and what its processes run in"
+    for pid, status in others.items():
+        assert status["Uid"].split() == [NOBODY] * 4
+        assert status["Gid"].split() == [NOBODY] * 4
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert _is_confined(pid, "mnt", "net", "ipc", "uts", "user")
+    assert _is_confined(gofers[0], "mnt", "net", "ipc", "uts", "pid")
+    assert int(_status(gofers[0])["CapPrm"], 16) & ~GOFER_CAPABILITIES == 0
+
+
+def test_nothing_that_was_started_inside_survives_the_end(service: LocalService) -> None:
+    before = service.traces()
+    made = service.create()
+    escapes = (
+        "setsid sleep 1000 & nohup sleep 1000 & (sleep 1000 & sleep 1000 &) & "
+        "python3 -c 'import os, signal, time\nif not os.fork() and not os.fork():\n    os.setsid()\n"
+        "    [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15, 13)]\n    time.sleep(1000)' & "
+        "wait -n; sleep 0.2; ps -e | wc -l"
+    )
+    made.commands.run(escapes, user="root", timeout=20)
+    handle = made.commands.run("exec sleep 1000", background=True)
+    assert handle.poll() is None
+    running = int(made.commands.run("ls -d /proc/[0-9]* | wc -l").stdout)
+    assert running > 5
+    assert len(service.traces().processes) > len(before.processes)
+    made.kill()
+    settle(service.traces, before)
+
+
+def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
+    assert sandbox.is_running()
+    before = service.traces()
+    made = service.create(timeout=300)
+    made.commands.run("setsid sleep 1000 & echo started")
+    made.set_timeout(1)
+    deadline = time.monotonic() + 60
+    while made.info().state == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert (made.info().state, made.info().exit_reason) == ("stopped", "killed")
+    settle(service.traces, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sandbox_ends_with_its_service_or_is_swept_by_the_next(number: signal.Signals) -> None:
+    with local_service() as mortal:
+        made = mortal.create()
+        made.commands.run("setsid sleep 1000 & echo started", user="root")
+        mortal.end(number)
+        if number == signal.SIGTERM:
+            settle(mortal.traces, NOTHING)
+        else:
+            assert mortal.traces() != NOTHING, "nobody was there to remove it"
+        mortal.start()
+        settle(mortal.traces, NOTHING)
+        assert mortal.client.sandboxes() == []
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _is_confined(pid: int, *namespaces: str) -> bool:
+    """Namespaces of its own, a system call filter, no way to more privileges, and first to go where the host's memory is short."""
+    process = Path(f"/proc/{pid}")
+    try:
+        status = _status(pid)
+        shared = [kind for kind in namespaces if (process / "ns" / kind).readlink() == Path(f"/proc/self/ns/{kind}").readlink()]
+        score = int((process / "oom_score_adj").read_text(encoding="ascii"))
+        return (shared, status["NoNewPrivs"], status["Seccomp"], score > 0) == ([], "1", "2", True)
+    except (OSError, KeyError):
+        return not process.exists()  # ended meanwhile, as processes inside come and go
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
