@@ -9,11 +9,10 @@ Laws:
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from sandlot.guest.flow.loop import log_exception
 from sandlot.guest.flow.outputs import Port
 from sandlot.protocol import events, schema
+from sandlot.protocol.lean import OrderedDict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,19 +12,17 @@ A client sends one message (``values``, 4-byte length before it), for ``sudo`` w
 
 from __future__ import annotations
 
-import array
 import os
-import signal
-import socket
 import struct
-from collections import deque
 
 from sandlot.guest.calls import Refusal
+from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, WRITE, log
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import events, schema, values
 from sandlot.protocol.errors import TooMany
+from sandlot.protocol.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ MESSAGE_BYTES = 2 * 1024 * 1024
 CLIENTS = 128
 STANDARD_STREAMS = 3
 HEAD = struct.Struct(">I")
+FD = struct.Struct("i")
 _SUDO = {"op": "str", "argv": "list[str]", "env": "map[str]", "cwd": "str"}
 _DIAL = {"op": "str", "service": "str", "args": "map"}
 
@@ -94,12 +93,13 @@ class Local:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = listener.accept()
+            descriptor, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C half's name of accept
         except OSError:
             return
         if len(self.clients) >= CLIENTS:
-            connection.close()
+            os.close(descriptor)
             return
+        connection = socket.socket(fileno=descriptor)
         connection.setblocking(False)
         self.clients.add(Client(self._guest, self, connection))
 
@@ -202,12 +202,12 @@ class Client:
             self._parse()
 
     def _receive_with_fds(self) -> tuple[bytes, list[int]]:
-        data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_LEN(3 * 4), socket.MSG_CMSG_CLOEXEC)
-        fds = array.array("i")
+        data, ancillary, _, _ = self._socket.recvmsg(65536, socket.CMSG_LEN(STANDARD_STREAMS * FD.size), socket.MSG_CMSG_CLOEXEC)
+        fds: list[int] = []
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        return data, list(fds)
+                fds += [number for (number,) in FD.iter_unpack(payload[: len(payload) - len(payload) % FD.size])]
+        return data, fds
 
     def _parse(self) -> None:
         if len(self._buffer) < HEAD.size:

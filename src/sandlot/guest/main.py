@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import time
 
 from sandlot.guest.calls import Call, Calls, Refusal
 from sandlot.guest.files.service import Files
+from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, Loop, Timer, log
 from sandlot.guest.flow.wire import Wire
 from sandlot.guest.kernels.service import Kernels, find_python
@@ -209,8 +209,6 @@ class Guest:
 
 
 def _set_hostname(name: str) -> None:
-    import socket  # noqa: PLC0415 - imported by then anyway; named where it is used
-
     try:
         socket.sethostname(name)
     except OSError as error:
@@ -234,7 +232,8 @@ def _stir(entropy: bytes) -> None:
 def main() -> None:
     """The first and last function of the sandbox."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN: that would pass through exec to every program that is started (execve(2)).
+        signal.signal(number, lambda _number, _frame: None)
     os.umask(0o022)
     os.chdir("/")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

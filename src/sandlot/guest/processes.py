@@ -11,15 +11,15 @@ Laws:
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections import OrderedDict
 
 from sandlot.guest.calls import Refusal
+from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.outputs import HOLD_S, Outputs
 from sandlot.guest.flow.pipes import InputPipe, OutputPipe, open_pipe
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
+from sandlot.protocol.lean import OrderedDict
 from sandlot.protocol.schema import LIMITS, STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False

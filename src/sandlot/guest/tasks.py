@@ -7,7 +7,8 @@ session, or shares its group.
 from __future__ import annotations
 
 import os
-import signal
+
+from sandlot.guest.flow.lean import signal
 
 PASSES = 20
 """A tree that still grows after that many passes is left to the pids limit."""

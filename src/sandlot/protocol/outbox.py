@@ -12,9 +12,9 @@ Laws:
 from __future__ import annotations
 
 import struct
-from collections import deque
 
 from sandlot.protocol import frames, values
+from sandlot.protocol.lean import deque
 from sandlot.protocol.streams import QUEUE_BYTES, Outgoing, Stream
 
 TYPE_CHECKING = False

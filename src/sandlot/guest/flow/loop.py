@@ -13,7 +13,8 @@ import os
 import select
 import sys
 import time
-from collections import deque
+
+from sandlot.protocol.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ Laws:
 
 from __future__ import annotations
 
-from collections import deque
-
 from sandlot.guest.flow.loop import READ_BYTES
+from sandlot.protocol.lean import deque
 from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES
 
 CHUNK_BYTES = 65536

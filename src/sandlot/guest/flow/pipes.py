@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections import deque
 
 from sandlot.guest.flow.loop import READ, WRITE
+from sandlot.protocol.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,14 +12,11 @@ Laws:
 from __future__ import annotations
 
 import os
-import re
-import signal
-import socket
 import struct
 import time
-from collections import OrderedDict, deque
 
 from sandlot.guest.calls import Refusal
+from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, WRITE
 from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.flow.pipes import OutputPipe, open_pipe
@@ -28,6 +25,7 @@ from sandlot.guest.spawn import account, candidates, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.lean import OrderedDict, deque
 from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
 
 TYPE_CHECKING = False
@@ -41,7 +39,8 @@ PROGRAM = "/.sandlot/programs/kernel.py"
 GRACE_S = 2.0
 KEPT = 32
 KEPT_BYTES = 16 * 1024 * 1024
-MIME_TYPE = re.compile(r"[A-Za-z0-9.+_-]{1,100}/[A-Za-z0-9.+_-]{1,100}")
+MIME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.+_-")
+MIME_PART = 100
 LINE_CHARS = 8000
 """Of an error's text and a traceback's line; schema.LIMITS allows 64 KiB, and a character has up to 4 bytes."""
 HEAD = struct.Struct(">I")
@@ -54,6 +53,12 @@ def find_python(env: dict[str, str]) -> str | None:
             if os.access(path, os.X_OK) and os.path.isfile(path):
                 return os.fsdecode(path)
     return None
+
+
+def is_mime_type(text: str) -> bool:
+    """Whether a text is type/subtype, RFC 2045, section 5.1."""
+    kind, _, subtype = text.partition("/")
+    return all(0 < len(part) <= MIME_PART and MIME_CHARS.issuperset(part) for part in (kind, subtype))
 
 
 class Kernel:
@@ -236,7 +241,7 @@ class Kernel:
             return
         if kind == "display":
             items = list(message["data"].items())[: LIMITS["mime_types"]]
-            data = {mime: item for mime, item in items if type(item) in {str, bytes} and MIME_TYPE.fullmatch(mime)}
+            data = {mime: item for mime, item in items if type(item) in {str, bytes} and is_mime_type(mime)}
             cell.tell({"event": "display", "data": data, "main": bool(message["main"])}, size)
         elif kind == "error":
             trace = [str(line)[:LINE_CHARS] for line in message["traceback"]][-LIMITS["traceback"] :]
