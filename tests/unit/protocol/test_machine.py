@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 
 import hypothesis
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sandlot.protocol import events, frames
 from sandlot.protocol.connection import GUEST, HOST, MESSAGE_MAX_BYTES, Connection
@@ -21,14 +21,14 @@ from tests.unit.protocol.ends import Ends
 
 PATTERN = bytes(range(251)) * 5000
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 300_000), st.sampled_from([1, 4084, 4085, 65524, 65525, WINDOW_BYTES]))
+SIDES = st.sampled_from([HOST, GUEST])
+RARELY = st.sampled_from([False] * 7 + [True])
 Key = tuple[str, int]
 """Who sends, and on which stream."""
 
 
 class Both(RuleBasedStateMachine):
     """Honest ends."""
-
-    streams: Bundle[tuple[int, int]] = Bundle("streams")
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Both(RuleBasedStateMachine):
     def greet(self) -> None:
         self.nonces += 1
         nonce = self.nonces.to_bytes(16, "big")
-        for _ in range(4):
+        for _ in range(3):
             self.ends.host.hello(nonce)
             self.move()
             if self.ends.host.is_ready:
@@ -106,51 +106,62 @@ class Both(RuleBasedStateMachine):
 
     # -- rules --------------------------------------------------------------------------------------------------------
 
+    def some(self, which: int) -> int:
+        """One of the streams of this connection; 0 where there is none."""
+        ids = sorted(self.heads)
+        return ids[which % len(ids)] if ids else 0
+
+    def may_send(self, side: str, id_: int) -> bool:
+        """Whether that side knows of the stream, and has not ended it."""
+        knows = id_ in self.opened or (id_ % 2 == 1) == (side == HOST)
+        return knows and self.end(side).is_open(id_) and "end" not in self.sent[side, id_]
+
     @initialize(asleep=st.booleans())
     def start(self, *, asleep: bool) -> None:
         self.ends = Ends(asleep=asleep)
         self.greet()
 
-    @rule(target=streams, side=st.sampled_from([HOST, GUEST]), size=SIZES)
-    def open(self, side: str, size: int) -> tuple[int, int] | st.SearchStrategy[tuple[int, int]]:
-        end = self.end(side)
-        head = {"epoch": self.epoch, "pad": PATTERN[: size if side == HOST else min(size, 60_000)]}
-        try:
-            stream = end.open(head)
-        except TooMany:
-            return multiple()
-        self.heads[stream] = head
-        return self.epoch, stream
+    @rule(side=SIDES, sizes=st.lists(SIZES, min_size=1, max_size=4))
+    def open(self, side: str, sizes: list[int]) -> None:
+        for size in sizes:
+            head = {"epoch": self.epoch, "pad": PATTERN[: size if side == HOST else min(size, 60_000)]}
+            try:
+                self.heads[self.end(side).open(head)] = head
+            except TooMany:
+                return
 
-    @rule(stream=streams, side=st.sampled_from([HOST, GUEST]), size=SIZES, is_message=st.booleans(), channel=st.integers(0, 2))
-    def send(self, stream: tuple[int, int], side: str, size: int, channel: int, *, is_message: bool) -> None:
-        epoch, id_ = stream
-        end = self.end(side)
-        if epoch != self.epoch or not end.is_open(id_) or "end" in self.sent[side, id_] or (side == GUEST) == (id_ % 2 == 1 and id_ not in self.opened):
-            return
-        if is_message:
-            end.send(id_, {"epoch": epoch, "pad": PATTERN[:size]})
-            self.sent[side, id_].append({"epoch": epoch, "pad": PATTERN[:size]})
-        elif size:
-            end.send_bytes(id_, channel, PATTERN[-size:])
-            self.sent[side, id_].append((channel, PATTERN[-size:]))
+    @rule(which=st.integers(0, 50), side=SIDES, sizes=st.lists(SIZES, min_size=1, max_size=5), channel=st.integers(0, 2), flood=st.booleans())
+    def send_bytes(self, which: int, side: str, sizes: list[int], channel: int, *, flood: bool) -> None:
+        id_ = self.some(which)
+        for size in sizes * (50 if flood and sum(sizes) < 10_000 else 1):
+            if size and self.may_send(side, id_):
+                self.end(side).send_bytes(id_, channel, PATTERN[-size:])
+                self.sent[side, id_].append((channel, PATTERN[-size:]))
 
-    @rule(stream=streams, side=st.sampled_from([HOST, GUEST]))
-    def finish(self, stream: tuple[int, int], side: str) -> None:
-        epoch, id_ = stream
-        if epoch == self.epoch and self.end(side).is_open(id_):
+    @rule(which=st.integers(0, 50), side=SIDES, sizes=st.lists(SIZES, min_size=1, max_size=3))
+    def send(self, which: int, side: str, sizes: list[int]) -> None:
+        id_ = self.some(which)
+        for size in sizes:
+            if self.may_send(side, id_):
+                message = {"epoch": self.epoch, "pad": PATTERN[:size]}
+                self.end(side).send(id_, message)
+                self.sent[side, id_].append(message)
+
+    @rule(which=st.integers(0, 50), side=SIDES)
+    def finish(self, which: int, side: str) -> None:
+        id_ = self.some(which)
+        if self.may_send(side, id_):
             self.end(side).end(id_)
-            if "end" not in self.sent[side, id_]:
-                self.sent[side, id_].append("end")
+            self.sent[side, id_].append("end")
 
-    @rule(stream=consumes(streams), side=st.sampled_from([HOST, GUEST]))
-    def reset(self, stream: tuple[int, int], side: str) -> None:
-        epoch, id_ = stream
-        if epoch == self.epoch and self.end(side).is_open(id_):
+    @rule(which=st.integers(0, 50), side=SIDES)
+    def reset(self, which: int, side: str) -> None:
+        id_ = self.some(which)
+        if self.end(side).is_open(id_):
             self.resets.add(id_)
             self.end(side).reset(id_, "conflict", "a test", path="/x")
 
-    @rule(side=st.sampled_from([HOST, GUEST]), share=st.integers(1, 4))
+    @rule(side=SIDES, share=st.integers(1, 4))
     def consume(self, side: str, share: int) -> None:
         self.look()
         for (owner, id_), owed in self.owed.items():
@@ -158,27 +169,28 @@ class Both(RuleBasedStateMachine):
                 for _ in range((len(owed) + share - 1) // share):
                     self.end(side).consumed(id_, owed.popleft())
 
-    @rule(count=st.integers(1, 100))
-    def host_writes(self, count: int) -> None:
-        self.ends.host_writes(count)
-
-    @rule(size=st.integers(1, 200_000), batch=st.sampled_from([1, frames.GUEST_FRAME_MAX]))
-    def guest_writes(self, size: int, batch: int) -> None:
+    @rule(frames_=st.integers(1, 100), size=st.integers(1, 200_000), batch=st.sampled_from([1, frames.GUEST_FRAME_MAX]))
+    def write(self, frames_: int, size: int, batch: int) -> None:
+        self.ends.host_writes(frames_)
         self.ends.guest_writes(size, batch=batch)
 
-    @rule(size=st.integers(1, 200_000))
-    def guest_reads(self, size: int) -> None:
-        self.ends.guest_reads(size)
+    @rule(to_guest=st.integers(0, 200_000), to_host=st.integers(0, 200_000))
+    def read(self, to_guest: int, to_host: int) -> None:
+        self.ends.guest_reads(to_guest)
+        self.ends.host_reads(to_host)
         self.look()
 
-    @rule(size=st.integers(1, 200_000))
-    def host_reads(self, size: int) -> None:
-        self.ends.host_reads(size)
-        self.look()
-
-    @precondition(lambda self: not self.resting)
     @rule()
-    def quiesce(self) -> None:
+    def work(self) -> None:
+        """A while in which both do what they are there for."""
+        for side in (HOST, GUEST):
+            self.move()
+            self.consume(side, 1)
+
+    @rule(rarely=RARELY)
+    def quiesce(self, *, rarely: bool) -> None:
+        if not rarely:
+            return
         self.look()
         self.ends.host.quiesce()
         while not self.resting:
@@ -196,18 +208,19 @@ class Both(RuleBasedStateMachine):
         self.forget()
         self.ends.host.asleep = self.ends.guest.asleep = False
 
-    @rule(half_read=st.integers(0, 100_000), writes=st.integers(0, 20))
-    def kill_host(self, half_read: int, writes: int) -> None:
-        self.ends.host_writes(writes)
-        self.ends.kill_host(half_read=half_read)
-        self.greet()
+    @rule(rarely=RARELY, half_read=st.integers(0, 100_000), writes=st.integers(0, 20))
+    def kill_host(self, half_read: int, writes: int, *, rarely: bool) -> None:
+        if rarely:
+            self.ends.host_writes(writes)
+            self.ends.kill_host(half_read=half_read)
+            self.greet()
 
     # -- what always holds ----------------------------------------------------------------------------------------------
 
     @invariant()
     def nothing_is_beyond_its_bounds(self) -> None:
         assert self.ends.host.streams <= HOST_STREAMS_MAX + GUEST_STREAMS_MAX
-        for (_, _), owed in self.owed.items():
+        for owed in self.owed.values():
             assert sum(list(owed)[:-1]) < WINDOW_BYTES
             assert all(credit <= MESSAGE_MAX_BYTES for credit in owed)
 
@@ -220,7 +233,9 @@ class Both(RuleBasedStateMachine):
             assert ours[:-1] == theirs[: len(ours) - 1]
             if ours:
                 last, whole = ours[-1], theirs[len(ours) - 1]
-                assert last == whole or (isinstance(last, tuple) and isinstance(whole, tuple) and last[0] == whole[0] and whole[1].startswith(last[1]))
+                assert last == whole or (
+                    isinstance(last, tuple) and isinstance(whole, tuple) and last[0] == whole[0] and whole[1].startswith(last[1])
+                )
 
     def teardown(self) -> None:
         """With everybody consuming, everything of every stream that nobody reset arrives."""
@@ -239,5 +254,5 @@ class Both(RuleBasedStateMachine):
             assert id_ in self.resets or self.joined(self.got[side, id_]) == self.joined(sent)
 
 
-Both.TestCase.settings = hypothesis.settings(max_examples=60, stateful_step_count=40, deadline=None)
+Both.TestCase.settings = hypothesis.settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestBoth = Both.TestCase
