@@ -1,0 +1,211 @@
+"""Promise: a sandbox reaches nothing by network: not the world, not the host's addresses, not even the host's loopback.
+
+Listeners stand on the host's loopback and count who comes; the programs inside knock at every address that the host has.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from tests.support.inside import USERS, run_inside
+
+SIOCGIFADDR = 0x8915
+"""linux/sockios.h"""
+NOWHERE = "192.0.2.1"
+"""TEST-NET-1, RFC 5737: an address that nobody has."""
+NO_WAY = {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "EADDRNOTAVAIL", "EAFNOSUPPORT", "EPERM", "EACCES"}
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Sockets of the host that nobody inside may reach."""
+
+    tcp: dict[str, int]
+    udp: int
+    name: str
+    path: str
+
+
+@pytest.fixture
+def listeners() -> Iterator[Listeners]:
+    with tempfile.TemporaryDirectory() as folder:
+        tcp4, tcp6, udp = socket.socket(), socket.socket(socket.AF_INET6), socket.socket(type=socket.SOCK_DGRAM)
+        abstract, named = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        tcp4.bind(("127.0.0.1", 0))
+        port = tcp4.getsockname()[1]
+        udp.bind(("127.0.0.1", 0))
+        abstract.bind(f"\0sandlot-test-{port}")
+        named.bind(f"{folder}/socket")
+        Path(folder).chmod(0o755)
+        Path(f"{folder}/socket").chmod(0o777)
+        tcp = {"127.0.0.1": port}
+        try:
+            tcp6.bind(("::1", 0))
+            tcp6.listen()
+            tcp["::1"] = tcp6.getsockname()[1]
+        except OSError:
+            pass  # a host without IPv6
+        for listener in (tcp4, abstract, named):
+            listener.listen()
+        everyone = (tcp4, tcp6, udp, abstract, named)
+        with socket.create_connection(("127.0.0.1", port)):  # they can be reached: from outside
+            tcp4.accept()[0].close()
+        yield Listeners(tcp, udp.getsockname()[1], f"sandlot-test-{port}", f"{folder}/socket")
+        for listener in everyone:
+            listener.setblocking(False)
+            if listener is not tcp6 or "::1" in tcp:
+                with pytest.raises(BlockingIOError):
+                    listener.recv(1) if listener is udp else listener.accept()
+            listener.close()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_address_of_the_host_answers(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+told["answers"] = {}
+for address, port in given["addresses"]:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as client:
+        client.settimeout(5)
+        try:
+            client.connect((address, port))
+            told["answers"][f"{address} {port}"] = "connected"
+        except TimeoutError:
+            told["answers"][f"{address} {port}"] = "nothing"
+        except OSError as error:
+            told["answers"][f"{address} {port}"] = errno.errorcode.get(error.errno, str(error))
+# The same way works where both ends are inside.
+with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as client:
+    server.accept()[0].close()
+    told["control"] = "connected"
+""",
+        user=user,
+        given={
+            "addresses": [
+                *listeners.tcp.items(),
+                *((address, port) for address in _host_addresses() for port in (listeners.tcp["127.0.0.1"], 22, 80, 443)),
+                *((address, 80) for address in (NOWHERE, "169.254.169.254", "10.0.0.1", "172.17.0.1", "192.168.1.1")),
+                *((address, 53) for address in _resolvers()),
+            ]
+        },
+    )
+    assert told["control"] == "connected"
+    assert {address: answer for address, answer in told["answers"].items() if answer not in NO_WAY} == {}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_datagram_and_no_unix_socket_crosses(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+sender = socket.socket(type=socket.SOCK_DGRAM)
+told["sent"] = {address: attempt(sender.sendto, b"x", (address, given["udp"])) for address in given["addresses"]}
+told["unix"] = {}
+for name in ("\\0" + given["name"], given["path"], "/proc/1/root" + given["path"]):
+    client = socket.socket(socket.AF_UNIX)
+    told["unix"][name] = attempt(client.connect, name).get("error", "connected")
+told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", "").splitlines() if "sandlot-test" in line or given["path"] in line]
+told["vsock"] = []
+try:
+    for cid in (0, 1, 2):
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as client:
+            client.settimeout(2)
+            told["vsock"].append(attempt(client.connect, (cid, 22)).get("error", "connected"))
+except OSError as error:
+    told["vsock"].append("no such sockets")
+""",
+        user=user,
+        given={"udp": listeners.udp, "addresses": ["127.0.0.1", NOWHERE, *_host_addresses()], "name": listeners.name, "path": listeners.path},
+    )
+    # To its own loopback a datagram may be sent, where nobody waits for it; the fixture sees to it that none arrives on the host's.
+    assert [address for address, sent in told["sent"].items() if "got" in sent and address != "127.0.0.1"] == []
+    assert set(told["unix"].values()) <= {"ECONNREFUSED", "ENOENT", "EACCES", "EPERM"}
+    assert told["listed"] == []
+    assert "connected" not in told["vsock"]
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_there_is_a_loopback_and_no_other_interface_and_no_route(sandbox: Sandbox, user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+told["interfaces"] = [name for _, name in socket.if_nameindex()]
+told["dev"] = [line.split(":")[0].strip() for line in read("/proc/net/dev").splitlines()[2:]]
+told["routes"] = [line.split()[0] for line in attempt(read, "/proc/net/route").get("got", "").splitlines()[1:]]
+told["arp"] = attempt(read, "/proc/net/arp").get("got", "").splitlines()[1:]
+told["resolved"] = attempt(socket.getaddrinfo, "example.com", 80)
+""",
+        user=user,
+    )
+    assert (told["interfaces"], told["dev"]) == (["lo"], ["lo"])
+    assert set(told["routes"]) <= {"lo"}
+    assert told["arp"] == []
+    assert "got" not in told["resolved"]
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_raw_packet_and_no_new_interface_can_be_made(sandbox: Sandbox, user: str) -> None:
+    told = run_inside(
+        sandbox,
+        """
+told["made"] = []
+def made(name, function):
+    if "got" in attempt(function):
+        told["made"].append(name)
+def tunnel():
+    with open("/dev/net/tun", "r+b", 0) as file:
+        import fcntl
+        fcntl.ioctl(file, 0x400454CA, struct.pack("16sH", b"tap0", 0x1002))
+def link():
+    # RTM_NEWLINK (rtnetlink(7)) with the attribute IFLA_LINKINFO: a virtual card.
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        kind = struct.pack("HH", 9, 1) + b"dummy" + bytes(3)
+        body = struct.pack("BxHiII", 0, 0, 0, 0, 0) + struct.pack("HH", 4 + len(kind), 18) + kind
+        netlink.send(struct.pack("IHHII", 16 + len(body), 16, 0x605, 1, 0) + body)
+        answer = netlink.recv(4096)
+        code = struct.unpack_from("i", answer, 16)[0]
+        if code:
+            raise OSError(-code, "refused")
+made("raw ip", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close())
+made("raw udp", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW).close())
+made("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)).close())
+made("cooked packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3)).close())
+made("tunnel", tunnel)
+made("link", link)
+told["interfaces"] = [name for _, name in socket.if_nameindex()]
+""",
+        user=user,
+    )
+    assert told["made"] == []
+    assert told["interfaces"] == ["lo"]
+
+
+def _host_addresses() -> list[str]:
+    """The IPv4 addresses of the host's interfaces (netdevice(7)); those of IPv6 by what the kernel lists."""
+    found = []
+    with socket.socket(type=socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    six = Path("/proc/net/if_inet6")
+    lines = six.read_text(encoding="ascii").splitlines() if six.exists() else []
+    return found + [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])) for line in lines]
+
+
+def _resolvers() -> list[str]:
+    file = Path("/etc/resolv.conf")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
