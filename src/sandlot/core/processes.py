@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.link.client import Link, ProcessCall
+from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo, ProcessResult
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec
 
@@ -27,8 +27,6 @@ STDOUT = 1
 STDERR = 2
 
 _PIECE_BYTES = 64 * 1024
-_END = 1 << 62
-"""An offset behind everything: a reader from there on sees only what is new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +188,26 @@ async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) ->
 async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> tuple[ProcessId, int]:
     """Start a process and leave it; its id and its pid.
 
+    Args:
+        box: Where.
+        spec: What; with ``spec.stdin`` its input stays open for :func:`write_input` unless ``stdin`` is given.
+        stdin: All of its standard input.
+
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
     async with box.using() as link:
-        call = await link.start(spec, attach=False)
-        id_, pid = call.id, call.pid
+        call = await link.start(spec, attach=spec.stdin)
+    if not spec.stdin:
         await call.aclose()
-        if stdin is not None:
-            box.keep(asyncio.create_task(_feed(await _input(box, link, id_), stdin)))
-    return id_, pid
+        return call.id, call.pid
+    # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
+    box.keep(asyncio.create_task(_drain(box, call)))
+    if stdin is not None:
+        box.keep(asyncio.create_task(_feed(call, stdin)))
+    else:
+        box.inputs[call.id] = call
+    return call.id, call.pid
 
 
 async def follow(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: int | None, to_end: bool = True) -> Run:
@@ -256,28 +264,28 @@ async def write_input(box: Sandbox, id_: str, chunks: AsyncIterable[bytes]) -> N
 
     Raises:
         NotFoundError: ``process_not_found``.
-        ConflictError: Its input is closed, or it has ended.
+        ConflictError: It takes no input, its input was closed, or it has ended.
         SandboxEndedError: The sandbox has ended.
     """
-    process = check_id(id_)
-    async with box.using(None) as link:
-        call = await _input(box, link, process)
+    async with box.using(None):
+        call = await _input(box, check_id(id_))
         async for chunk in chunks:
             for at in range(0, len(chunk), _PIECE_BYTES):
                 await call.write(chunk[at : at + _PIECE_BYTES])
 
 
 async def close_input(box: Sandbox, id_: str) -> None:
-    """End a process's standard input. Idempotent.
+    """End a process's standard input.
 
     Raises:
         NotFoundError: ``process_not_found``.
+        ConflictError: It takes no input, its input was closed before, or it has ended.
         SandboxEndedError: The sandbox has ended.
     """
-    process = check_id(id_)
-    async with box.using() as link:
-        call = await _input(box, link, process)
+    async with box.using():
+        call = await _input(box, check_id(id_))
         call.close_stdin()
+        box.inputs.pop(call.id, None)
 
 
 async def send_signal(box: Sandbox, id_: str, signal: int) -> bool:
@@ -325,25 +333,26 @@ def signal_number(asked: str | int) -> int:
     return int(number)
 
 
-async def _input(box: Sandbox, link: Link, process: ProcessId) -> ProcessCall:
-    """A call whose channel 0 is the process's standard input: that of who runs it, or one made for it."""
+async def _input(box: Sandbox, process: ProcessId) -> ProcessCall:
+    """The call that a process's standard input travels on."""
     call = box.inputs.get(process)
-    if call is None:
-        known = next((info for info in await link.processes() if info.process == process), None)
-        if known is not None and not known.running:
-            raise ConflictError(f"Process {process} has ended; nobody reads its input.", code=ErrorCode.CONFLICT, fields={"process": process})
-        call = await link.attach(process, stdout_from=_END, stderr_from=_END)
-        # An attached reader that does not read would stop the process.
-        box.inputs[process] = call
-        box.keep(asyncio.create_task(_drain(box, process, call)))
-    return call
+    if call is not None:
+        return call
+    if process not in {info.process for info in await listing(box)}:
+        raise NotFoundError(f"There is no process {process}.", code=ErrorCode.PROCESS_NOT_FOUND, fields={"process": process})
+    raise ConflictError(
+        f"Process {process} takes no input: it has ended, its input was closed, or it was started without.",
+        code=ErrorCode.CONFLICT,
+        hint="Start it with stdin_open to write to it.",
+        fields={"process": process},
+    )
 
 
-async def _drain(box: Sandbox, process: ProcessId, call: ProcessCall) -> None:
+async def _drain(box: Sandbox, call: ProcessCall) -> None:
     with suppress(SandlotError):
         async for _ in call:
             pass
-    box.inputs.pop(process, None)
+    box.inputs.pop(call.id, None)
     await call.aclose()
 
 
@@ -358,7 +367,7 @@ async def _feed(call: ProcessCall, data: bytes) -> None:
 async def _kill(box: Sandbox, process: ProcessId) -> None:
     with suppress(SandlotError):
         async with box.using() as link:
-            await link.signal(process, signals.SIGKILL)
+            await link.signal(process, int(signals.SIGKILL))
 
 
 def _collect(captures: Mapping[int, Capture], event: Output | Lost) -> None:

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+import structlog
+
 from sandlot.link.client import Link, ProcessCall
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
@@ -28,6 +30,8 @@ GRACE_S = 30.0
 """How much longer than its own timeout a run may take until the host stops waiting for a guest that should have ended it."""
 
 _VERDICT_S = 5.0
+
+_log = structlog.get_logger("sandlot.core")
 
 
 class Sandbox:
@@ -174,4 +178,9 @@ class Sandbox:
     def keep(self, task: asyncio.Task[None]) -> None:
         """Hold on to a task of this sandbox until it is done; its end cancels what is left."""
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._let_go)
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("sandbox.defect", sandbox=self.id, exc_info=task.exception())

@@ -1,0 +1,142 @@
+"""Cells: variables that stay, exceptions, results, turns, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from sandlot.core import code
+from sandlot.core.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Output
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
+from sandlot.model.specs import MAX_CODE_BYTES
+from tests.support.service import Bench
+
+
+async def test_variables_stay_between_cells(box: Sandbox) -> None:
+    await code.execute(box, Cell("x = 20"))
+    done = await code.execute(box, Cell("print(x)\nx + 1"))
+    assert (done.outcome.status, done.outcome.execution_count) == ("ok", 2)
+    assert done.stdout.text() == "20\n"
+    (shown,) = done.results
+    assert (dict(shown.data), shown.main) == ({"text/plain": "21"}, True)
+
+
+async def test_an_exception_is_told_and_the_kernel_lives_on(box: Sandbox) -> None:
+    done = await code.execute(box, Cell("y = 1\n1/0"))
+    assert done.outcome.status == "error"
+    assert done.error is not None
+    assert done.error.name == "ZeroDivisionError"
+    assert (await code.execute(box, Cell("print(y)"))).stdout.text() == "1\n"
+
+
+async def test_a_timeout_interrupts_and_the_variables_stay(box: Sandbox) -> None:
+    done = await code.execute(box, Cell("z = 5\nwhile True: pass", timeout_s=0.5))
+    assert done.outcome.status == "timeout"
+    assert (await code.execute(box, Cell("print(z)"))).stdout.text() == "5\n"
+
+
+async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(box: Sandbox) -> None:
+    done = await asyncio.gather(*(code.execute(box, Cell(f"import time; time.sleep(0.3); print({n})", timeout_s=0.8)) for n in range(5)))
+    assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
+    assert {each.outcome.status for each in done} == {"ok"}
+
+
+async def test_a_client_that_goes_away_interrupts_its_own_cell_only(box: Sandbox) -> None:
+    await code.execute(box, Cell("log = []"))
+    first = asyncio.create_task(code.execute(box, Cell("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(code.execute(box, Cell("log.append('never')")))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await first).outcome.status == "ok"
+    endless = asyncio.create_task(code.execute(box, Cell("log.append('endless')\nwhile True: pass", timeout_s=None)))
+    await asyncio.sleep(0.2)
+    endless.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    done = await code.execute(box, Cell("print(log)"))
+    assert done.stdout.text() == "['first', 'done', 'endless']\n"
+
+
+async def test_a_cell_that_ignores_its_interrupt_loses_its_kernel(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "INTERRUPT_PATIENCE_S", 0.5)
+    stubborn = "import time\nwhile True:\n try:\n  time.sleep(100)\n except KeyboardInterrupt:\n  pass"
+    running = asyncio.create_task(code.execute(box, Cell(stubborn, timeout_s=None)))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await code.execute(box, Cell("print('new')"))).stdout.text() == "new\n"
+
+
+async def test_a_kernel_that_dies_says_so_and_the_next_cell_has_a_new_one(box: Sandbox) -> None:
+    assert (await code.execute(box, Cell("import os; os._exit(1)"))).outcome.status == "died"
+    assert (await code.execute(box, Cell("print(1)"))).stdout.text() == "1\n"
+
+
+async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, box: Sandbox) -> None:
+    cells = [asyncio.create_task(code.execute(box, Cell("import time; time.sleep(100)"))) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    await at.sandboxes.kill(box.id)
+    for cell in cells:
+        with pytest.raises(SandboxEndedError):
+            await cell
+
+
+async def test_followed_as_it_runs(box: Sandbox) -> None:
+    execution = await code.start(box, Cell("print('a')\n1"))
+    events = [event async for event in execution]
+    assert [event.data for event in events if isinstance(event, Output)] == [b"a\n"]
+    assert (await execution.outcome()).status == "ok"
+    await execution.close()
+    await execution.close()
+
+
+async def test_results_are_bounded_and_those_left_out_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MAX_RESULT_BYTES", 3000)
+    done = await code.execute(box, Cell("'x' * 1000"))
+    assert (len(done.results), done.results_omitted) == (1, 0)
+    done = await code.execute(box, Cell("'x' * 10000"))
+    assert (len(done.results), done.results_omitted) == (0, 1)
+
+
+async def test_an_environment_of_its_own(box: Sandbox) -> None:
+    done = await code.execute(box, Cell("import os; print(os.environ.get('ONLY_HERE'))", env={"ONLY_HERE": "1"}))
+    assert done.stdout.text() == "1\n"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"language": "ruby"},
+        {"code": "a\0b"},
+        {"code": "\ud800"},
+        {"timeout_s": 0.0},
+        {"timeout_s": math.nan},
+        {"env": {"": "1"}},
+    ],
+    ids=str,
+)
+def test_no_cell(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Cell(**{"code": "x", **wrong})
+    assert refused.value.hint or refused.value.fields
+
+
+def test_more_code_than_is_allowed() -> None:
+    with pytest.raises(LimitError) as refused:
+        Cell("#" * (MAX_CODE_BYTES + 1))
+    assert refused.value.code is ErrorCode.TOO_LARGE
+    assert "file" in refused.value.hint
+
+
+async def test_as_much_code_as_is_allowed(box: Sandbox) -> None:
+    done = await code.execute(box, Cell("#" * (MAX_CODE_BYTES - 8) + "\n1 + 1"))
+    assert done.outcome.status == "ok"

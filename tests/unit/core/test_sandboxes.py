@@ -1,0 +1,195 @@
+"""All sandboxes together: found, listed, bounded, remembered, changed, and ended with the service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core import sandboxes
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import (
+    ErrorCode,
+    ForbiddenError,
+    HostError,
+    InvalidRequestError,
+    NotFoundError,
+    SandboxEndedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from sandlot.model.ids import SANDBOX_ID, node_of
+from sandlot.model.specs import Limits
+from sandlot.model.states import State
+from sandlot.server.settings import Settings
+from tests.support.clock import START, ManualClock
+from tests.support.service import BASE, Bench, bench
+
+
+async def test_a_sandbox_carries_what_was_asked_for(at: Bench, clock: ManualClock) -> None:
+    asked = replace(BASE, name="mine", metadata={"a": "b"}, env={"E": "1"}, limits=Limits(cpus=0.5), timeout_s=60)
+    clock.advance(5)
+    box = await at.sandboxes.create(asked)
+    assert SANDBOX_ID.fullmatch(box.id)
+    assert node_of(box.id) == at.service.node
+    assert (box.name, dict(box.metadata), dict(box.spec.env), box.spec.limits.cpus) == ("mine", {"a": "b"}, {"E": "1"}, 0.5)
+    assert (box.created_at - START).total_seconds() == 5
+    assert box.expires_at is not None
+    assert (box.expires_at - START).total_seconds() == 65
+    assert at.sandboxes.find(box.id) is box
+
+
+async def test_an_unknown_id(at: Bench) -> None:
+    for id_ in ("sb-aaaa-aaaaaaaaaaaaaaaa", "", "../x"):
+        with pytest.raises(NotFoundError) as missing:
+            at.sandboxes.find(id_)
+        assert missing.value.code is ErrorCode.SANDBOX_NOT_FOUND
+        with pytest.raises(NotFoundError):
+            await at.sandboxes.kill(id_)
+
+
+async def test_the_list_has_the_live_ones_oldest_first_and_the_ended_ones_if_asked(at: Bench, clock: ManualClock) -> None:
+    boxes = []
+    for _ in range(3):
+        boxes.append(await at.sandbox())
+        clock.advance(1)
+    assert at.sandboxes.all() == boxes
+    await at.sandboxes.kill(boxes[1].id)
+    assert at.sandboxes.all() == [boxes[0], boxes[2]]
+    assert at.sandboxes.all(ended=True) == boxes
+
+
+async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxes, "REMEMBERED", 2)
+    boxes = []
+    for number in range(3):
+        box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}))
+        await at.sandboxes.kill(box.id)
+        boxes.append(box)
+    while at.sandboxes.held:
+        await asyncio.sleep(0.01)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.find(boxes[0].id)
+    for box in boxes[1:]:
+        assert at.sandboxes.find(box.id).spec.env == {}
+        assert at.sandboxes.find(box.id).metadata
+        assert (box.instance, box.link) == (None, None)
+
+
+async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(max_sandboxes=2)) as at:
+        first = await at.sandbox()
+        release = at.driver.faults.hold("prepare")
+        second = asyncio.create_task(at.sandbox())
+        await at.driver.faults.reach("prepare")
+        with pytest.raises(UnavailableError) as full:
+            await at.sandbox()
+        assert full.value.code is ErrorCode.BUSY
+        release.set()
+        await second
+        removing = at.driver.faults.hold("clean")
+        await at.sandboxes.kill(first.id)
+        with pytest.raises(UnavailableError):
+            await at.sandbox()
+        removing.set()
+        while at.sandboxes.held > 1:
+            await asyncio.sleep(0.01)
+        assert (await at.sandbox()).state is State.RUNNING
+
+
+async def test_only_so_many_are_prepared_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(max_creates=2)) as at:
+        release = at.driver.faults.hold("boot")
+        creating = [asyncio.create_task(at.sandbox()) for _ in range(5)]
+        await at.driver.faults.reach("boot")
+        await asyncio.sleep(0.1)
+        assert len(list(at.driver.folder.iterdir())) == 2
+        release.set()
+        assert {box.state for box in await asyncio.gather(*creating)} == {State.RUNNING}
+
+
+async def test_a_host_that_cannot_is_refused_before_anything_is_made(at: Bench) -> None:
+    at.driver.faults.why_not = "runsc is not installed. Run scripts/setup."
+    with pytest.raises(HostError, match="runsc is not installed"):
+        await at.sandbox()
+    assert at.sandboxes.held == 0
+
+
+@pytest.mark.parametrize(
+    "change,error",
+    [
+        ({"isolation": "container"}, ForbiddenError),
+        ({"isolation": "chroot"}, InvalidRequestError),
+        ({"network": "internet"}, UnsupportedError),
+        ({"timeout_s": 0}, InvalidRequestError),
+        ({"timeout_s": float("inf")}, InvalidRequestError),
+        ({"env": {"A=": "x"}}, InvalidRequestError),
+        ({"env": {"A": "x" * 131072}}, InvalidRequestError),
+        ({"env": {"A": "\0"}}, InvalidRequestError),
+    ],
+)
+async def test_what_cannot_be_is_refused_and_the_next_one_runs(at: Bench, change: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await at.sandboxes.create(replace(BASE, **change))  # type: ignore[arg-type]
+    assert at.sandboxes.held == 0
+    assert (await at.sandbox()).state is State.RUNNING
+
+
+async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> None:
+    await at.sandboxes.update(box.id, metadata={"a": "1"}, timeout_s=100)
+    assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
+    with pytest.raises(InvalidRequestError):
+        await at.sandboxes.update(box.id, metadata={"a": "2"}, timeout_s=-1)
+    with pytest.raises(InvalidRequestError):
+        await at.sandboxes.update(box.id, metadata={"a": "\0"}, timeout_s=50)
+    assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
+
+
+async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox) -> None:
+    assert (await at.sandboxes.usage(box.id)).pids == 3
+    await at.sandboxes.kill(box.id)
+    with pytest.raises(SandboxEndedError):
+        await at.sandboxes.usage(box.id)
+    with pytest.raises(SandboxEndedError):
+        await at.sandboxes.update(box.id, timeout_s=5)
+
+
+async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
+    clock.advance(7)
+    assert at.sandboxes.idle_s() == 7
+    box = await at.sandbox()
+    clock.advance(7)
+    assert at.sandboxes.idle_s() == 0
+    await at.sandboxes.kill(box.id)
+    while at.sandboxes.held:
+        await asyncio.sleep(0.01)
+    clock.advance(3)
+    assert at.sandboxes.idle_s() == 3
+
+
+async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
+    running = await at.sandbox()
+    release = at.driver.faults.hold("boot")
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("boot")
+    closing = asyncio.create_task(at.sandboxes.aclose())
+    await asyncio.sleep(0)
+    release.set()
+    await closing
+    with pytest.raises(SandboxEndedError, match="the service was stopped"):
+        await creating
+    assert running.exit is not None
+    assert running.exit.detail == "the service was stopped"
+    assert at.sandboxes.held == 0
+    with pytest.raises(UnavailableError):
+        await at.sandbox()
+
+
+async def test_templates_and_capabilities_are_told(at: Bench) -> None:
+    names = {template.name: template for template in await at.sandboxes.templates()}
+    assert names["base"].digest
+    assert names["base"].description
+    (found,) = await at.sandboxes.all_capabilities()
+    assert found.driver == "gvisor"
