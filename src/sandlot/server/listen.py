@@ -38,6 +38,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
+        self._held_an_end = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,8 +60,10 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        self._held_an_end = False
         super().data_received(data)
-        if self._in_head:
+        # Bytes among which a request ended are mostly its body; what they hold of the next head is not counted.
+        if self._in_head and not self._held_an_end:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
                 self.transport.write(_HEAD_TOO_LARGE)
@@ -80,6 +83,7 @@ class Protocol(HttpToolsProtocol):
         """All of it is there; the next may follow."""
         super().on_message_complete()
         self._in_head = True
+        self._held_an_end = True
         self._head_bytes = 0
 
     def _await_head(self) -> None:
