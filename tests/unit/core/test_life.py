@@ -23,6 +23,7 @@ from sandlot.model.specs import ProcessSpec, RootFs, User
 from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
+from tests.support.until import until
 
 FORGERY = """
 import os, stat
@@ -36,10 +37,10 @@ for fd in os.listdir("/proc/1/fd"):
 
 
 async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> None:
-    assert box.state is State.RUNNING
+    assert is_in(box, State.RUNNING)
     assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
     await at.sandboxes.kill(box.id)
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
     assert box.exit == Exit(ExitReason.KILLED, "it was killed by request")
     with pytest.raises(SandboxEndedError) as ended:
         await processes.run(box, ProcessSpec(("true",)))
@@ -49,7 +50,7 @@ async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> No
 async def test_it_ends_when_its_time_is_over(at: Bench, box: Sandbox, clock: ManualClock) -> None:
     clock.advance(299)
     await asyncio.sleep(0)
-    assert box.state is State.RUNNING
+    assert is_in(box, State.RUNNING)
     clock.advance(1)
     await box.ended.wait()
     assert box.exit == Exit(ExitReason.KILLED, "its timeout passed")
@@ -64,11 +65,11 @@ async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, 
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert box.state is State.RUNNING
+    assert is_in(box, State.RUNNING)
     await at.sandboxes.update(box.id, timeout_s=1)
     clock.advance(1)
     await box.ended.wait()
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
 
 
 async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, box: Sandbox) -> None:
@@ -90,7 +91,7 @@ async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no
     with pytest.raises(SandboxEndedError, match="laws of the link"):
         await processes.run(box, ProcessSpec(("python3", "-c", FORGERY), user=User.ROOT))
     await box.ended.wait()
-    assert box.state is State.FAILED
+    assert is_in(box, State.FAILED)
     assert box.exit is not None
     assert box.exit.reason is ExitReason.CRASHED
     assert "laws of the link" in box.exit.detail
@@ -103,7 +104,7 @@ async def test_a_guest_that_leaves_its_link_is_gone(at: Bench, box: Sandbox) -> 
     await box.ended.wait()
     assert box.exit is not None
     assert box.exit.reason is ExitReason.EXITED
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
     await _held(at, 0)
 
 
@@ -156,7 +157,7 @@ async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
     await killing
     with pytest.raises(SandboxEndedError):
         await creating
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
     await _held(at, 0)
     await at.sandboxes.kill(box.id)
 
@@ -191,7 +192,7 @@ async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -
 async def test_kill_is_answered_before_the_clean_up_and_the_clean_up_is_accounted(at: Bench, box: Sandbox) -> None:
     release = at.driver.faults.hold("clean")
     await at.sandboxes.kill(box.id)
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
     assert at.sandboxes.held == 1
     assert at.sandboxes.idle_s() == 0
     release.set()
@@ -208,7 +209,7 @@ async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> 
 async def test_any_number_may_kill_it(at: Bench, box: Sandbox) -> None:
     await asyncio.gather(*(at.sandboxes.kill(box.id) for _ in range(10)))
     await at.sandboxes.kill(box.id)
-    assert box.state is State.STOPPED
+    assert is_in(box, State.STOPPED)
 
 
 async def test_a_template_that_is_not_there(at: Bench) -> None:
@@ -230,5 +231,8 @@ def test_a_sandbox_fails_only_by_what_nobody_asked_for() -> None:
 
 
 async def _held(at: Bench, count: int) -> None:
-    while at.sandboxes.held != count:
-        await asyncio.sleep(0.01)
+    await until(lambda: at.sandboxes.held == count)
+
+
+def is_in(box: Sandbox, state: State) -> bool:
+    return box.state is state

@@ -14,6 +14,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
+from tests.support.until import until
 
 
 async def test_what_it_writes_and_how_it_ends(box: Sandbox) -> None:
@@ -217,18 +218,19 @@ async def alive(box: Sandbox, word: str) -> bool:
 
 
 async def until_alive(box: Sandbox, word: str) -> None:
-    while not await alive(box, word):
-        await asyncio.sleep(0.02)
+    await until(lambda: alive(box, word))
 
 
 async def until_dead(box: Sandbox, word: str) -> None:
-    while await alive(box, word):
-        await asyncio.sleep(0.02)
+    async def dead() -> bool:
+        return not await alive(box, word)
+
+    await until(dead)
 
 
 async def until_written(box: Sandbox, id_: str, content: bytes) -> None:
-    while True:
+    async def written() -> bool:
         (known,) = [info for info in await processes.listing(box) if info.process == id_]
-        if known.stdout_bytes >= len(content):
-            return
-        await asyncio.sleep(0.02)
+        return known.stdout_bytes >= len(content)
+
+    await until(written)

@@ -26,6 +26,7 @@ from sandlot.model.states import State
 from sandlot.server.settings import Settings
 from tests.support.clock import START, ManualClock
 from tests.support.service import BASE, Bench, bench
+from tests.support.until import until
 
 
 async def test_a_sandbox_carries_what_was_asked_for(at: Bench, clock: ManualClock) -> None:
@@ -68,8 +69,7 @@ async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_env
         box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}))
         await at.sandboxes.kill(box.id)
         boxes.append(box)
-    while at.sandboxes.held:
-        await asyncio.sleep(0.01)
+    await until(lambda: at.sandboxes.held == 0)
     with pytest.raises(NotFoundError):
         at.sandboxes.find(boxes[0].id)
     for box in boxes[1:]:
@@ -94,8 +94,7 @@ async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_pat
         with pytest.raises(UnavailableError):
             await at.sandbox()
         removing.set()
-        while at.sandboxes.held > 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: at.sandboxes.held == 1)
         assert (await at.sandbox()).state is State.RUNNING
 
 
@@ -163,8 +162,7 @@ async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: Manu
     clock.advance(7)
     assert at.sandboxes.idle_s() == 0
     await at.sandboxes.kill(box.id)
-    while at.sandboxes.held:
-        await asyncio.sleep(0.01)
+    await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
     assert at.sandboxes.idle_s() == 3
 
