@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -229,13 +230,13 @@ def test_an_exception_of_a_callback_comes_out_as_it_is(service: Script, sandbox:
         sandbox.commands.run("x", on_stdout=fail)
 
 
-def feeding(service: Script, fed: list[bytes]) -> None:
-    """Let the service take standard input; the process ends once its input has."""
+def feeding(service: Script, fed: list[bytes], *, refused: Reply | None = None) -> None:
+    """Let the service take standard input, or refuse each piece of it; the process ends once its input has."""
 
     def answer(seen: Seen) -> Reply:
         if seen.path.endswith("/stdin"):
             fed.append(seen.body if seen.method == "POST" else b"<end>")
-            return Reply(204)
+            return refused if refused is not None and seen.method == "POST" else Reply(204)
         return Reply(headers={"Content-Type": "text/event-stream"}, pieces=_until_fed(fed))
 
     service.say(answer)
@@ -244,7 +245,7 @@ def feeding(service: Script, fed: list[bytes]) -> None:
 def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place of a list
     yield b'event: started\ndata: {"process": "p1"}\n\n'
     while b"<end>" not in fed:
-        pass
+        time.sleep(0.01)
     yield b'event: exit\ndata: {"process": "p1", "exit_code": 0}\n\n'
 
 
@@ -265,6 +266,22 @@ def test_what_fails_in_the_callers_data_is_raised_there_and_standard_input_ends(
     feeding(service, fed)
     with pytest.raises(ZeroDivisionError):
         sandbox.commands.run("cat", stdin=pieces())
+    assert fed == [b"a", b"<end>"]
+
+
+def test_standard_input_that_the_service_refuses_is_an_error_and_ends(service: Script, sandbox: Sandbox) -> None:
+    fed: list[bytes] = []
+    feeding(service, fed, refused=problem(413, "too_large"))
+    with pytest.raises(SandlotError) as caught:
+        sandbox.commands.run("cat", stdin=iter([b"a", b"b"]))
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert fed == [b"a", b"<end>"]
+
+
+def test_a_command_that_takes_no_more_input_is_no_error(service: Script, sandbox: Sandbox) -> None:
+    fed: list[bytes] = []
+    feeding(service, fed, refused=problem(409, "conflict"))
+    assert sandbox.commands.run("true", stdin=iter([b"a", b"b"])).exit_code == 0
     assert fed == [b"a", b"<end>"]
 
 

@@ -177,15 +177,20 @@ class AsyncCommands:
 
     async def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
-        with suppress(SandlotError):  # it ended, or closed its standard input: its result tells the rest
-            try:
-                async for piece in backend.chunks(stdin):
-                    await write_stdin(self._client, path, piece)
-            except SandlotError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the caller's own: raised where the caller is
+        try:
+            async for piece in backend.chunks(stdin):
+                await write_stdin(self._client, path, piece)
+        except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
+            if not _takes_no_more(error):
                 failures.append(error)
+        # What waits for its input has to see the end of it, whatever happened.
+        with suppress(SandlotError):
             await self._client.request("DELETE", f"{path}/stdin")
+
+
+def _takes_no_more(error: Exception) -> bool:
+    """Whether a process ended, or closed its standard input, which is its own affair: its result tells."""
+    return isinstance(error, SandlotError) and error.code in {ErrorCode.PROCESS_NOT_FOUND, ErrorCode.CONFLICT, ErrorCode.SANDBOX_ENDED}
 
 
 def _split(stdin: backend.Data) -> tuple[str | None, backend.Data | None]:
