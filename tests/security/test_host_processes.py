@@ -130,7 +130,7 @@ def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: Lo
 
 
 def test_nothing_that_was_started_inside_survives_the_end(service: LocalService) -> None:
-    before = service.traces()
+    others = service.refs()
     made = service.create()
     escapes = (
         "setsid sleep 1000 & nohup sleep 1000 & (sleep 1000 & sleep 1000 &) & "
@@ -143,14 +143,14 @@ def test_nothing_that_was_started_inside_survives_the_end(service: LocalService)
     assert handle.poll() is None
     running = int(made.commands.run("ls -d /proc/[0-9]* | wc -l").stdout)
     assert running > 5
-    assert len(service.traces().processes) > len(before.processes)
+    assert len(service.traces(keep=others).processes) > 3
     made.kill()
-    settle(service.traces, before)
+    settle(lambda: service.traces(keep=others), NOTHING)
 
 
 def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
-    before = service.traces()
+    others = service.refs()
     made = service.create(timeout=300)
     made.commands.run("setsid sleep 1000 & echo started")
     made.set_timeout(1)
@@ -158,7 +158,7 @@ def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: S
     while made.info().state == "running" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert (made.info().state, made.info().exit_reason) == ("stopped", "killed")
-    settle(service.traces, before)
+    settle(lambda: service.traces(keep=others), NOTHING)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

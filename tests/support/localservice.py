@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
 from sandlot.sdk.local import answers
-from tests.support.traces import NOTHING, Traces, settle, traces
+from tests.support.traces import NOTHING, Traces, descriptors, settle, traces
 
 TEMPLATE = "base"
 """What tests start from unless they need more: Debian with python3, and its plain kernel."""
@@ -77,9 +78,21 @@ class LocalService:
         """A sandbox of this service."""
         return Sandbox.create(template, client=self.client, **options)
 
-    def traces(self) -> Traces:
-        """What its sandboxes have on the host now."""
-        return traces(self.data_dir, besides=frozenset({self.pid}))
+    def refs(self) -> frozenset[str]:
+        """What the sandboxes that there are now are called on the host."""
+        return frozenset(path.name for path in (self.data_dir / "sandboxes").glob("*"))
+
+    def traces(self, keep: frozenset[str] = frozenset()) -> Traces:
+        """What its sandboxes have on the host now, but for those of these refs."""
+        return traces(self.data_dir, besides=frozenset({self.pid}), keep=keep)
+
+    def descriptors(self) -> Counter[str]:
+        """What the service holds open while no client is connected."""
+        self.client.close()
+        found: Counter[str] | None = None
+        while found != (found := descriptors(self.pid)):
+            time.sleep(0.1)
+        return found
 
     def log(self) -> str:
         """What it said."""

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +28,7 @@ class Traces:
     """All that sandboxes of one state directory have on this host, as sorted texts that a person can read.
 
     Args:
-        processes: Those that are in a control group of the node, name the directory or a sandbox, or stand in a mount namespace that shows it.
+        processes: Those in a control group of the node, those that name the directory or a sandbox, those in a mount namespace that shows it.
         mounts: Mount points of any namespace that show something of the directory.
         loops: Loop devices whose file lies in the directory.
         cgroups: Control groups of the node.
@@ -45,34 +45,39 @@ class Traces:
 NOTHING = Traces()
 
 
-def traces(data_dir: Path, *, besides: frozenset[int] = frozenset()) -> Traces:
+def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: frozenset[str] = frozenset()) -> Traces:
     """Look at the host.
 
     Args:
         data_dir: The state directory.
         besides: Processes that are no sandbox's: the service and the test itself.
+        keep: Refs of sandboxes that live on: what is theirs is left out.
     """
     node = node_of(data_dir)
     groups = tuple(_groups(node)) if node else ()
-    in_groups = {pid for group in groups for pid in _pids(Path(group))}
-    needles = [os.fsencode(data_dir), *([f"{node}-".encode()] if node else [])]
-    processes = []
+    needles = [os.fsencode(data_dir), *([f"{node}-".encode(), f"/sandlot/{node}/".encode()] if node else [])]
+    processes: list[str] = []
     mounts: set[str] = set()
     for pid in _processes():
         if pid in besides or pid == os.getpid():
             continue
         shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line]
         mounts.update(os.fsdecode(line) for line in shown)
-        command = _read(f"/proc/{pid}/cmdline")
-        if pid in in_groups or shown or any(needle in command for needle in needles):
-            processes.append(f"{pid} {os.fsdecode(command[:200].replace(bytes(1), b' '))}")
+        command, group = _read(f"/proc/{pid}/cmdline")[:1000].replace(bytes(1), b" "), _read(f"/proc/{pid}/cgroup")
+        if shown or any(needle in command or needle in group for needle in needles):
+            place = next((line for line in group.splitlines() if b"sandlot" in line), b"")
+            processes.append(f"{pid} {os.fsdecode(place)} {os.fsdecode(command)}")
     mounts.update(os.fsdecode(line) for line in _read("/proc/self/mountinfo").splitlines() if needles[0] in line)
+
+    def strange(lines: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(line for line in lines if not any(ref in line for ref in keep)))
+
     return Traces(
-        processes=tuple(sorted(processes)),
-        mounts=tuple(sorted(mounts)),
-        loops=tuple(sorted(_loops(needles[0]))),
-        cgroups=tuple(sorted(groups)),
-        folders=tuple(sorted(path.name for path in (data_dir / "sandboxes").glob("*"))),
+        processes=strange(processes),
+        mounts=strange(mounts),
+        loops=strange(_loops(needles[0])),
+        cgroups=strange(group for group in groups if not (keep and group.endswith(f"/{node}"))),
+        folders=strange(path.name for path in (data_dir / "sandboxes").glob("*")),
     )
 
 
