@@ -1,0 +1,122 @@
+"""The local service starts by itself: for many clients at once, after a kill, and with a clear word where it cannot."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.model.errors import HostError, UnavailableError
+from sandlot.sdk import Client, local
+
+VERSION = "import sys; from sandlot.sdk import Client; client = Client(); print(client.version()['pid'])"
+
+
+def end(folder: Path, number: signal.Signals) -> None:
+    """End the service of a state directory, if one runs, and wait until it has gone."""
+    try:
+        with Client(data_dir=folder, autostart=False) as client:
+            pid = int(client.version()["pid"])
+    except UnavailableError:
+        return
+    descriptor = os.pidfd_open(pid)
+    signal.pidfd_send_signal(descriptor, number)
+    ended, _, _ = select.select([descriptor], [], [], 60)
+    os.close(descriptor)
+    assert ended
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not pytest's own, whose path may be too long for a unix socket.
+    path = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    yield path
+    end(path, signal.SIGTERM)
+    shutil.rmtree(path)
+
+
+def client_process(folder: Path, code: str = VERSION, **env: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")}
+    kept["SANDLOT_DATA_DIR"] = str(folder)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept | env)
+
+
+def test_ten_clients_at_once_start_one_service(folder: Path) -> None:
+    clients = [client_process(folder / "new") for _ in range(10)]
+    told = [client.communicate() for client in clients]
+    assert [error for _, error in told if error] == []
+    assert len({pid for pid, _ in told}) == 1
+    pid = int(told[0][0])
+    assert os.getsid(pid) == pid, "it does not end with the terminal of whoever started it"
+    assert (folder / "new").stat().st_mode & 0o777 == 0o700
+    end(folder / "new", signal.SIGTERM)
+
+
+# httpcore 1.0 leaves the socket of a refused connection to the garbage collector; this one sees what others never do.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
+    with Client(data_dir=folder) as client:
+        first = client.version()["pid"]
+        end(folder, signal.SIGKILL)
+        assert (folder / "sandlot.sock").exists(), "it left its socket behind"
+        assert not local.answers(folder / "sandlot.sock")
+        assert client.version()["pid"] != first
+
+
+def test_a_client_that_comes_while_the_service_leaves_gets_the_next_one(folder: Path) -> None:
+    with Client(data_dir=folder) as client:
+        Sandbox.create("base", client=client)
+        first = client.stop_service()
+        with Client(data_dir=folder) as next_client, Sandbox.create("base", client=next_client) as sandbox:
+            assert sandbox.run_code("6 * 7").text == "42"
+            assert next_client.version()["pid"] != first
+
+
+def test_a_service_that_does_not_start_shows_its_log(folder: Path) -> None:
+    failed = client_process(folder, SANDLOT_LOG_LEVEL="loud")
+    _, error = failed.communicate()
+    assert failed.returncode == 1
+    assert "SANDLOT_LOG_LEVEL is 'loud'" in error
+    assert str(folder / "service.log") in error
+
+
+def test_the_log_is_private_and_turned_over_when_it_is_long(folder: Path) -> None:
+    log = folder / local.LOG
+    log.write_bytes(b"x" * (local.LOG_ROTATE_BYTES + 1))
+    with Client(data_dir=folder) as client:
+        client.version()
+    assert (folder / f"{local.LOG}.1").stat().st_size == local.LOG_ROTATE_BYTES + 1
+    assert log.stat().st_size < local.LOG_ROTATE_BYTES
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("place", ["theirs", "nobodys"])
+def test_someone_else_is_told_what_to_do(folder: Path, place: str) -> None:
+    if place == "theirs":
+        with Client(data_dir=folder) as client:
+            client.version()
+    else:
+        folder.chmod(0o755)
+    # The interpreter may lie where nobody else may go, so this is dropped only once everything is loaded.
+    code = "import os, sandlot.sdk._sync.backend; os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534); " + VERSION.replace(
+        "import sys; ", ""
+    )
+    refused = client_process(folder, code)
+    _, error = refused.communicate()
+    assert "HostError" in error
+    assert "SANDLOT_URL" in error
+    assert "root" in error
+
+
+def test_a_folder_that_is_too_deep_for_a_socket_is_said(tmp_path: Path) -> None:
+    with Client(data_dir=tmp_path / ("x" * 100)) as client, pytest.raises(HostError, match="SANDLOT_DATA_DIR"):
+        client.version()
