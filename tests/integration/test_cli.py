@@ -1,0 +1,338 @@
+"""The program `sandlot` against a real service: bytes, statuses, files, keys, and the demo, as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.cli.analyst import png_size
+from sandlot.model.ids import SANDBOX_ID
+from tests.support.localservice import LocalService, local_service
+from tests.support.traces import settle
+
+SANDLOT = (sys.executable, "-m", "sandlot.cli")
+
+
+class Shell:
+    """Runs `sandlot` with a service's environment."""
+
+    def __init__(self, env: dict[str, str], cwd: Path) -> None:
+        self.env = {**{name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")}, **env}
+        self.cwd = cwd
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*SANDLOT, *arguments], input=stdin, capture_output=True, env=self.env, cwd=self.cwd, check=False)
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*SANDLOT, *arguments], stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self.env, cwd=self.cwd)
+
+
+@pytest.fixture
+def shell(service: LocalService, tmp_path: Path) -> Shell:
+    return Shell({"SANDLOT_DATA_DIR": str(service.data_dir)}, tmp_path)
+
+
+def alive(service: LocalService) -> set[str]:
+    return {info.id for info in Sandbox.list(client=service.client)}
+
+
+BASE = ("--template", "base")
+
+
+# ------------------------------------------------------------------------------------------------------------------- sandlot run
+
+
+def test_a_program_runs_as_if_it_ran_here(shell: Shell) -> None:
+    (shell.cwd / "back.py").write_text(
+        "import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])\nprint(sys.argv, file=sys.stderr)\nsys.exit(7)\n"
+    )
+    data = os.urandom(200_000) + b"\r\n\x00\xff"
+    done = shell.run("run", "back.py", *BASE, "one", "--", "--two", stdin=data)
+    assert done.stdout == data[::-1]
+    assert done.stderr == b"['/workspace/back.py', 'one', '--two']\n"
+    assert done.returncode == 7
+
+
+def test_code_comes_from_the_command_line_or_from_standard_input(shell: Shell) -> None:
+    assert shell.ok("run", *BASE, "-c", "import sys; print(sys.argv[1:], input())", "a", "b", stdin=b"in\n") == "['a', 'b'] in\n"
+    assert shell.ok("run", *BASE, "-", "x", stdin=b"import sys\nprint(sys.argv)") == "['-', 'x']\n"
+
+
+@pytest.mark.parametrize(
+    "code, status",
+    [
+        ("import sys; sys.exit(255)", 255),
+        ("1/0", 1),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.abort()", 134),
+    ],
+    ids=["exit", "exception", "SIGTERM", "SIGKILL", "SIGABRT"],
+)
+def test_the_status_is_the_programs(shell: Shell, code: str, status: int) -> None:
+    done = shell.run("run", *BASE, "-c", code)
+    assert done.returncode == status
+    assert b"sandlot:" not in done.stderr
+
+
+def test_a_program_that_runs_too_long_is_ended_with_124(shell: Shell) -> None:
+    done = shell.run("run", *BASE, "--timeout", "1", "-c", "print('begun', flush=True)\nwhile True: pass")
+    assert (done.returncode, done.stdout) == (124, b"begun\n")
+    assert done.stderr.startswith(b"sandlot: ")
+
+
+def test_a_program_that_needs_too_much_memory_is_ended_with_137(shell: Shell) -> None:
+    done = shell.run("run", *BASE, "--memory", "256M", "-c", "x = bytearray(b'x') * (1 << 30); print('it fits')")
+    assert done.returncode == 137
+    assert b"memory" in done.stderr
+    assert done.stdout == b""
+
+
+def test_files_and_environment_are_brought_along(shell: Shell) -> None:
+    (shell.cwd / "data").mkdir()
+    (shell.cwd / "data" / "in.csv").write_text("1,2\n")
+    (shell.cwd / "helper.py").write_text("VALUE = 'helped'")
+    code = "import os, helper; print(open('data/in.csv').read().strip(), helper.VALUE, open('/tmp/x').read(), os.environ['WHO'])"
+    (shell.cwd / "main.py").write_text(code)
+    files = ("--file", "data", "--file", "helper.py:helper.py", "--file", "data/in.csv:/tmp/x")
+    assert shell.ok("run", "main.py", *BASE, *files, "--env", "WHO=me=you") == "1,2 helped 1,2\n me=you\n"
+
+
+def test_a_shell_script_is_one(shell: Shell) -> None:
+    (shell.cwd / "hello.sh").write_text('[[ a == a ]] && echo "$BASH_VERSION $1" | cut -c1')
+    assert shell.ok("run", "hello.sh", *BASE, "x").strip().isdecimal()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nothing.py",), ("-c", "1", "--template", "nope"), ("-c", "1", "--memory", "1K"), ("-c", "1", "--file", "nothing:x")], ids=" ".join
+)
+def test_a_failure_of_ours_is_125_and_says_so(shell: Shell, arguments: Sequence[str]) -> None:
+    done = shell.run("run", *arguments)
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"sandlot: ")
+    assert done.stdout == b""
+
+
+def test_nothing_of_a_run_is_left(shell: Shell, service: LocalService) -> None:
+    before = alive(service)
+    shell.run("run", *BASE, "-c", "1/0")
+    assert alive(service) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_leaves_nothing(shell: Shell, service: LocalService, number: signal.Signals) -> None:
+    before = alive(service)
+    with shell.start("run", *BASE, "-c", "import time; print('begun', flush=True); time.sleep(100)") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"begun\n"
+        assert alive(service) != before
+        running.send_signal(number)
+        assert running.wait() == 128 + number
+    assert alive(service) == before
+
+
+def test_a_run_that_is_interrupted_while_its_sandbox_is_made_leaves_nothing(shell: Shell, service: LocalService) -> None:
+    before = alive(service)
+    requests = sum(record.get("path") == "/v1/templates" for record in service.records())
+    with shell.start("run", *BASE, "-c", "print(1)") as running:
+        settle(lambda: sum(record.get("path") == "/v1/templates" for record in service.records()) > requests, expected=True)
+        running.send_signal(signal.SIGINT)
+        assert running.wait() in {130, 0}
+    settle(lambda: alive(service), before)
+
+
+def test_a_reader_that_goes_away_ends_the_run(shell: Shell, service: LocalService) -> None:
+    before = alive(service)
+    with shell.start("run", *BASE, "-c", "while True: print('x' * 1000)") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.wait() == 128 + signal.SIGPIPE
+    assert alive(service) == before
+
+
+# ---------------------------------------------------------------------------------------------- create, ls, exec, cp, rm
+
+
+def test_a_sandbox_from_its_making_to_its_end(shell: Shell, service: LocalService) -> None:
+    id_ = shell.ok("create", *BASE, "--name", "mine", "--timeout", "100", "--env", "A=b", "--metadata", "k=v").strip()
+    assert SANDBOX_ID.fullmatch(id_)
+    (row,) = [line.split() for line in shell.ok("ls").splitlines() if line.startswith(id_)]
+    assert row[1:4] == ["mine", "base", "running"]
+    (told,) = [each for each in json.loads(shell.ok("ls", "--json")) if each["id"] == id_]
+    assert (told["metadata"], told["timeout_s"]) == ({"k": "v"}, 100)
+    assert id_ in shell.ok("ls", "--quiet").split()
+    assert shell.ok("exec", id_, "--", "sh", "-c", "echo $A; id -un; pwd") == "b\nuser\n/workspace\n"
+    assert shell.ok("rm", id_) == f"{id_}\n"
+    assert id_ not in alive(service)
+    assert shell.ok("rm", id_) == f"{id_}\n"
+    gone = shell.run("exec", id_, "true")
+    assert gone.returncode == 125
+    assert b"ended" in gone.stderr
+
+
+def test_exec_passes_everything_through(shell: Shell, sandbox: Sandbox) -> None:
+    data = os.urandom(100_000)
+    done = shell.run("exec", sandbox.id, "--", "sh", "-c", "cat; echo oops >&2; exit 9", stdin=data)
+    assert (done.stdout, done.stderr, done.returncode) == (data, b"oops\n", 9)
+    assert shell.ok("exec", "--user", "root", "--cwd", "/etc", "--env", "X=1", sandbox.id, "sh", "-c", "id -un; pwd; echo $X") == "root\n/etc\n1\n"
+    assert shell.ok("exec", "--no-stdin", sandbox.id, "cat", stdin=b"unread") == ""
+
+
+@pytest.mark.parametrize("command, status", [(["nonexistent"], 127), (["/etc/passwd"], 126), (["sh", "-c", "kill -KILL $$"], 137)], ids=str)
+def test_exec_has_the_statuses_of_a_shell(shell: Shell, sandbox: Sandbox, command: list[str], status: int) -> None:
+    assert shell.run("exec", sandbox.id, *command).returncode == status
+
+
+def test_an_interrupted_exec_ends_its_command(shell: Shell, sandbox: Sandbox) -> None:
+    with shell.start("exec", sandbox.id, "sh", "-c", "echo begun; exec sleep 987") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"begun\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait() == 130
+    settle(lambda: sandbox.commands.run("pgrep -c sleep").stdout, "0\n")
+
+
+def test_copying_there_and_back(shell: Shell, sandbox: Sandbox) -> None:
+    (shell.cwd / "tree" / "sub").mkdir(parents=True)
+    (shell.cwd / "tree" / "sub" / "data").write_bytes(b"\x00\xff")
+    (shell.cwd / "one").write_text("1")
+    shell.ok("cp", "tree", f"{sandbox.id}:cp-tree")
+    shell.ok("cp", "tree", f"{sandbox.id}:cp-tree")  # it is there now, and takes it in
+    shell.ok("cp", "one", f"{sandbox.id}:/workspace/cp-tree/sub/")
+    assert sandbox.commands.run("cd cp-tree && find . -type f | sort").stdout == "./sub/data\n./sub/one\n./tree/sub/data\n"
+    shell.ok("cp", f"{sandbox.id}:/workspace/cp-tree", "back")
+    assert (shell.cwd / "back" / "tree" / "sub" / "data").read_bytes() == b"\x00\xff"
+    shell.ok("cp", f"{sandbox.id}:cp-tree/sub/one", "two")
+    shell.ok("cp", f"{sandbox.id}:cp-tree/sub/one", ".")
+    assert (shell.cwd / "two").read_text() == (shell.cwd / "one").read_text() == "1"
+    for wrong in ((f"{sandbox.id}:nothing", "x"), ("nothing", f"{sandbox.id}:x"), ("sb-aaaa-aaaaaaaaaaaaaaaa:x", "y")):
+        done = shell.run("cp", *wrong)
+        assert done.returncode != 0
+        assert done.stderr.startswith(b"sandlot: ")
+    assert not (shell.cwd / "x").exists()
+
+
+def test_rm_goes_on_after_one_that_it_does_not_know(shell: Shell, service: LocalService) -> None:
+    one = service.create()
+    done = shell.run("rm", "sb-aaaa-aaaaaaaaaaaaaaaa", one.id)
+    assert done.returncode == 1
+    assert done.stdout.decode() == f"{one.id}\n"
+    assert b"sb-aaaa-aaaaaaaaaaaaaaaa" in done.stderr
+    assert one.id not in alive(service)
+
+
+# ----------------------------------------------------------------------------------------------------------------- service
+
+
+def test_asking_starts_no_service(tmp_path: Path) -> None:
+    shell = Shell({"SANDLOT_DATA_DIR": str(tmp_path / "none")}, tmp_path)
+    assert shell.ok("ls") == ""
+    assert json.loads(shell.ok("ls", "--json")) == []
+    assert shell.ok("rm", "--all") == ""
+    assert shell.run("stop").returncode == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_stopping_ends_the_service_and_its_sandboxes(tmp_path: Path) -> None:
+    with local_service() as service:
+        shell = Shell({"SANDLOT_DATA_DIR": str(service.data_dir)}, tmp_path)
+        service.create()
+        service.create()
+        assert shell.ok("rm", "--all").count("sb-") == 2
+        service.create()
+        pid = service.pid
+        assert shell.ok("stop") == ""
+        settle(service.is_alive, expected=False)
+        assert not Path(f"/proc/{pid}").exists()
+        service.start()
+
+
+@contextmanager
+def serving(shell: Shell) -> Iterator[str]:
+    """A service on TCP; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with shell.start("serve", "--host", "127.0.0.1", "--port", str(port)) as process:
+        try:
+            settle(lambda: _listens(port) or process.poll() is not None, expected=True)
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            assert process.stderr is not None
+            process.stderr.read()
+            assert process.wait() == 0
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_service_on_tcp_takes_keys(tmp_path: Path) -> None:
+    shell = Shell({"SANDLOT_DATA_DIR": str(tmp_path / "served")}, tmp_path)
+    early = shell.ok("keys", "create", "--name", "early").splitlines()[-1]
+    with serving(shell) as url:
+        late = shell.ok("keys", "create", "--name", "late").splitlines()[-1]
+        assert early not in shell.ok("keys", "list")
+        assert [line.split()[1] for line in shell.ok("keys", "list").splitlines()[1:]] == ["early", "late"]
+        for key in (early, late):
+            remote = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": key}, tmp_path)
+            assert remote.ok("run", *BASE, "-c", "print(6 * 7)") == "42\n"
+            assert remote.ok("doctor").splitlines()[-1] == "Sandboxes can run."
+        shell.ok("keys", "revoke", "early")
+        for key in (early, "wrong", ""):
+            refused = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": key}, tmp_path).run("ls")
+            assert refused.returncode == 1
+            assert refused.stderr.startswith(b"sandlot: ")
+        assert Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": late}, tmp_path).run("stop").returncode == 2
+
+
+def test_keys_are_named_once_and_revoked_once(tmp_path: Path) -> None:
+    shell = Shell({"SANDLOT_DATA_DIR": str(tmp_path / "keys")}, tmp_path)
+    shell.ok("keys", "create", "--name", "a")
+    assert shell.run("keys", "create", "--name", "a").returncode == 1
+    shell.ok("keys", "revoke", "a")
+    assert shell.run("keys", "revoke", "a").returncode == 1
+
+
+def test_doctor_runs_a_sandbox_and_says_what_it_found(shell: Shell) -> None:
+    told = json.loads(shell.ok("doctor", "--json"))
+    assert told["ok"]
+    checks = {check["name"]: check for check in told["checks"]}
+    assert ["boot", True, ""] in checks["gvisor"]["parts"]
+    assert checks["service"]["ok"]
+    assert shell.ok("doctor").splitlines()[-1] == "Sandboxes can run."
+
+
+# -------------------------------------------------------------------------------------------------------------------- demo
+
+
+def test_the_demo_ends_with_a_chart_and_its_path_alone(shell: Shell, service: LocalService) -> None:
+    before = alive(service)
+    lines = shell.ok("demo", "--output", "new/chart.png").splitlines()
+    chart = shell.cwd / "new" / "chart.png"
+    assert lines[-1] == str(chart)
+    assert png_size(chart.read_bytes()) == (1200, 504)
+    text = "\n".join(lines)
+    assert "KeyError: 'class'" in text
+    assert "flavanoids" in text
+    assert "DIFFERENT" not in text
+    assert alive(service) == before
