@@ -34,6 +34,31 @@ _PLAIN: Mapping[str, str] = {
 }
 
 
+class BodyTooLargeError(HTTPException):
+    """More came than the route takes. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
+
+    def __init__(self, limit: int, *, raw: bool) -> None:
+        super().__init__(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        self.error = too_large(limit, raw=raw)
+
+
+def too_large(limit: int, *, raw: bool) -> LimitError:
+    """What a client is told whose body is too large."""
+    if raw:
+        return LimitError(
+            f"The upload has more than {limit} bytes, which is the limit of this server.",
+            code=ErrorCode.TOO_LARGE,
+            hint="Send it in parts with append=true, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+            fields={"max_bytes": limit},
+        )
+    return LimitError(
+        f"The request has more than {limit} bytes.",
+        code=ErrorCode.TOO_LARGE,
+        hint="Upload large code or data as a file (PUT /v1/sandboxes/ID/files/content) and use that.",
+        fields={"max_bytes": limit},
+    )
+
+
 def problem(error: SandlotError, request_id: str) -> dict[str, Any]:
     """The body that tells an error."""
     return {
@@ -106,6 +131,8 @@ def install(app: FastAPI) -> None:
         return answer(validation(error.errors()), request_id(request))
 
     async def on_http(request: Request, error: Exception) -> Response:
+        if isinstance(error, BodyTooLargeError):
+            return answer(error.error, request_id(request))
         if not isinstance(error, HTTPException):
             raise error
         return answer(_from_http(request, error), request_id(request), status=error.status_code, headers=error.headers)
@@ -137,8 +164,6 @@ def _from_http(request: Request, error: HTTPException) -> SandlotError:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "")
         return InvalidRequestError(f"There is no {route}.", hint=f"Allowed here: {allowed}." if allowed else "GET /openapi.json lists what there is.")
-    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return LimitError("The body is too large.", code=ErrorCode.TOO_LARGE, hint="Send less at once.")
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return InvalidRequestError("The body cannot be read.", hint="Send a JSON object in UTF-8, not nested deeper than a hundred levels.")
     return SandlotError(str(error.detail), code=ErrorCode.INVALID_REQUEST)

@@ -17,14 +17,14 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.model.errors import ErrorCode, LimitError, SandlotError
+from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB
 from sandlot.server import errors
 from sandlot.server.auth import authenticate
+from sandlot.server.errors import BodyTooLargeError
 from sandlot.server.keys import KeyStore
 
 JSON_MAX_BYTES = 8 * MIB
@@ -36,31 +36,6 @@ DRAIN_TIMEOUT_S = 10.0
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
-
-
-class BodyTooLargeError(HTTPException):
-    """More came than the route takes. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
-
-    def __init__(self, limit: int, *, raw: bool) -> None:
-        super().__init__(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        self.error = too_large(limit, raw=raw)
-
-
-def too_large(limit: int, *, raw: bool) -> LimitError:
-    """What a client is told whose body is too large."""
-    if raw:
-        return LimitError(
-            f"The upload has more than {limit} bytes, which is the limit of this server.",
-            code=ErrorCode.TOO_LARGE,
-            hint="Send it in parts with append=true, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
-            fields={"max_bytes": limit},
-        )
-    return LimitError(
-        f"The request has more than {limit} bytes.",
-        code=ErrorCode.TOO_LARGE,
-        hint="Upload large code or data as a file (PUT /v1/sandboxes/ID/files/content) and use that.",
-        fields={"max_bytes": limit},
-    )
 
 
 class Frame:
@@ -140,7 +115,7 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
             if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 await self._drain()

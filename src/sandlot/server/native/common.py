@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.server.compose import Service
-from sandlot.server.frame import BodyTooLargeError
+from sandlot.server.errors import BodyTooLargeError
 from sandlot.server.native.schemas.base import Answer
 from sandlot.server.streams import gone
 

@@ -1,0 +1,57 @@
+"""Failures as one shape, whatever failed, and nothing in it that is not the client's business."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandlot.model.errors import CODES, ErrorCode, class_of
+from sandlot.server.errors import MEDIA_TYPE, answer, defect, validation
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_has_its_answer(code: ErrorCode) -> None:
+    error = class_of(code)("What happened.", code=code, hint="What to do.", fields={"retry_after_s": 2, "path": "/x"})
+    response = answer(error, "abc")
+    body = json.loads(bytes(response.body))
+    assert response.status_code == body["status"] == CODES[code][0]
+    assert response.media_type == MEDIA_TYPE
+    assert (body["detail"], body["hint"], body["code"], body["request_id"]) == ("What happened.", "What to do.", code, "abc")
+    assert body["retryable"] is CODES[code][1]
+    assert body["fields"] == {"retry_after_s": 2, "path": "/x"}
+    assert response.headers["retry-after"] == "2"
+    assert ("www-authenticate" in response.headers) == (response.status_code == 401)
+
+
+def test_text_that_utf_8_cannot_carry_is_still_an_answer() -> None:
+    body = answer(class_of(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
+    assert json.loads(bytes(body))["detail"] == "?"
+
+
+def test_validation_names_fields_and_repeats_no_value() -> None:
+    error = validation(
+        [
+            {"type": "int_type", "loc": ("body", "limits", "pids"), "msg": "Input should be a valid integer", "input": "secret"},
+            {"type": "extra_forbidden", "loc": ("body", "x"), "msg": "no", "input": "secret"},
+            {"type": "value_error", "loc": ("body",), "msg": "Value error, Give exactly one.", "input": "secret"},
+        ]
+    )
+    assert error.fields == {"limits.pids": "Input should be a valid integer", "x": "There is no such field.", "body": "Give exactly one."}
+    assert "secret" not in str(error)
+
+
+def test_validation_of_what_is_no_json() -> None:
+    error = validation([{"type": "json_invalid", "loc": ("body", 7), "msg": "x", "ctx": {"error": "Expecting value"}}])
+    assert error.message == "The body is not JSON."
+    assert error.fields == {"body": "Expecting value at character 7"}
+
+
+def test_a_great_many_errors_make_no_great_answer() -> None:
+    error = validation([{"type": "missing", "loc": ("body", "f" * 1000 + str(n)), "msg": "x"} for n in range(100)])
+    assert len(error.message) < 400
+    assert len(error.hint) < 2000
+
+
+def test_a_defect_tells_nothing() -> None:
+    assert defect().code is ErrorCode.INTERNAL

@@ -1,0 +1,144 @@
+"""Around every request: its id, its size, its key, and what a defect looks like from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.model.specs import MIB
+from sandlot.server import frame, listen
+from sandlot.server.settings import Settings
+from sandlot.server.serve import answering
+from tests.support.service import Bench, bench, client
+
+CODE = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code"
+
+
+async def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.AsyncClient) -> None:
+    first, second = await http.get("/healthz"), await http.get("/nope")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert second.json()["request_id"] == second.headers["x-request-id"]
+    assert (await http.get("/nope", headers={"X-Request-Id": "mine-1.2_3"})).json()["request_id"] == "mine-1.2_3"
+    for wrong in ("a b", "x" * 65, "<script>"):
+        assert (await http.get("/healthz", headers={"X-Request-Id": wrong})).headers["x-request-id"] != wrong
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])
+async def test_a_body_that_is_too_large_is_answered_and_the_connection_lives_on(http: httpx.AsyncClient, chunked: bool) -> None:  # noqa: FBT001
+    content = b'{"code": "' + b"x" * (10 * MIB) + b'"}'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(content), 65536):
+            yield content[at : at + 65536]
+
+    response = await http.post(CODE, content=pieces() if chunked else content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert response.json()["code"] == "too_large"
+    assert "file" in response.json()["hint"]
+    assert "connection" not in response.headers
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_body_without_end_is_cut_off_after_its_answer(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "DRAIN_MAX_BYTES", MIB)
+    sent, answered = await asyncio.to_thread(_send_without_end, at.service.settings.socket)
+    assert sent < 100 * MIB
+    assert answered.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answered
+    assert (await http.get("/healthz")).status_code == 200
+
+
+def _send_without_end(path: Path) -> tuple[int, bytes]:
+    sent = 0
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        peer.sendall(b"POST " + CODE.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\ncontent-type: application/json\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                sent += peer.send(b"x" * 65536)
+        return sent, peer.recv(100_000)
+
+
+async def test_a_client_that_stops_in_the_middle_of_too_much_is_answered(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "DRAIN_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"POST " + CODE.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
+    assert (await reader.read(100_000)).startswith(b"HTTP/1.1 413 ")
+    assert await reader.read() == b""
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
+    _, secret = at.service.keys.create("a")
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url) as anybody:
+        assert (await anybody.get("/healthz")).json()["status"] == "ok"
+        for path in ("/v1/sandboxes", "/v1/version", "/openapi.json", "/nope"):
+            response = await anybody.get(path)
+            assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert (await anybody.post("/v1/sandboxes", json={}, headers={"X-API-Key": "wrong"})).status_code == 401
+        known = {"Authorization": f"Bearer {secret}"}
+        assert (await anybody.get("/v1/sandboxes", headers=known)).json() == {"sandboxes": [], "next_cursor": None}
+        assert (await anybody.post("/v1/service/stop", headers=known)).status_code == 403
+        at.service.keys.revoke("a")
+        assert (await anybody.get("/v1/sandboxes", headers=known)).status_code == 401
+
+
+async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
+    seen: list[int] = []
+    made = listen.Protocol.connection_made
+
+    class Watched(listen.Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            made(self, transport)
+            seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listen, "Protocol", Watched)
+        async with answering(at.service, [listener]), httpx.AsyncClient() as anybody:
+            await anybody.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz")
+    assert seen
+    assert all(seen)
+
+
+async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_self: Sandboxes, *, ended: bool = False) -> None:
+        raise KeyError(f"the secret {ended}")
+
+    monkeypatch.setattr(Sandboxes, "all", fails)
+    response = await http.get("/v1/sandboxes")
+    assert response.status_code == 500
+    assert response.json()["code"] == "internal"
+    assert "secret" not in response.text
+    assert "Traceback" not in response.text
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
+
+    async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
+        box = await at.sandbox()
+        url = f"/v1/sandboxes/{box.id}/files/content?path=/workspace/a"
+        assert (await http.put(url, content=b"x" * MIB)).json()["size"] == MIB
+
+        async def more() -> AsyncIterator[bytes]:
+            for _ in range(20):
+                yield b"y" * 65536
+
+        for content in (b"y" * (MIB + 1), more()):
+            response = await http.put(url, content=content)
+            assert (response.status_code, response.json()["code"]) == (413, "too_large")
+            assert "SANDLOT_UPLOAD_MAX_BYTES" in response.json()["hint"]
+        assert (await http.get(url)).content == b"x" * MIB

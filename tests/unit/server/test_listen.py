@@ -1,0 +1,132 @@
+"""Sockets that are nobody else's, and a parser that nobody can make hold memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sandlot.model.errors import HostError, InvalidRequestError
+from sandlot.server import listen
+from tests.support.service import Bench, unix_client
+
+
+def test_the_unix_socket_is_its_owners_whatever_the_umask(folder: Path) -> None:
+    path = folder / "s.sock"
+    before = os.umask(0)
+    try:
+        with listen.unix_socket(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert [each.name for each in folder.iterdir()] == ["s.sock"]
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+def test_a_socket_that_was_left_is_replaced(folder: Path) -> None:
+    path = folder / "s.sock"
+    listen.unix_socket(path).close()
+    with listen.unix_socket(path), socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+
+
+def test_a_path_that_linux_cannot_take(folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="107"):
+        listen.unix_socket(folder / ("x" * 100))
+    with pytest.raises(HostError):
+        listen.unix_socket(folder / "missing" / "s")
+
+
+def test_a_port_that_is_taken(folder: Path) -> None:
+    assert folder
+    with listen.tcp_socket("127.0.0.1", 0) as taken, pytest.raises(HostError) as refused:
+        listen.tcp_socket("127.0.0.1", taken.getsockname()[1])
+    assert "in use" in refused.value.message
+    with pytest.raises(HostError):
+        listen.tcp_socket("no.such.host.invalid", 1)
+
+
+def test_the_kernel_says_who_the_peer_is() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert listen.is_owner(ours)
+
+
+def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
+    path = folder / "s"
+    folder.chmod(0o755)
+    with listen.unix_socket(path) as listener:
+        path.chmod(0o666)
+        listener.setblocking(True)
+        child = os.fork()
+        if child == 0:
+            os.setuid(1000)
+            peer = socket.socket(socket.AF_UNIX)
+            peer.connect(str(path))
+            peer.recv(1)
+            os._exit(0)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert not listen.is_owner(accepted)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 200_000,
+        b"GET /" + b"y" * 200_000,
+        b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 30_000,
+    ],
+    ids=["one header", "the path", "many headers"],
+)
+async def test_a_head_without_end_is_refused(at: Bench, http: httpx.AsyncClient, head: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(head)
+    answered = await reader.read(1000)
+    assert answered.startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    for begun in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"):
+        reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+        writer.write(begun)
+        assert await reader.read() == b""
+        writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_long_request_is_not_a_slow_head(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    box = await at.sandbox()
+    async with unix_client(at.service.settings.socket) as mine:
+        for _ in range(2):
+            response = await mine.post(f"/v1/sandboxes/{box.id}/processes", json={"command": "sleep 0.6; echo done"})
+            assert response.json()["stdout"] == "done\n"
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+    answered = b""
+    while answered.count(b'"status":"ok"') < 50:
+        answered += await reader.read(65536)
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_what_is_no_http_is_refused(at: Bench, http: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+    assert (await reader.read(1000)).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200

@@ -1,0 +1,85 @@
+"""Settings: a default for everything, and a clear word about a value that makes no sense."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.server.settings import Settings
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Settings.from_env({}) == Settings()
+    assert Settings().socket == Path("/var/lib/sandlot/sandlot.sock")
+
+
+def test_every_setting_has_a_variable_of_its_name() -> None:
+    env = {
+        "SANDLOT_DATA_DIR": "/d",
+        "SANDLOT_CACHE_DIR": "/c",
+        "SANDLOT_HOST": "::1",
+        "SANDLOT_PORT": "1",
+        "SANDLOT_ISOLATION_DEFAULT": "microvm",
+        "SANDLOT_ISOLATION_ALLOWED": "gvisor, microvm,gvisor",
+        "SANDLOT_MAX_SANDBOXES": "7",
+        "SANDLOT_MAX_CREATES": "2",
+        "SANDLOT_UPLOAD_MAX_BYTES": "2097152",
+        "SANDLOT_IDLE_EXIT_S": "1.5",
+        "SANDLOT_LOG_LEVEL": "DEBUG",
+        "SANDLOT_LOG_FORMAT": "text",
+    }
+    assert set(env) == {f"SANDLOT_{field.name.upper()}" for field in fields(Settings)}
+    assert Settings.from_env(env) == Settings(
+        data_dir=Path("/d"),
+        cache_dir=Path("/c"),
+        host="::1",
+        port=1,
+        isolation_default="microvm",
+        isolation_allowed=("gvisor", "microvm"),
+        max_sandboxes=7,
+        max_creates=2,
+        upload_max_bytes=2097152,
+        idle_exit_s=1.5,
+        log_level="debug",
+        log_format="text",
+    )
+
+
+def test_the_command_line_goes_over_the_environment() -> None:
+    settings = Settings.from_env({"SANDLOT_HOST": "a", "SANDLOT_PORT": "1"}, host="b", port=0)
+    assert (settings.host, settings.port) == ("b", 0)
+
+
+@pytest.mark.parametrize(
+    "name,value",
+    [
+        ("DATA_DIR", "relative"),
+        ("CACHE_DIR", "./x"),
+        ("PORT", "65536"),
+        ("PORT", "-1"),
+        ("PORT", "http"),
+        ("PORT", "٣"),
+        ("PORT", "9" * 5000),
+        ("MAX_SANDBOXES", "0"),
+        ("MAX_CREATES", "1.5"),
+        ("UPLOAD_MAX_BYTES", "1"),
+        ("IDLE_EXIT_S", "soon"),
+        ("IDLE_EXIT_S", "nan"),
+        ("IDLE_EXIT_S", "0"),
+        ("LOG_LEVEL", "loud"),
+        ("LOG_FORMAT", "xml"),
+        ("ISOLATION_ALLOWED", "gvisor,chroot"),
+        ("ISOLATION_ALLOWED", ","),
+        ("ISOLATION_DEFAULT", "microvm"),
+        ("ISOLATION_DEFAULT", "none"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Settings.from_env({f"SANDLOT_{name}": value})
+    assert "SANDLOT_ISOLATION" in refused.value.message or f"SANDLOT_{name}" in refused.value.message
+    assert refused.value.hint

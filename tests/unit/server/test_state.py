@@ -1,0 +1,100 @@
+"""A data directory: private, locked, and with one name for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import ConflictError, HostError
+from sandlot.model.ids import NODE_ID
+from sandlot.server import state
+
+
+def test_it_is_made_private_with_all_above_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    state.prepare(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    state.prepare(folder)
+
+
+def test_an_empty_one_and_our_own_are_narrowed(tmp_path: Path) -> None:
+    empty, own = tmp_path / "empty", tmp_path / "own"
+    for folder in (empty, own):
+        folder.mkdir()
+    state.node(own)
+    for folder in (empty, own):
+        folder.chmod(0o755)
+        state.prepare(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_one_that_was_named_by_mistake_is_left_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "somebody's").touch()
+    with pytest.raises(HostError, match="open to other users") as refused:
+        state.prepare(tmp_path)
+    assert refused.value.hint
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_one_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 1000, 1000)
+    with pytest.raises(HostError, match="belongs to user 1000"):
+        state.prepare(folder)
+
+
+def test_one_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError) as refused:
+        state.prepare(tmp_path / "file" / "x")
+    assert "Not a directory" in refused.value.message
+
+
+def test_a_second_service_is_told_who_is_first(tmp_path: Path) -> None:
+    with state.locked(tmp_path):
+        with pytest.raises(ConflictError, match=str(os.getpid())) as refused, state.locked(tmp_path):
+            pass
+        assert refused.value.fields["pid"] == str(os.getpid())
+    with state.locked(tmp_path):
+        pass
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, ready))
+    holder.start()
+    ready.wait()
+    with pytest.raises(ConflictError), state.locked(tmp_path):
+        pass
+    holder.kill()
+    holder.join()
+    with state.locked(tmp_path):
+        pass
+
+
+def test_the_node_keeps_its_name(tmp_path: Path) -> None:
+    first = state.node(tmp_path)
+    assert NODE_ID.fullmatch(first)
+    assert state.node(tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["node"]
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"abcde", b"AAAA", b"\xff\xff\xff\xff", b"a/../"])
+def test_a_broken_name_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "node").write_bytes(content)
+    with pytest.raises(HostError):
+        state.node(tmp_path)
+    assert (tmp_path / "node").read_bytes() == content
+
+
+def _hold(folder: Path, ready: multiprocessing.synchronize.Event) -> None:
+    with state.locked(folder):
+        ready.set()
+        multiprocessing.Event().wait()
