@@ -14,60 +14,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandlot.model.specs import MIB
+from sandlot.model.capture import Capture
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result, Stream
 from sandlot.sdk.sse import Event
 
-HEAD_BYTES = 1 * MIB
-TAIL_BYTES = 1 * MIB
-"""DESIGN.md's output caps: what is kept of a stream when it is collected."""
 
+class Reading:
+    """One stream: what is kept of it, where it stands, and its decoder."""
 
-class Capture:
-    """One stream: its first and last bytes, where it stands, and its decoder."""
-
-    __slots__ = ("_decoder", "_head", "_tail", "missed", "offset")
+    __slots__ = ("_capture", "_decoder", "offset")
 
     def __init__(self) -> None:
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._capture = Capture()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0
-        self.missed = 0
 
     def add(self, data: bytes) -> None:
         """Keep the next bytes."""
         self.offset += len(data)
-        room = HEAD_BYTES - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data
-            # Cutting at every piece would copy the tail each time.
-            if len(self._tail) > 2 * TAIL_BYTES:
-                del self._tail[:-TAIL_BYTES]
+        self._capture.add(data)
 
     def skip(self, count: int) -> None:
         """These bytes went by unread."""
         self.offset += count
-        self.missed += count
+        self._capture.skip(count)
 
     def decode(self, data: bytes, *, final: bool = False) -> str:
         """The whole characters of the next bytes."""
         return self._decoder.decode(data, final)
 
     def text(self) -> str:
-        """What is kept, as text, with a line where bytes are left out; bytes that are no UTF-8 show as U+FFFD."""
-        kept = self._tail[-TAIL_BYTES:]
-        if not self.omitted:
-            return (self._head + kept).decode("utf-8", "replace")
-        return f"{self._head.decode('utf-8', 'replace')}\n[... {self.omitted} bytes omitted ...]\n{kept.decode('utf-8', 'replace')}"
+        """What is kept, as text, with a line where bytes are left out."""
+        return self._capture.text()
 
     @property
     def omitted(self) -> int:
-        """How many bytes of the stream are not kept."""
-        return self.offset - len(self._head) - min(len(self._tail), TAIL_BYTES)
+        """How many bytes are left out."""
+        return self._capture.omitted
 
 
 @dataclass(slots=True)
@@ -76,8 +59,8 @@ class Transcript:
 
     id: str = ""
     pid: int | None = None
-    stdout: Capture = field(default_factory=Capture)
-    stderr: Capture = field(default_factory=Capture)
+    stdout: Reading = field(default_factory=Reading)
+    stderr: Reading = field(default_factory=Reading)
     results: list[Result] = field(default_factory=list)
     error: ExecutionError | None = None
     end: dict[str, Any] | None = None
@@ -105,15 +88,15 @@ class Transcript:
                 pass  # a newer service's
         return None
 
-    def capture(self, stream: Stream) -> Capture:
-        """The capture of one stream."""
+    def stream(self, stream: Stream) -> Reading:
+        """One of the two streams."""
         return self.stdout if stream == "stdout" else self.stderr
 
     def remainders(self) -> Iterator[tuple[Stream, str]]:
         """What the decoders still hold once the run has ended: characters that were never completed."""
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
         for stream in streams:
-            if text := self.capture(stream).decode(b"", final=True):
+            if text := self.stream(stream).decode(b"", final=True):
                 yield stream, text
 
     def command_result(self) -> CommandResult | None:
@@ -137,17 +120,17 @@ class Transcript:
 
     def _output(self, data: dict[str, Any]) -> Output | None:
         stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
-        capture = self.capture(stream)
+        reading = self.stream(stream)
         content = base64.b64decode(data["data"]) if data.get("encoding") == "base64" else data["data"].encode()
-        missed = int(data.get("offset", capture.offset)) - capture.offset
+        missed = int(data.get("offset", reading.offset)) - reading.offset
         if missed > 0:
-            capture.skip(missed)
+            reading.skip(missed)
         elif missed < 0:
             content = content[-missed:]  # read before
-        capture.add(content)
+        reading.add(content)
         return Output(stream, content, max(0, missed)) if content or missed > 0 else None
 
     def _lost(self, data: dict[str, Any]) -> Output:
         stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
-        self.capture(stream).skip(int(data["bytes"]))
+        self.stream(stream).skip(int(data["bytes"]))
         return Output(stream, b"", int(data["bytes"]))

@@ -116,7 +116,7 @@ class CommandHandle:
 
 def tell(transcript: Transcript, piece: Output, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None) -> None:
     """Give a callback the whole characters of a piece."""
-    if text := transcript.capture(piece.stream).decode(piece.data):
+    if text := transcript.stream(piece.stream).decode(piece.data):
         backend.call(on_stdout if piece.stream == "stdout" else on_stderr, text)
 
 
