@@ -297,6 +297,9 @@ def test_a_service_on_tcp_takes_keys(tmp_path: Path) -> None:
             remote = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": key}, tmp_path)
             assert remote.ok("run", *BASE, "-c", "print(6 * 7)") == "42\n"
             assert remote.ok("doctor").splitlines()[-1] == "Sandboxes can run."
+        with Sandbox.create("base", url=url, api_key=late) as sandbox:
+            assert sandbox.run_code("6 * 7").text == "42"
+            assert sandbox.commands.run("echo out; exit 3").exit_code == 3
         shell.ok("keys", "revoke", "early")
         for key in (early, "wrong", ""):
             refused = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": key}, tmp_path).run("ls")

@@ -16,6 +16,21 @@ class NotSentError(UnavailableError):
 
 
 @contextmanager
+def sendable() -> Iterator[None]:
+    """Turn what the making of a request in the body raises into an error of the one tree.
+
+    Raises:
+        InvalidRequestError: It holds what JSON or an address cannot carry.
+    """
+    try:
+        yield
+    except ValueError as error:  # UnicodeEncodeError is one
+        raise InvalidRequestError(
+            f"The request cannot be sent: {error}.", hint="Text must be valid Unicode and numbers finite; pass binary content as a file."
+        ) from error
+
+
+@contextmanager
 def translated(target: Target) -> Iterator[None]:
     """Turn what httpx raises in the body into errors of the one tree.
 

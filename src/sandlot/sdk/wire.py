@@ -25,7 +25,7 @@ from sandlot.model.errors import (
     UnavailableError,
     from_code,
 )
-from sandlot.model.specs import GIB, KIB, MIB
+from sandlot.model.specs import GIB, KIB, MAX_TIMEOUT_S, MIB
 from sandlot.model.states import State
 from sandlot.sdk.info import Entry, SandboxInfo
 
@@ -107,6 +107,16 @@ def process_body(
     if background:
         options["background"] = True
     return {**start, **options, "timeout": timeout}
+
+
+def answer_wait_s(timeout_s: float | None, beyond_s: float) -> float | None:
+    """How long the answer of a run may take to begin; None where the run may take for ever.
+
+    Args:
+        timeout_s: The run's own limit; one that is none is the service's to refuse, and is not waited for.
+        beyond_s: How much later the answer may come.
+    """
+    return None if timeout_s is None else min(max(0.0, timeout_s), MAX_TIMEOUT_S) + beyond_s
 
 
 def split_stdin(data: str | bytes, inline_bytes: int = 64 * KIB) -> tuple[str | None, bytes]:

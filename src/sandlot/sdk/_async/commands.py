@@ -12,7 +12,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import ANSWER_TIMEOUT_S, AsyncClient
+from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.handle import AsyncCommandHandle, ended, send_signal, tell, tell_rest, write_stdin
 from sandlot.sdk.info import ProcessInfo
 from sandlot.sdk.results import CommandResult, Output
@@ -101,9 +101,8 @@ class AsyncCommands:
         body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open)
         if background:
             return await self._start(body, rest, on_stdout, on_stderr)
-        if rest is None and on_stdout is None and on_stderr is None and on_output is None:
-            answer_s = None if limit_s is None else limit_s + ANSWER_TIMEOUT_S
-            return CommandResult.parse(await self._client.request("POST", self._path, body=body, read_timeout_s=answer_s))
+        if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
+            return CommandResult.parse(await self._client.request("POST", self._path, body=body, read_timeout_s=None))
         return await self._stream(body, rest, on_stdout, on_stderr, on_output)
 
     async def list(self) -> builtins.list[ProcessInfo]:

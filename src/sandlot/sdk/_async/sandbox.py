@@ -10,7 +10,7 @@ from sandlot.model.ports import Usage
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
-from sandlot.sdk._async.client import ANSWER_TIMEOUT_S, AsyncClient
+from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.handle import cut_short, tell, tell_rest
@@ -252,9 +252,8 @@ class AsyncSandbox:
         """
         body = {"code": code, "timeout": timeout, **wire.given(language=language, env=None if envs is None else dict(envs))}
         path = f"{self._path}/code"
-        if on_stdout is None and on_stderr is None and on_result is None and on_error is None:
-            answer_s = None if timeout is None else timeout + ANSWER_TIMEOUT_S
-            return Execution.parse(await self._client.request("POST", path, body=body, read_timeout_s=answer_s))
+        if on_stdout is None and on_stderr is None and on_result is None and on_error is None and self._client.waits:
+            return Execution.parse(await self._client.request("POST", path, body=body, read_timeout_s=None))
         transcript = Transcript()
         async with self._client.events("POST", path, body=body) as events:
             async for event in events:

@@ -18,7 +18,7 @@ from sandlot.sdk._sync import backend
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import NotSentError, not_there, translated
+from sandlot.sdk.transport import NotSentError, not_there, sendable, translated
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
@@ -53,6 +53,15 @@ class Client:
     def close(self) -> None:
         """Close the connections. Sandboxes live on; a call that comes later opens a new connection."""
         self._http.close()
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer may take as long as it likes.
+
+        On a socket of this machine the far end's death is seen at once. Over TCP it is not, and proxies cut connections that are silent: there, long
+        calls take their answers as events, between which the service sends a sign of life.
+        """
+        return self.target.socket is not None
 
     def sandboxes(self) -> list[SandboxInfo]:
         """The sandboxes that live now."""
@@ -168,7 +177,8 @@ class Client:
         self._reach()
         tries, again = 0, True
         while True:
-            request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
+            with sendable():
+                request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
             tries += 1
             try:
                 with translated(self.target):

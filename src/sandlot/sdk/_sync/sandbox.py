@@ -11,7 +11,7 @@ from sandlot.model.ports import Usage
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
-from sandlot.sdk._sync.client import ANSWER_TIMEOUT_S, Client
+from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.handle import cut_short, tell, tell_rest
@@ -253,9 +253,8 @@ class Sandbox:
         """
         body = {"code": code, "timeout": timeout, **wire.given(language=language, env=None if envs is None else dict(envs))}
         path = f"{self._path}/code"
-        if on_stdout is None and on_stderr is None and on_result is None and on_error is None:
-            answer_s = None if timeout is None else timeout + ANSWER_TIMEOUT_S
-            return Execution.parse(self._client.request("POST", path, body=body, read_timeout_s=answer_s))
+        if on_stdout is None and on_stderr is None and on_result is None and on_error is None and self._client.waits:
+            return Execution.parse(self._client.request("POST", path, body=body, read_timeout_s=None))
         transcript = Transcript()
         with self._client.events("POST", path, body=body) as events:
             for event in events:
