@@ -339,3 +339,8 @@ def test_the_demo_ends_with_a_chart_and_its_path_alone(shell: Shell, service: Lo
     assert "flavanoids" in text
     assert "DIFFERENT" not in text
     assert alive(service) == before
+
+
+def test_the_demo_leaves_the_current_folder_alone(shell: Shell, service: LocalService) -> None:
+    assert shell.ok("demo").splitlines()[-1] == str(service.data_dir / "demo.png")
+    assert list(shell.cwd.iterdir()) == []

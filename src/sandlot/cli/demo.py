@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_TURNS = 6
 WIDTH = 110
+DEFAULT_NAME = "demo.png"
 SANDBOX_TIMEOUT_S = 300.0
 
 
@@ -57,7 +58,9 @@ class Stage:
 
 def demo(
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the chart goes.")] = Path("sandlot-demo.png"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the chart goes. (default: demo.png in the state directory)")
+    ] = None,
 ) -> None:
     """Watch an agent's code analyse real data in a sandbox, from a wrong first attempt to a chart.
 
@@ -68,16 +71,16 @@ def demo(
 
     console = Console()
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    target = output.absolute()
     try:
-        _play(Stage(console), target)
+        target = _play(Stage(console), output)
     except (DemoError, ValueError) as error:
         console.print(f"\n[bold red]The demo failed:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     typer.echo(target)
 
 
-def _play(stage: Stage, target: Path) -> None:
+def _play(stage: Stage, output: Path | None) -> Path:
+    """All of it; where the chart is."""
     from rich.panel import Panel
 
     from sandlot.cli import analyst
@@ -102,10 +105,18 @@ def _play(stage: Stage, target: Path) -> None:
                 content = sandbox.files.read(analyst.CHART, "bytes")
                 width, height = analyst.png_size(content)
                 _check(stage, found, analyst.figures_of(data))
-                target.parent.mkdir(parents=True, exist_ok=True)
+                target = _place(output, client.target.local)
                 target.write_bytes(content)
                 stage.console.print(f"chart: {width} x {height} pixels, {len(content)} bytes", highlight=False)
     _show_times(stage)
+    return target
+
+
+def _place(output: Path | None, state: Path | None) -> Path:
+    """Where the chart goes: where it was asked for, beside the local service's state, or here, where the service is elsewhere."""
+    target = (output or (state or Path.cwd()) / DEFAULT_NAME).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def _fetch_data(sandbox: Sandbox, data: Path) -> int:
