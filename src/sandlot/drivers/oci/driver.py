@@ -37,6 +37,7 @@ from sandlot.host.cgroups import Cgroup, detect_layout, group_names
 from sandlot.host.hierarchies import Layout
 from sandlot.host.launch import Order, Stage, StageError, read_started
 from sandlot.host.processes import open_process
+from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.ports import Blank, Capabilities, Instance
 from sandlot.model.specs import SandboxSpec, Shape
@@ -70,7 +71,9 @@ class OciDriver:
         """What this driver can do on this host, found by starting a sandbox; the first call takes about a second."""
         with self._lock:
             if self._probed is None:
+                # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
                 fresh = OciDriver(self.name, self._settings, self._find_runtime)
+                fresh._holdings = self._holdings  # noqa: SLF001 - its own kind
                 self._probed = probing.probe(self.name, self.runtime, fresh, self._settings.data_dir)
             return self._probed
 
@@ -106,7 +109,7 @@ class OciDriver:
         """
         if not (shape.root.path / "").is_dir():
             raise InternalError(f"The root file system {shape.root.path} does not exist.")
-        runtime = await asyncio.to_thread(self.runtime)
+        runtime = await run_blocking(self.runtime)
         holding = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
             await self._prepare(holding, shape, runtime)
@@ -133,11 +136,11 @@ class OciDriver:
         if not is_ref(ref, self._settings.node):
             raise _not_alive(ref)
         folder = Folder(self._sandboxes / ref)
-        record = await asyncio.to_thread(records.read, folder.record)
+        record = await run_blocking(records.read, folder.record)
         if record is None or record.step is not Step.BOOT or record.driver != self.name:
             raise _not_alive(ref)
         try:
-            started = read_started(await asyncio.to_thread(folder.live.read_text, encoding="ascii"))
+            started = read_started(await run_blocking(folder.live.read_text, encoding="ascii"))
         except (OSError, ValueError):
             raise _not_alive(ref) from None
         sandbox = open_process(started.sandbox)
@@ -153,11 +156,11 @@ class OciDriver:
 
     async def sweep(self, keep: Collection[str]) -> int:
         """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were."""
-        strays = await asyncio.to_thread(self._refs_on_host)
+        strays = await run_blocking(self._refs_on_host)
         strays -= set(keep) | set(self._holdings)
         await asyncio.gather(*(self._hold(ref).release() for ref in strays))
         # Empty parents that a killed service left; others' sandboxes keep them.
-        await asyncio.to_thread(Cgroup(self._detected(), node_group(self._settings.node)).remove)
+        await run_blocking(Cgroup(self._detected(), node_group(self._settings.node)).remove)
         return len(strays)
 
     def _group(self, ref: str) -> Cgroup:
@@ -188,14 +191,14 @@ class OciDriver:
             memory_bytes=shape.limits.memory_bytes,
             disk_bytes=shape.limits.disk_bytes,
         )
-        await asyncio.to_thread(holding.make_folder, record)
+        await run_blocking(holding.make_folder, record)
         # The interpreter starts while the rest is made.
         spawning = asyncio.ensure_future(Stage.spawn(folder.ref, folder.stage_log))
         try:
-            await asyncio.to_thread(self._furnish, holding, shape, runtime)
+            await run_blocking(self._furnish, holding, shape, runtime)
         finally:
             holding.stage = await spawning
-        has_tmp = await asyncio.to_thread(_is_empty, shape.root.path / "tmp")
+        has_tmp = await run_blocking(_is_empty, shape.root.path / "tmp")
         plan = stage_plan(shape, folder, holding.cgroup.doors, has_image=not runtime.limits_disk, has_tmp=has_tmp)
         await holding.stage.carry_out(plan)
 
@@ -215,7 +218,7 @@ class OciDriver:
         node = self._settings.node
         names = group_names(self._detected(), node_group(node))
         with contextlib.suppress(FileNotFoundError):
-            names.update(entry.name for entry in os.scandir(self._sandboxes))
+            names.update(os.listdir(self._sandboxes))  # noqa: PTH208 - names, not paths
         names.update(file.parent.name for file in disks.loops_below(self._sandboxes).values())
         return {name for name in names if is_ref(name, node)}
 
@@ -246,7 +249,7 @@ class OciBlank:
         self._booted = True
         try:
             record = replace(record, step=Step.BOOT)
-            await asyncio.to_thread(self._write_bundle, spec, record)
+            await run_blocking(self._write_bundle, spec, record)
             started = await stage.start(
                 Order(
                     argv=self._runtime.run_argv(holding.ref, self._shape.limits.disk_bytes),
@@ -259,7 +262,7 @@ class OciBlank:
             )
         except BaseException as error:
             was_destroyed = holding.is_doomed()
-            words = await asyncio.to_thread(_runtime_words, holding.folder) if isinstance(error, StageError) else ""
+            words = await run_blocking(_runtime_words, holding.folder) if isinstance(error, StageError) else ""
             await _give_back_whatever_happens(holding)
             if was_destroyed and isinstance(error, StageError | OSError):
                 raise _destroyed(holding.ref) from None

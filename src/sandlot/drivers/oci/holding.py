@@ -26,6 +26,7 @@ from sandlot.host.cgroups import Cgroup
 from sandlot.host.fifos import make_pipes
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Stage
+from sandlot.host.threads import run_blocking
 from sandlot.model.errors import InternalError
 
 _FIRST_PAUSE_S = 0.0005
@@ -113,7 +114,7 @@ class Holding:
                     self.intend(replace(self.record, step=Step.DESTROY))
             await self._end_processes()
             await self._free_loops()
-            await asyncio.to_thread(_remove_folder, self.folder.path)
+            await run_blocking(_remove_folder, self.folder.path)
         except BaseException:
             self._release = None  # so that it can be tried again
             raise
@@ -121,11 +122,12 @@ class Holding:
 
     async def _end_processes(self) -> None:
         if self.stage is not None:
-            # It may not have entered the group yet. Once it keeps a sandbox it is in there, and dies twice.
+            # It may not have entered the group yet. If it has, and is frozen with it, it dies only thawed.
             self.stage.kill()
+            await run_blocking(self.cgroup.thaw)
             await self.stage.ended
         pauses = _Pauses(_PATIENCE_S)
-        while await asyncio.to_thread(self._kill_and_remove):
+        while await run_blocking(self._kill_and_remove):
             if not await pauses.next():
                 raise InternalError(
                     f"Sandbox {self.ref} has processes that do not end.",
@@ -148,7 +150,7 @@ class Holding:
         while left := disks.loops_below(self.folder.path):
             if not await pauses.next():
                 for device in left:
-                    await asyncio.to_thread(disks.detach, device)
+                    await run_blocking(disks.detach, device)
                 return
 
 

@@ -18,6 +18,7 @@ from sandlot.drivers.oci.record import Record
 from sandlot.host.fifos import PipeStream
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
+from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, UnsupportedError
 from sandlot.model.ports import ByteStream, Change, Exit, Usage
 
@@ -58,8 +59,7 @@ class OciInstance:
         """
         if self._stream is not None and not self._stream.closed:
             raise ConflictError("The sandbox is already connected.", code=ErrorCode.CONFLICT, hint="Close the other stream first.")
-        if self._end.done() or self._holding.is_doomed():
-            raise await self._ended_error()
+        await self._check_live()
         self._stream = PipeStream.open(self._holding.folder.path)
         return self._stream
 
@@ -79,6 +79,7 @@ class OciInstance:
         Raises:
             SandboxEndedError: It has ended.
         """
+        await self._check_live()
         cgroup = self._holding.cgroup
         try:
             async with asyncio.timeout(_FREEZE_PATIENCE_S):
@@ -102,8 +103,7 @@ class OciInstance:
         Raises:
             SandboxEndedError: It has ended.
         """
-        if self._end.done() or self._holding.is_doomed():
-            raise await self._ended_error()
+        await self._check_live()
         self._holding.cgroup.thaw()
 
     async def snapshot(self, into: Path, *, keep_running: bool) -> None:  # noqa: ARG002 - the port's
@@ -118,11 +118,12 @@ class OciInstance:
         """What it has used so far; ``pids`` are tasks of the host, the runtime's own included.
 
         Raises:
-            SandboxEndedError: It has ended and is gone.
+            SandboxEndedError: It has ended.
         """
+        await self._check_live()
         try:
-            group = await asyncio.to_thread(self._holding.cgroup.usage)
-            disk_bytes = await asyncio.to_thread(_disk_bytes, self._started.sandbox.pid)
+            group = await run_blocking(self._holding.cgroup.usage)
+            disk_bytes = await run_blocking(_disk_bytes, self._started.sandbox.pid)
         except FileNotFoundError:
             raise await self._ended_error() from None
         return Usage(
@@ -161,7 +162,7 @@ class OciInstance:
                 await ended_within(keeper, _KEEPER_PATIENCE_S)
             finally:
                 os.close(keeper)
-        return await asyncio.to_thread(self._explain)
+        return await run_blocking(self._explain)
 
     def _explain(self) -> Exit:
         folder = self._holding.folder
@@ -184,6 +185,10 @@ class OciInstance:
             )
         )
 
+    async def _check_live(self) -> None:
+        if self._end.done() or self._holding.is_doomed():
+            raise await self._ended_error()
+
     async def _ended_error(self) -> SandboxEndedError:
         end = await self.wait()
         return SandboxEndedError(
@@ -204,8 +209,8 @@ def _has_ended(identity: Identity) -> bool:
 def _disk_bytes(sandbox_pid: int) -> int:
     # runsc keeps all that is written in one file, deleted and held open; what it takes is what the disk limit counts.
     folder = Path(f"/proc/{sandbox_pid}/fd")
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
                 if "/runsc-filestore-" in os.readlink(entry.path):  # noqa: PTH115 - a link that points nowhere
                     return os.stat(entry.path).st_blocks * 512  # noqa: PTH116 - the file itself, through the link

@@ -1,0 +1,268 @@
+"""From prepare to the end: booting, the link's bytes, waiting, destroying, pausing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import ConflictError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.ports import Ability, Change, ExitReason
+from sandlot.testing.bench import Bench, meet
+from sandlot.testing.traces import descriptors, settled, traces
+
+_FRAME = bytes(4096)
+_BIG_BYTES = 32 * 1024 * 1024
+
+
+class LifeSuite:
+    """See the module."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self, bench: Bench) -> object:
+        """Whatever a behaviour does, nothing of it is left on the host, and no descriptor in this process."""
+        open_before = descriptors()
+        yield
+        assert settled(lambda: traces(bench.data_dir, bench.node), ()) == ()
+        assert settled(lambda: descriptors() - open_before, Counter()) == Counter()
+
+    # ------------------------------------------------------------------------------------------------------- the probe
+    async def test_the_probe_boots_and_says_why_not(self, bench: Bench) -> None:
+        driver = bench.start()
+        can = await asyncio.to_thread(driver.probe)
+        assert can.driver == driver.name == bench.driver
+        assert can.runtime
+        assert can.can(Ability.BOOT), can.why_not(Ability.BOOT)
+        for ability in Ability:
+            assert can.can(ability) or can.why_not(ability)
+        assert await asyncio.to_thread(driver.probe) == can
+        assert driver.fingerprint() == bench.start().fingerprint()
+
+    async def test_what_the_probe_denies_is_refused_with_a_reason(self, bench: Bench, tmp_path: Path) -> None:
+        driver = bench.start()
+        can = await asyncio.to_thread(driver.probe)
+        async with bench.sandbox(driver) as subject:
+            if not can.can(Ability.SNAPSHOT):
+                with pytest.raises(UnsupportedError):
+                    await subject.instance.snapshot(tmp_path / "snapshot", keep_running=True)
+            if not can.can(Ability.CONFIGURE):
+                with pytest.raises(UnsupportedError):
+                    await subject.instance.configure(Change())
+            if not can.can(Ability.PAUSE):
+                with pytest.raises(UnsupportedError):
+                    await subject.instance.pause()
+        if not can.can(Ability.SNAPSHOT):
+            blank = await driver.prepare(bench.shape())
+            with pytest.raises(UnsupportedError):
+                await blank.restore(tmp_path / "snapshot", bench.spec())
+            await blank.destroy()
+
+    # ------------------------------------------------------------------------------------------------------- booting
+    async def test_it_boots_and_answers(self, bench: Bench) -> None:
+        async with bench.sandbox() as subject:
+            done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
+        assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
+
+    async def test_sandboxes_share_nothing(self, bench: Bench) -> None:
+        driver = bench.start()
+        async with bench.sandbox(driver) as one, bench.sandbox(driver) as other:
+            assert one.instance.ref != other.instance.ref
+            for place in ("/tmp/mine", "/home/user/mine", "/dev/shm/mine"):  # noqa: S108 - inside of the sandbox
+                assert (await one.run("sh", "-c", f"echo mine > {place}")).code == 0
+                assert (await other.run("test", "-e", place)).code == 1
+                assert (await one.run("cat", place)).stdout == "mine\n"
+
+    async def test_many_boot_at_once(self, bench: Bench) -> None:
+        driver = bench.start()
+
+        async def one(number: int) -> str:
+            async with bench.sandbox(driver) as subject:
+                return (await subject.run("echo", str(number))).stdout
+
+        assert await asyncio.gather(*(one(number) for number in range(6))) == [f"{number}\n" for number in range(6)]
+
+    async def test_a_blank_boots_once_only(self, bench: Bench) -> None:
+        blank = await bench.start().prepare(bench.shape())
+        instance = await blank.boot(bench.spec())
+        with pytest.raises(ConflictError):
+            await blank.boot(bench.spec())
+        async with meet(instance) as subject:
+            assert (await subject.run("true")).code == 0
+        await instance.destroy()
+
+    # ------------------------------------------------------------------------------------------------------- the link
+    async def test_one_connection_after_the_other(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        for number in range(3):
+            async with meet(instance) as subject:
+                assert (await subject.run("echo", str(number))).stdout == f"{number}\n"
+        await instance.destroy()
+
+    async def test_two_connections_at_once_are_refused(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        stream = await instance.connect()
+        with pytest.raises(ConflictError):
+            await instance.connect()
+        await stream.aclose()
+        await stream.aclose()
+        await (await instance.connect()).aclose()
+        await instance.destroy()
+
+    async def test_much_flows_both_ways_at_once(self, bench: Bench) -> None:
+        async with bench.sandbox() as subject:
+            text = bytes(range(256)) * (_BIG_BYTES // 256)
+            count = "import sys; text = sys.stdin.buffer.read(); print(len(text), text == bytes(range(256)) * (len(text) // 256))"
+            made = subject.run("dd", "if=/dev/zero", f"bs={_BIG_BYTES}", "count=1", "status=none")
+            taken = subject.run("python3", "-c", count, stdin=text)
+            told, poured = await asyncio.gather(taken, made)
+        assert told.stdout == f"{_BIG_BYTES} True\n"
+        assert len(poured.stdout) == _BIG_BYTES
+
+    async def test_a_full_link_refuses_whole_frames_and_wakes_the_writer(self, bench: Bench) -> None:
+        driver = bench.start()
+        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
+            pytest.skip(can.why_not(Ability.PAUSE))
+        instance = await bench.boot(driver)
+        stream = await instance.connect()
+        await instance.pause()
+        sent = 0
+        while stream.try_send(_FRAME):
+            sent += 1
+            assert sent < 1_000_000, "a link that is never full has no bound"
+        assert sent > 0
+        waiting = asyncio.create_task(stream.wait_writable())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await instance.resume()
+        await waiting
+        assert stream.try_send(_FRAME)
+        await stream.aclose()
+        await instance.destroy()
+
+    async def test_a_stream_ends_with_its_sandbox(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        stream = await instance.connect()
+        receiving = asyncio.create_task(_read_to_end(stream.receive))
+        await asyncio.sleep(0.1)
+        await instance.destroy()
+        assert await receiving
+        with pytest.raises(BrokenPipeError):
+            for _ in range(1000):
+                stream.try_send(_FRAME)
+        await stream.wait_writable()
+        assert await stream.receive(10) == b""
+        await stream.aclose()
+        with pytest.raises(SandboxEndedError) as ended:
+            await instance.connect()
+        assert ended.value.fields["reason"] == ExitReason.KILLED
+
+    # ------------------------------------------------------------------------------------------------------- the end
+    async def test_a_guest_that_ends_has_exited(self, bench: Bench) -> None:
+        async with bench.sandbox() as subject:
+            waiting = [asyncio.create_task(subject.instance.wait()) for _ in range(3)]
+            cancelled = asyncio.create_task(subject.instance.wait())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await subject.link.shutdown()
+            ends = await asyncio.gather(*waiting)
+            assert {end.reason for end in ends} == {ExitReason.EXITED}
+            for method in (subject.instance.usage, subject.instance.pause, subject.instance.resume, subject.instance.connect):
+                with pytest.raises(SandlotError):
+                    await method()
+        # Destroying what ended by itself does not change why.
+        assert (await subject.instance.wait()).reason is ExitReason.EXITED
+
+    async def test_what_is_destroyed_was_killed(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        waiting = asyncio.create_task(instance.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await instance.destroy()
+        assert (await waiting).reason is ExitReason.KILLED
+        assert (await instance.wait()).reason is ExitReason.KILLED
+
+    async def test_destroying_is_idempotent_and_shared(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        first = asyncio.create_task(instance.destroy())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*(instance.destroy() for _ in range(4)))
+        with contextlib.suppress(asyncio.CancelledError):
+            await first
+        assert traces(bench.data_dir, bench.node) == ()
+        await instance.destroy()
+
+    async def test_a_blank_is_given_back(self, bench: Bench) -> None:
+        blank = await bench.start().prepare(bench.shape())
+        assert traces(bench.data_dir, bench.node) != ()
+        await asyncio.gather(blank.destroy(), blank.destroy())
+        assert traces(bench.data_dir, bench.node) == ()
+        with pytest.raises(SandlotError):
+            await blank.boot(bench.spec())
+
+    async def test_destroying_while_it_boots(self, bench: Bench) -> None:
+        driver = bench.start()
+        for delay_s in (0.0, 0.002, 0.02, 0.06, 0.1, 0.15, 0.2):
+            blank = await driver.prepare(bench.shape())
+            booting = asyncio.create_task(blank.boot(bench.spec()))
+            await asyncio.sleep(delay_s)
+            await blank.destroy()
+            with contextlib.suppress(SandboxEndedError):
+                instance = await booting
+                assert (await instance.wait()).reason is ExitReason.KILLED
+            assert traces(bench.data_dir, bench.node) == ()
+
+    async def test_cancelling_any_step_leaves_nothing(self, bench: Bench) -> None:
+        driver = bench.start()
+        for delay_s in (0.0, 0.001, 0.003, 0.01, 0.015, 0.02, 0.03, 0.06, 0.1, 0.15, 0.2):
+            making = asyncio.create_task(bench.boot(driver))
+            await asyncio.sleep(delay_s)
+            making.cancel()
+            try:
+                instance = await making
+            except asyncio.CancelledError:
+                pass
+            else:
+                await instance.destroy()
+            assert traces(bench.data_dir, bench.node) == ()
+
+    # ------------------------------------------------------------------------------------------------------- pausing
+    async def test_a_paused_sandbox_uses_no_time_and_goes_on(self, bench: Bench) -> None:
+        driver = bench.start()
+        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
+            pytest.skip(can.why_not(Ability.PAUSE))
+        async with bench.sandbox(driver) as subject:
+            instance = subject.instance
+            spinning = asyncio.create_task(subject.run("sh", "-c", "while :; do :; done", timeout_s=None))
+            before = (await instance.usage()).cpu_s
+            while (await instance.usage()).cpu_s < before + 0.1:
+                await asyncio.sleep(0.01)
+            await instance.pause()
+            await instance.pause()
+            frozen = (await instance.usage()).cpu_s
+            await asyncio.sleep(0.5)
+            assert (await instance.usage()).cpu_s == pytest.approx(frozen, abs=0.005)
+            await instance.resume()
+            await instance.resume()
+            while (await instance.usage()).cpu_s < frozen + 0.1:
+                await asyncio.sleep(0.01)
+            assert (await subject.run("echo", "here")).stdout == "here\n"
+            spinning.cancel()
+
+    async def test_a_paused_sandbox_can_be_destroyed(self, bench: Bench) -> None:
+        driver = bench.start()
+        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
+            pytest.skip(can.why_not(Ability.PAUSE))
+        instance = await bench.boot(driver)
+        await instance.pause()
+        await instance.destroy()
+        assert (await instance.wait()).reason is ExitReason.KILLED
+
+
+async def _read_to_end(receive: object) -> bool:
+    while await receive(65536):  # type: ignore[operator]
+        pass
+    return True

@@ -1,0 +1,84 @@
+"""What a sandbox cannot see of its host, by trying. The short form: a driver that fails one of these isolates nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.specs import User
+from sandlot.testing.bench import Bench
+
+_LOOK = """
+import os, sys
+token = sys.argv[1]
+for folder, folders, files in os.walk("/"):
+    folders[:] = [name for name in folders if os.path.join(folder, name) not in ("/proc", "/sys")]
+    for name in files:
+        if token in name:
+            print(os.path.join(folder, name))
+print("looked")
+"""
+_CONNECT = """
+import socket, sys
+for port in map(int, sys.argv[2:]):
+    for host in ("127.0.0.1", "localhost", sys.argv[1], "10.0.2.2", "169.254.169.254"):
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            print("reached", host, port)
+        except OSError:
+            pass
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0sandlot-suite-" + sys.argv[2])
+    print("reached the abstract socket")
+except OSError:
+    pass
+print("tried")
+"""
+
+
+class WallsSuite:
+    """See the module."""
+
+    @pytest.mark.parametrize("user", [User.USER, User.ROOT])
+    async def test_files_of_the_host_are_not_there(self, bench: Bench, user: User, tmp_path: Path) -> None:
+        token = f"planted-{secrets.token_hex(8)}"
+        (tmp_path / token).touch(mode=0o666)
+        async with bench.sandbox() as subject:
+            (bench.data_dir / token).touch(mode=0o666)
+            for ref in (bench.data_dir / "sandboxes").iterdir():
+                (ref / token).touch(mode=0o666)
+            assert (await subject.python(_LOOK, token, user=user)).stdout == "looked\n"
+            # On purpose: the same look finds what is inside.
+            assert (await subject.run("touch", f"/tmp/{token}", user=user)).code == 0  # noqa: S108 - inside of the sandbox
+            assert f"/tmp/{token}\n" in (await subject.python(_LOOK, token, user=user)).stdout  # noqa: S108
+
+    async def test_the_environment_of_the_service_is_not_there(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        token = secrets.token_hex(8)
+        monkeypatch.setenv("SANDLOT_SUITE_SECRET", token)
+        async with bench.sandbox() as subject:
+            done = await subject.run("sh", "-c", "env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'", user=User.ROOT)
+        assert "PATH=" in done.stdout
+        assert token not in done.stdout
+
+    async def test_processes_of_the_host_are_not_there(self, bench: Bench) -> None:
+        async with bench.sandbox() as subject:
+            seen = await subject.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; kill -0 $1 && echo signal''led", "-", str(os.getpid()), user=User.ROOT)
+        assert "pytest" not in seen.stdout
+        assert "signalled" not in seen.stdout
+
+    @pytest.mark.parametrize("user", [User.USER, User.ROOT])
+    async def test_the_network_of_the_host_is_not_there(self, bench: Bench, user: User) -> None:
+        with socket.create_server(("0.0.0.0", 0)) as server, socket.socket(socket.AF_UNIX) as abstract:  # noqa: S104 - so that every way in would do
+            port = str(server.getsockname()[1])
+            abstract.bind(f"\0sandlot-suite-{port}")
+            abstract.listen()
+            own = socket.gethostbyname(socket.gethostname())
+            async with bench.sandbox() as subject:
+                assert (await subject.python(_CONNECT, own, port, user=user)).stdout == "tried\n"
+                interfaces = await subject.run("sh", "-c", "cat /proc/net/dev")
+        names = [line.split(":")[0].strip() for line in interfaces.stdout.splitlines() if ":" in line]
+        assert names in ([], ["lo"])
