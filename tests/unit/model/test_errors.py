@@ -1,0 +1,31 @@
+"""The error tree: one root, total tables, and errors rebuilt from what an untrusted far side says."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.model.errors import CODES, ErrorCode, InternalError, SandlotError, class_of, from_code
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_has_a_status_and_a_class(code: ErrorCode) -> None:
+    status, retryable = CODES[code]
+    assert 400 <= status < 600
+    error = from_code(code.value, "what happened", hint="what to do", fields={"a": 1})
+    assert type(error) is class_of(code)
+    assert issubclass(class_of(code), SandlotError)
+    assert (error.code, error.status, error.retryable) == (code, status, retryable)
+    assert str(error) == "what happened what to do"
+    assert dict(error.fields) == {"a": 1}
+
+
+@pytest.mark.parametrize("code", ["", "nonsense", "INTERNAL", "internal "])
+def test_a_code_that_nobody_knows_is_internal(code: str) -> None:
+    error = from_code(code, "odd")
+    assert type(error) is InternalError
+    assert error.code is ErrorCode.INTERNAL
+    assert not error.retryable
+
+
+def test_only_what_waiting_helps_is_retryable() -> None:
+    assert {code for code, (_, retryable) in CODES.items() if retryable} == {ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE}

@@ -1,0 +1,84 @@
+"""What may be asked for, and what is refused before anything is done."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import SandboxId
+from sandlot.model.specs import MAX_ARG_BYTES, MAX_ENV_BYTES, MIB, Limits, ProcessSpec, SandboxSpec, check_path, shell_argv
+
+ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    assert Limits() == Limits(cpus=1.0, memory_bytes=1024 * MIB, disk_bytes=5 * 1024 * MIB, pids=512)
+    spec = SandboxSpec(ID)
+    assert (spec.template, spec.timeout_s, spec.isolation, spec.network.value) == ("code-interpreter", 300.0, "gvisor", "none")
+    process = ProcessSpec(("true",))
+    assert (process.user.value, process.cwd, process.stdin, process.timeout_s) == ("user", None, False, 60.0)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"cpus": 0},
+        {"cpus": math.nan},
+        {"cpus": math.inf},
+        {"cpus": 65},
+        {"memory_bytes": 63 * MIB},
+        {"disk_bytes": 15 * MIB},
+        {"pids": 15},
+        {"pids": 40_000},
+        {"pids": -1},
+    ],
+)
+def test_limits_that_nothing_could_run_with_are_refused_by_name(limits: dict[str, float]) -> None:
+    (name,) = limits
+    with pytest.raises(InvalidRequestError) as refused:
+        Limits(**limits)  # type: ignore[arg-type]
+    assert refused.value.fields["field"] == name
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf, 8 * 24 * 3600.0])
+def test_a_timeout_that_cannot_be_kept_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        SandboxSpec(ID, timeout_s=timeout)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A\0": "x"}, {"A": "\ud800"}, {"A": "x" * MAX_ENV_BYTES}],
+)
+def test_an_environment_that_execve_would_refuse_is_refused(env: dict[str, str]) -> None:
+    for build in (lambda: SandboxSpec(ID, env=env), lambda: ProcessSpec(("true",), env=env)):
+        with pytest.raises(InvalidRequestError) as refused:
+            build()
+        assert refused.value.hint
+
+
+@pytest.mark.parametrize("argv", [(), ("",), ("a\0b",), ("a", "\ud800"), ("x" * (MAX_ARG_BYTES + 1),), tuple("x" * 100_000 for _ in range(12))])
+def test_a_command_that_execve_would_refuse_is_refused(argv: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        ProcessSpec(argv)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("path", ["", "relative", "a/b", "/a\0b", "/\ud800", "/" + "x" * 4095])
+def test_a_path_that_open_would_refuse_is_refused(path: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_path(path)
+
+
+def test_paths_may_be_odd_but_absolute() -> None:
+    for path in ("/", "/a/../b", "/ä ö\n", "/" + "x" * 4094):
+        assert check_path(path) == path
+
+
+def test_a_shell_command_line_is_one_argument() -> None:
+    assert shell_argv("echo $HOME; 'x'") == ("/bin/bash", "-c", "echo $HOME; 'x'")
+    for empty in ("", "  \n"):
+        with pytest.raises(InvalidRequestError):
+            shell_argv(empty)
