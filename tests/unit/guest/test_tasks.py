@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 from sandlot.guest.tasks import Task, kill_tree, tasks, tree
+from tests.support.until import until
+
+FAMILY = 6
+"""The shell, two sleeps of its own, the shell that left, and that one's two."""
 
 
 def task(pid: int, parent: int, group: int, session: int) -> Task:
@@ -30,23 +33,19 @@ def test_a_tree_is_descent_session_and_group_but_never_pid_1() -> None:
     assert 1 not in tree(1, everything)
 
 
-def test_a_whole_family_is_killed_also_where_it_left_its_session() -> None:
+async def test_a_whole_family_is_killed_also_where_it_left_its_session() -> None:
     script = "setsid sleep 300 & (setsid sh -c 'sleep 300 & sleep 300') & echo ready; sleep 300"
-    with subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as shell:
-        assert shell.stdout is not None
-        assert shell.stdout.readline() == b"ready\n"
-        family = _settled_family(shell.pid)
-        kill_tree(shell.pid, signal.SIGKILL)
-        assert shell.wait() == -signal.SIGKILL
-    alive = {found.pid for found in tasks()}
-    assert not alive & set(family)
+    shell = await asyncio.create_subprocess_exec("/bin/sh", "-c", script, stdout=subprocess.PIPE, start_new_session=True)
+    assert shell.stdout is not None
+    assert await shell.stdout.readline() == b"ready\n"
+    family: list[int] = []
 
+    def is_complete() -> bool:
+        family[:] = tree(shell.pid, tasks())
+        return len(family) >= FAMILY
 
-def _settled_family(root: int) -> list[int]:
-    """The family once all five of it are there."""
-    while True:
-        family = tree(root, tasks())
-        if len(family) >= 5:
-            return family
-        assert Path(f"/proc/{root}").exists(), "the shell is gone"
-        time.sleep(0.01)
+    await until(is_complete)
+    kill_tree(shell.pid, signal.SIGKILL)
+    assert await shell.wait() == -signal.SIGKILL
+    # A signal that was sent is a death that is certain, but on a busy host not one that has happened yet.
+    await until(lambda: not {found.pid for found in tasks()} & set(family))
