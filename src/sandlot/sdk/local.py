@@ -38,7 +38,7 @@ def answers(path: Path) -> bool:
     """Whether a service accepts connections on this socket.
 
     Raises:
-        PermissionError: The socket is somebody else's.
+        HostError: The socket is another user's, or its path is too long for one.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(5)
@@ -48,9 +48,9 @@ def answers(path: Path) -> bool:
             return False
         except TimeoutError:
             return True  # a full backlog: somebody is there
+        except PermissionError as error:
+            raise _not_ours(path.parent) from error
         except OSError as error:
-            if isinstance(error, PermissionError):
-                raise
             raise HostError(
                 f"The service's socket {path} cannot be used: {error.strerror or error}.",
                 code=ErrorCode.HOST_NOT_READY,
@@ -81,7 +81,13 @@ def ensure(folder: Path, *, timeout_s: float = START_TIMEOUT_S) -> None:
         with _start_lock(folder, deadline):
             _start(folder, deadline)
     except PermissionError as error:
-        raise _no_permission(folder) from error
+        raise _not_ours(folder) from error
+    except OSError as error:
+        raise HostError(
+            f"The state directory {folder} cannot be used: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Choose another one by SANDLOT_DATA_DIR.",
+        ) from error
 
 
 def _may_start() -> None:
@@ -93,7 +99,7 @@ def _may_start() -> None:
         )
 
 
-def _no_permission(folder: Path) -> SandlotError:
+def _not_ours(folder: Path) -> SandlotError:
     return HostError(
         f"The local service of {folder} belongs to another user.",
         code=ErrorCode.HOST_NOT_READY,

@@ -37,7 +37,7 @@ def translated(target: Target) -> Iterator[None]:
     Raises:
         NotSentError: There was no connection.
         UnavailableError: The connection broke, or nothing came for too long.
-        InvalidRequestError: The address is one that httpx cannot use.
+        InvalidRequestError: A path or a parameter is none that a URL can hold.
     """
     try:
         yield
@@ -49,8 +49,8 @@ def translated(target: Target) -> Iterator[None]:
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint="Whether the request was carried out is not known.",
         ) from error
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InvalidRequestError(f"{target.base_url!r} is no address of a service: {error}.", hint="SANDLOT_URL is http://HOST:PORT.") from error
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:
+        raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Paths and names are text that UTF-8 can express.") from error
     except (httpx.TransportError, httpx.StreamError) as error:
         raise UnavailableError(
             f"The connection to {target} broke: {str(error) or type(error).__name__}.",

@@ -54,6 +54,30 @@ def size_bytes(value: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def utf8(text: str, what: str = "text") -> bytes:
+    """Text as UTF-8.
+
+    Raises:
+        InvalidRequestError: It has lone surrogates, which are what Python makes of bytes that are no text.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"The {what} is not valid Unicode text.", hint="Pass binary content as bytes, in a file.") from None
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """A request's body as JSON.
+
+    Raises:
+        InvalidRequestError: It holds something that JSON cannot carry.
+    """
+    try:
+        return utf8(json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False), "request")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"The request cannot be sent as JSON: {error}.", hint="Numbers are finite, everything else is text.") from error
+
+
 def given(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
@@ -125,7 +149,7 @@ def split_stdin(data: str | bytes, inline_bytes: int = 64 * KIB) -> tuple[str | 
     Returns:
         The text to put into the request, or None and the bytes to send by themselves.
     """
-    raw = data.encode() if isinstance(data, str) else data
+    raw = utf8(data, "standard input") if isinstance(data, str) else data
     if len(raw) <= inline_bytes:
         try:
             return raw.decode(), b""

@@ -366,6 +366,22 @@ def test_a_signal_to_a_process_that_is_gone_is_false(service: Script, sandbox: S
         sandbox.commands.kill("p1")
 
 
+def test_what_cannot_be_sent_is_refused_before_anything_is(service: Script, sandbox: Sandbox) -> None:
+    for call in (
+        lambda: sandbox.run_code("\udcff"),
+        lambda: sandbox.commands.run(["x", "\udcff"]),
+        lambda: sandbox.commands.run("x", timeout=float("nan")),
+        lambda: sandbox.commands.run("x", stdin="\udcff"),
+        lambda: sandbox.files.read("/\udcff"),
+        lambda: sandbox.files.write("/x", "\udcff"),
+        lambda: sandbox.files.stat("/" + "x" * 100_000),
+    ):
+        with pytest.raises(SandlotError) as caught:
+            call()
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert service.seen == []
+
+
 def test_text_that_is_none_is_refused_with_the_way_out(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, b"\xff\xfe"))
     with pytest.raises(SandlotError, match='format="bytes"'):

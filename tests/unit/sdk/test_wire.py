@@ -52,6 +52,13 @@ def test_standard_input_is_sent_whole(data: bytes) -> None:
     assert inline is None or len(data) <= 100
 
 
+@pytest.mark.parametrize("value", ["\udcff", float("nan"), float("inf"), b"bytes", object()], ids=["surrogate", "nan", "inf", "bytes", "object"])
+def test_what_json_cannot_carry_is_refused(value: object) -> None:
+    with pytest.raises(InvalidRequestError):
+        wire.encode({"x": value})
+    assert wire.encode({"x": "é\u2028"}) == '{"x":"é\u2028"}'.encode()
+
+
 @given(st.text())
 def test_a_segment_is_one(text: str) -> None:
     assert "/" not in wire.segment(text)

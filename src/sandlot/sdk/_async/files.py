@@ -117,7 +117,7 @@ class AsyncFiles:
             LimitError: The sandbox's disk is full.
         """
         params = wire.given(path=path, user=user, mode=mode, append="true" if append else None)
-        content = data.encode() if isinstance(data, str) else data
+        content = wire.utf8(data) if isinstance(data, str) else data
         answer = await self._client.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)
         )

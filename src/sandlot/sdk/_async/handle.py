@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
+from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk.results import CommandResult, Output
@@ -159,4 +160,4 @@ async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool
 
 async def write_stdin(client: AsyncClient, path: str, data: str | bytes) -> None:
     """Write to a process's standard input; it may take as long as the process takes to read."""
-    await client.request("POST", f"{path}/stdin", content=data.encode() if isinstance(data, str) else data, read_timeout_s=None)
+    await client.request("POST", f"{path}/stdin", content=wire.utf8(data) if isinstance(data, str) else data, read_timeout_s=None)

@@ -171,17 +171,19 @@ class Client:
     ) -> Iterator[httpx.Response]:
         """Make one call and give its answer's head; the body is read by the caller. Arguments are those of :meth:`request`."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
-        headers = {"Accept": accept} if content is None else {"Accept": accept, "Content-Type": "application/octet-stream"}
+        headers = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream"}
+        if body is not None:
+            content = wire.encode(body)
         if self._http.is_closed:
             self._http = self._connections()
         self._reach()
         tries, again = 0, True
         while True:
             with sendable():
-                request = self._http.build_request(method, path, params=params, json=body, content=content, headers=headers, timeout=timeout)
-            tries += 1
+                tries += 1
             try:
                 with translated(self.target):
+                    request = self._http.build_request(method, path, params=params, content=content, headers=headers, timeout=timeout)
                     response = self._http.send(request, stream=True)
             except NotSentError:
                 if self._reached is None or not again:

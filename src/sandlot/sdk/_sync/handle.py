@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import closing
 
 from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
+from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk.results import CommandResult, Output
@@ -160,4 +161,4 @@ def send_signal(client: Client, path: str, signal: str | int) -> bool:
 
 def write_stdin(client: Client, path: str, data: str | bytes) -> None:
     """Write to a process's standard input; it may take as long as the process takes to read."""
-    client.request("POST", f"{path}/stdin", content=data.encode() if isinstance(data, str) else data, read_timeout_s=None)
+    client.request("POST", f"{path}/stdin", content=wire.utf8(data) if isinstance(data, str) else data, read_timeout_s=None)
