@@ -243,7 +243,7 @@ def test_long_output_is_the_same_collected_here_or_there(sandbox: Sandbox) -> No
         (["nonexistent-program"], {}, ErrorCode.PATH_NOT_FOUND),
         (["/etc/passwd"], {}, ErrorCode.PERMISSION_DENIED),
         ("true", {"cwd": "/nonexistent"}, ErrorCode.PATH_NOT_FOUND),
-        ("true", {"cwd": "relative"}, ErrorCode.INVALID_REQUEST),
+        ("true", {"cwd": "relative"}, ErrorCode.PATH_INVALID),
         ("true", {"user": "nobody"}, ErrorCode.INVALID_REQUEST),
         ("true", {"envs": {"A": "x" * 200_000}}, ErrorCode.INVALID_REQUEST),
         ("true", {"timeout": -1}, ErrorCode.INVALID_REQUEST),
@@ -378,11 +378,11 @@ def test_a_folder_of_thousands_is_listed_whole(sandbox: Sandbox) -> None:
     "path, code",
     [
         ("/nonexistent", ErrorCode.PATH_NOT_FOUND),
-        ("relative", ErrorCode.INVALID_REQUEST),
-        ("/a\0b", ErrorCode.INVALID_REQUEST),
+        ("relative", ErrorCode.PATH_INVALID),
+        ("/a\0b", ErrorCode.PATH_INVALID),
         ("/etc/shadow", ErrorCode.PERMISSION_DENIED),
         ("/workspace", ErrorCode.PATH_INVALID),
-        ("/" + "x" * 5000, ErrorCode.INVALID_REQUEST),
+        ("/" + "x" * 5000, ErrorCode.PATH_INVALID),
     ],
     ids=["missing", "relative", "nul", "forbidden", "a folder", "long"],
 )
