@@ -20,14 +20,12 @@ def sendable() -> Iterator[None]:
     """Turn what the making of a request in the body raises into an error of the one tree.
 
     Raises:
-        InvalidRequestError: It holds what JSON or an address cannot carry.
+        InvalidRequestError: A path or a parameter is none that a URL can hold.
     """
     try:
         yield
-    except ValueError as error:  # UnicodeEncodeError is one
-        raise InvalidRequestError(
-            f"The request cannot be sent: {error}.", hint="Text must be valid Unicode and numbers finite; pass binary content as a file."
-        ) from error
+    except (httpx.InvalidURL, ValueError) as error:  # UnicodeEncodeError is a ValueError
+        raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Paths and names are short text that UTF-8 can express.") from error
 
 
 @contextmanager
@@ -37,7 +35,6 @@ def translated(target: Target) -> Iterator[None]:
     Raises:
         NotSentError: There was no connection.
         UnavailableError: The connection broke, or nothing came for too long.
-        InvalidRequestError: A path or a parameter is none that a URL can hold.
     """
     try:
         yield
@@ -45,12 +42,10 @@ def translated(target: Target) -> Iterator[None]:
         raise not_there(target, str(error)) from error
     except httpx.TimeoutException as error:
         raise UnavailableError(
-            f"{str(target).capitalize()} accepted the request, but no answer came in time.",
+            f"No answer came in time from {target}.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint="Whether the request was carried out is not known.",
         ) from error
-    except (httpx.InvalidURL, UnicodeEncodeError) as error:
-        raise InvalidRequestError(f"The request cannot be sent: {error}.", hint="Paths and names are text that UTF-8 can express.") from error
     except (httpx.TransportError, httpx.StreamError) as error:
         raise UnavailableError(
             f"The connection to {target} broke: {str(error) or type(error).__name__}.",

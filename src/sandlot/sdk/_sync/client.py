@@ -179,11 +179,11 @@ class Client:
         self._reach()
         tries, again = 0, True
         while True:
+            tries += 1
             with sendable():
-                tries += 1
+                request = self._http.build_request(method, path, params=params, content=content, headers=headers, timeout=timeout)
             try:
                 with translated(self.target):
-                    request = self._http.build_request(method, path, params=params, content=content, headers=headers, timeout=timeout)
                     response = self._http.send(request, stream=True)
             except NotSentError:
                 if self._reached is None or not again:
