@@ -129,6 +129,11 @@ def test_a_failure_of_ours_is_125_and_says_so(shell: Shell, arguments: Sequence[
     assert done.stdout == b""
 
 
+def test_closed_descriptors_are_nothing_to_a_program(shell: Shell) -> None:
+    command = f"exec {sys.executable} -m sandlot.cli run --template base -c 'import sys; print(sys.stdin.read()); sys.exit(5)' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], env=shell.env, cwd=shell.cwd, check=False).returncode == 5
+
+
 def test_nothing_of_a_run_is_left(shell: Shell, service: LocalService) -> None:
     before = alive(service)
     shell.run("run", *BASE, "-c", "1/0")

@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", context_settings=run.RUN_SETTINGS)(run.run)
+app.command("run")(run.run)
 app.command("create")(sandboxes.create)
 app.command("ls")(sandboxes.ls)
 app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Without the program's name; by default the process's own.
     """
+    _fill_descriptors()
     sys.exit(dispatch(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -70,6 +71,16 @@ def dispatch(arguments: list[str]) -> int:
             raise
         _say(*_described(error))
         return ours or 1
+
+
+def _fill_descriptors() -> None:
+    """Give a closed standard input, output or error to /dev/null: otherwise the next socket takes its number, and a program's output goes there."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # open(2) takes the lowest number that is free.
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - a descriptor, for good
 
 
 def _described(error: Exception) -> tuple[str, str]:

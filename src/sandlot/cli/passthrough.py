@@ -43,6 +43,8 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
         main: Gives the exit status.
     """
     received: list[int] = []
+    # In the background, reading from the terminal is then an error (the end of the input) and no stop, as termios(3) has it.
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
     async def guarded() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -64,6 +66,11 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
         return _OF_SIGNAL + (received[0] if received else signal.SIGTERM)
     except _BrokenOutputError:
         return _OF_SIGNAL + signal.SIGPIPE
+    except Exception as error:
+        if not received:
+            raise
+        note(f"sandlot: interrupted, and not all was cleaned up: {error}")
+        return _OF_SIGNAL + received[0]
 
 
 def exit_status(result: CommandResult, timeout_s: float | None) -> int:

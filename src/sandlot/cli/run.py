@@ -15,7 +15,6 @@ from sandlot.cli.output import announce_build, pairs
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
 
-RUN_SETTINGS: dict[str, bool] = {}
 EXEC_SETTINGS = {"allow_interspersed_args": False}
 """Everything behind the sandbox's id is the command's."""
 

@@ -136,6 +136,17 @@ def test_a_signal_cleans_up_and_becomes_the_status(number: signal.Signals) -> No
     assert running.returncode == 128 + number
 
 
+def test_a_signal_stays_the_status_where_cleaning_up_fails() -> None:
+    with program("try:\n            await asyncio.sleep(100)\n        finally:\n            raise OSError('no service')") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGTERM)
+        _, error = running.communicate()
+    assert "sandlot: interrupted" in error
+    assert "no service" in error
+    assert running.returncode == 143
+
+
 def test_a_reader_that_is_gone_ends_it_as_sigpipe_would() -> None:
     with program("await asyncio.to_thread(sys.stdin.readline); await write_all(1, b'x' * 100_000)") as running:
         assert running.stdout is not None
