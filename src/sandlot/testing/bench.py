@@ -128,3 +128,9 @@ async def meet(instance: Instance, limits: Limits = SMALL) -> AsyncIterator[Subj
         yield Subject(instance, link)
     finally:
         await link.aclose()
+
+
+async def spun(instance: Instance, cpu_s: float) -> None:
+    """Return once a sandbox has used so much processor time."""
+    while (await instance.usage()).cpu_s < cpu_s:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ import pytest
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ports import Ability, Driver, ExitReason
 from sandlot.model.specs import MIB, ProcessSpec, User
-from sandlot.testing.bench import SMALL, Bench
+from sandlot.testing.bench import SMALL, Bench, spun
 
 _ONE_PROCESS_HOG = "held = [bytearray(1 << 20) for _ in range(4096)]"
 _NOBODYS_HOG = """
@@ -121,8 +121,7 @@ class LimitsSuite:
         async with bench.sandbox(driver, limits) as subject:
             spinning = asyncio.create_task(subject.python(_SPIN, timeout_s=None))
             start = (await subject.instance.usage()).cpu_s
-            while (await subject.instance.usage()).cpu_s < start + 0.2:
-                await asyncio.sleep(0.01)
+            await spun(subject.instance, start + 0.2)
             began_s, before = time.monotonic(), (await subject.instance.usage()).cpu_s
             await asyncio.sleep(2)
             used = (await subject.instance.usage()).cpu_s - before

@@ -116,7 +116,7 @@ class RestartSuite:
             service.kill()
             service.wait()
         await bench.start().sweep(keep=())
-        assert settled(lambda: traces(bench.data_dir, bench.node), ()) == ()
+        assert settled(lambda: traces(bench.data_dir, bench.node)) == ()
 
     async def test_a_service_may_be_killed_at_any_moment(self, bench: Bench) -> None:
         source = random.Random(bench.node)  # noqa: S311 - moments, not secrets
@@ -126,7 +126,7 @@ class RestartSuite:
                 service.kill()
                 service.wait()
             await bench.start().sweep(keep=())
-            assert settled(lambda: traces(bench.data_dir, bench.node), ()) == ()
+            assert settled(lambda: traces(bench.data_dir, bench.node)) == ()
 
 
 @contextmanager

@@ -66,7 +66,9 @@ class WallsSuite:
 
     async def test_processes_of_the_host_are_not_there(self, bench: Bench) -> None:
         async with bench.sandbox() as subject:
-            seen = await subject.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; kill -0 $1 && echo signal''led", "-", str(os.getpid()), user=User.ROOT)
+            seen = await subject.run(
+                "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'; kill -0 $1 && echo signal''led", "-", str(os.getpid()), user=User.ROOT
+            )
         assert "pytest" not in seen.stdout
         assert "signalled" not in seen.stdout
 

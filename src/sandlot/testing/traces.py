@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ SETTLE_S = 30.0
 """Until something that has to vanish counts as left; only a defect is waited out."""
 _NUMBER = re.compile(r"\d+")
 
-ValueT = TypeVar("ValueT")
+FoundT = TypeVar("FoundT", bound=Sized)
 
 
 def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
@@ -60,10 +60,10 @@ def descriptors() -> Counter[str]:
     return kinds
 
 
-def settled(look: Callable[[], ValueT], expected: ValueT) -> ValueT:
-    """Look until it is as expected, or patience ends; what it was last. Blocks: of use when nothing has to happen here."""
+def settled(look: Callable[[], FoundT]) -> FoundT:
+    """Look until there is nothing, or patience ends; what there was last. Blocks: of use when nothing has to happen here."""
     ends = time.monotonic() + SETTLE_S
-    while (found := look()) != expected and time.monotonic() < ends:
+    while (found := look()) and time.monotonic() < ends:
         time.sleep(0.05)
     return found
 

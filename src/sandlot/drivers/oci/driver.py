@@ -73,7 +73,7 @@ class OciDriver:
             if self._probed is None:
                 # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
                 fresh = OciDriver(self.name, self._settings, self._find_runtime)
-                fresh._holdings = self._holdings  # noqa: SLF001 - its own kind
+                fresh._holdings = self._holdings
                 self._probed = probing.probe(self.name, self.runtime, fresh, self._settings.data_dir)
             return self._probed
 
