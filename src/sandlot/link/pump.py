@@ -3,7 +3,8 @@
 Laws:
 - Each frame is one ``try_send`` of at most 4,096 bytes: a service that is killed leaves no half frame in the pipe.
 - One task reads and one waits for room; neither waits for a consumer, so a stream that nobody reads stops only itself.
-- After every chunk the other tasks of the service get their turn, however fast a guest writes.
+- After every chunk the other tasks of the service get their turn, however fast a guest writes; one whose bytes take long
+  to deal with waits as long as they took, so that a flood of tiny frames gets half of the loop at most.
 - The end comes once, for one reason, and everyone who waits is told; nobody is left hanging.
 """
 
@@ -24,6 +25,8 @@ from sandlot.protocol.values import BadValue
 
 READ_BYTES = 64 * 1024
 """What is dealt with before others get their turn: a pipe's default capacity, pipe(7)."""
+_LONG_TURN_S = 0.002
+"""A full pipe of ordinary output takes a tenth of it; one of the smallest frames takes ten times as long."""
 _LAST_WORDS_S = 1.0
 """How long what a dead guest wrote is still read after a write failed."""
 
@@ -159,11 +162,14 @@ class Pump:
                 handler.on_event(event)
 
     async def _read(self) -> None:
+        clock = asyncio.get_running_loop().time
         try:
             while data := await self._stream.receive(READ_BYTES):
+                began_s = clock()
                 self._dispatch(self.connection.receive(data))
                 self.flush()
-                await asyncio.sleep(0)
+                spent_s = clock() - began_s
+                await asyncio.sleep(spent_s if spent_s > _LONG_TURN_S else 0)
             self.lose(LostReason.EOF)
         except ProtocolError as error:
             self.lose(LostReason.VIOLATION, str(error))

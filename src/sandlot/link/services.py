@@ -204,7 +204,7 @@ class Services:
         try:
             await service(stream, args)
         except SandlotError as error:
-            stream.reset(error.code, error.message)
+            stream.reset(error.code.value, error.message)
         except Exception:  # noqa: BLE001 - one service must not end the others; it is logged with its traceback
             _log.exception("a service of a sandbox failed")
             stream.reset("internal", "the service failed")

@@ -1,0 +1,363 @@
+"""Processes and cells: output by offset, input, results, and a consumer that takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from sandlot.link.client import CellCall, ProcessCall
+from sandlot.link.types import CellError, Display, Lost, Output
+from sandlot.model.errors import ConflictError, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import ProcessSpec
+from sandlot.protocol.streams import WINDOW_BYTES
+from tests.unit.link.peer import PeerCall, ended, linked, until
+
+SPEC = ProcessSpec(("a", "b"), env={"X": "1"}, cwd="/tmp", timeout_s=5)
+ID = ProcessId("0123456789abcdef" * 2)
+MIB = 1024 * 1024
+
+
+async def collect(call: ProcessCall | CellCall) -> list[object]:
+    return [item async for item in call]
+
+
+async def test_a_process_tells_its_pid_its_output_and_how_it_ended() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started(42)
+        call.put(1, b"out")
+        call.put(2, b"err")
+        call.put(1, b"put")
+        call.exited(3, pid=42)
+
+    async with linked({"process.start": start}) as (link, peer):
+        process = await link.start(SPEC, id=ID)
+        assert (process.id, process.pid) == (ID, 42)
+        assert await collect(process) == [Output(1, 0, b"out"), Output(2, 0, b"err"), Output(1, 3, b"put")]
+        result = await process.result()
+        assert (result.process, result.pid, result.reason, result.exit_code, result.signal) == (ID, 42, "exited", 3, None)
+        call = peer.calls[-1]
+        assert call.id.hex() == ID
+        assert call.args == {
+            "argv": ["a", "b"],
+            "env": {"X": "1"},
+            "cwd": "/tmp",
+            "user": "user",
+            "stdin": False,
+            "timeout_s": 5,
+            "attach": True,
+        }
+        await call.ended.wait()
+        assert peer.connection.streams == 0
+
+
+async def test_without_attaching_the_result_comes_at_once() -> None:
+    async def start(call: PeerCall) -> None:
+        call.result(process=call.id.hex(), pid=42, reason=None, exit_code=None, signal=None, duration_s=0.0)
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(SPEC, attach=False)
+        assert process.pid == 42
+        assert await collect(process) == []
+        assert (await process.result()).reason is None
+
+
+@pytest.mark.parametrize(
+    "code, kind", [("path_not_found", NotFoundError), ("permission_denied", ForbiddenError), ("limit_exceeded", LimitError), ("forged", SandlotError)]
+)
+async def test_what_cannot_be_started_says_why(code: str, kind: type[SandlotError]) -> None:
+    async def start(call: PeerCall) -> None:
+        call.reset(code, "Because.")
+
+    async with linked({"process.start": start}) as (link, peer):
+        with pytest.raises(kind, match="Because"):
+            await link.start(SPEC)
+        assert peer.connection.streams == 0
+
+
+@pytest.mark.parametrize("code", ["unauthenticated", "sandbox_not_found", "host_not_ready", "sandbox_ended", "service_unavailable", "no such code"])
+async def test_a_guest_does_not_speak_for_the_service(code: str) -> None:
+    async def start(call: PeerCall) -> None:
+        call.reset(code, "Because.")
+
+    async with linked({"process.start": start}) as (link, _):
+        with pytest.raises(SandlotError) as raised:
+            await link.start(SPEC)
+        assert raised.value.code == "internal"
+
+
+async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() -> None:
+    async def attach(call: PeerCall) -> None:
+        call.started()
+        call.event("lost", channel=1, bytes=50)
+        call.put(1, b"abc")
+        call.put(2, b"de")
+        call.exited()
+
+    async with linked({"process.attach": attach}) as (link, peer):
+        process = await link.attach(ID, stdout_from=1000, stderr_from=None)
+        assert await collect(process) == [Lost(1, 50, 1000), Output(1, 1050, b"abc"), Output(2, 0, b"de")]
+        assert (await process.result()).process == ID
+        assert peer.calls[-1].args == {"process": ID, "stdout_from": 1000, "stderr_from": None}
+        assert peer.calls[-1].id.hex() != ID, "attaching is a call of its own"
+
+
+async def test_input_goes_in_as_the_process_takes_it_and_ends() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.ended.wait()
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, peer):
+        process = await link.start(ProcessSpec(("cat",), stdin=True))
+        for _ in range(40):
+            await process.write(b"0123456789" * 10_000)
+        process.close_stdin()
+        assert (await process.result()).exit_code == 0
+        assert bytes(peer.calls[-1].input) == b"0123456789" * 400_000
+        with pytest.raises(ConflictError):
+            await process.write(b"more")
+
+
+async def test_a_process_without_input_takes_none() -> None:
+    async def start(call: PeerCall) -> None:
+        await call.ended.wait()
+        call.started()
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(SPEC)
+        with pytest.raises(ConflictError, match="no input"):
+            await process.write(b"x")
+
+
+async def test_a_process_that_does_not_read_holds_up_its_writer_only() -> None:
+    async def start(call: PeerCall) -> None:
+        call.consumes = False
+        call.started()
+        await call.over.wait()
+
+    async with linked({"process.start": start, "process.signal": _running}) as (link, peer):
+        process = await link.start(ProcessSpec(("sleep",), stdin=True))
+        writing = asyncio.create_task(process.write(b"x" * 4 * MIB))
+        assert await link.signal(ID, 15)
+        call = await peer.call("process.start")
+        await until(lambda: len(call.input) >= WINDOW_BYTES)
+        for _ in range(100):
+            assert await link.signal(ID, 15)
+        assert len(call.input) < WINDOW_BYTES + 4096
+        assert not writing.done()
+        await process.aclose()
+        with pytest.raises(SandlotError):
+            await writing
+
+
+async def _running(call: PeerCall) -> None:
+    call.result(running=True)
+
+
+async def test_a_writer_learns_that_the_process_ended() -> None:
+    async def start(call: PeerCall) -> None:
+        call.consumes = False
+        call.started()
+        await until(lambda: len(call.input) >= WINDOW_BYTES)
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(ProcessSpec(("head",), stdin=True))
+        with pytest.raises(ConflictError, match="has ended"):
+            await process.write(b"x" * 4 * MIB)
+        assert (await process.result()).exit_code == 0
+
+
+async def test_the_result_alone_drops_the_output() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.data(1, b"x" * 3 * MIB)
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(SPEC)
+        assert (await process.result()).exit_code == 0
+        assert await collect(process) == []
+        assert await process.result() == await process.result()
+
+
+async def test_a_consumer_that_does_not_iterate_stops_only_its_own_stream() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.data(1, bytes(range(256)) * 4096 * 8)
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, peer):
+        slow = await link.start(SPEC)
+        aiter(slow)
+        await asyncio.sleep(0.05)
+        stuck = peer.calls[0]
+        quick = await link.start(SPEC)
+        got = b"".join([item.data async for item in quick if isinstance(item, Output)])
+        assert len(got) == 8 * MIB
+        assert (await quick.result()).exit_code == 0
+        assert peer.connection.is_open(stuck.stream)
+        got = b"".join([item.data async for item in slow if isinstance(item, Output)])
+        assert got == bytes(range(256)) * 4096 * 8
+        assert (await slow.result()).exit_code == 0
+
+
+async def test_a_hundred_megabytes_pass_in_bounded_memory_however_slow_the_consumer() -> None:
+    total = 100 * MIB
+    block = bytes(range(256)) * 256
+
+    async def start(call: PeerCall) -> None:
+        call.started()
+        for _ in range(total // len(block)):
+            await call.data(1, block)
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(SPEC)
+        tracemalloc.start()
+        try:
+            at = 0
+            async for item in process:
+                assert isinstance(item, Output)
+                assert item.offset == at
+                assert item.data[:1] == block[at % 256 : at % 256 + 1]
+                at += len(item.data)
+                if at % 7 == 0:
+                    await asyncio.sleep(0)
+            # Both ends are in this process: a window here, a queue there, a pipe's worth of frames between.
+            assert tracemalloc.get_traced_memory()[1] < 4 * WINDOW_BYTES + MIB
+        finally:
+            tracemalloc.stop()
+        assert at == total
+        assert (await process.result()).exit_code == 0
+
+
+async def test_letting_go_resets_the_stream_and_the_rest_of_the_output_is_nobodys() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.data(1, b"x" * 4 * MIB)
+
+    async with linked({"process.start": start}) as (link, peer):
+        async with await link.start(SPEC) as process:
+            async for _ in process:
+                break
+        call = peer.calls[0]
+        await call.over.wait()
+        assert call.reset_code == "cancelled"
+        assert await collect(process) == []
+        with pytest.raises(ConflictError):
+            await process.result()
+        await process.aclose()
+        assert peer.connection.streams == 0
+        assert not link.closed
+
+
+async def test_a_cancelled_start_lets_go() -> None:
+    async with linked({"process.start": ended}) as (link, peer):
+        starting = asyncio.create_task(link.start(SPEC))
+        call = await peer.call("process.start")
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await call.over.wait()
+        assert peer.connection.streams == 0
+
+
+async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.ended.wait()
+        call.exited()
+
+    async with linked({"process.start": start}) as (link, _):
+        process = await link.start(ProcessSpec(("cat",), stdin=True))
+        impatient, patient = asyncio.create_task(process.result()), asyncio.create_task(process.result())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        process.close_stdin()
+        assert (await patient).exit_code == 0
+
+
+async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        call.put(1, b"last words")
+        await call.peer.call("process.list")
+        call.peer.close()
+
+    async with linked({"process.start": start, "process.list": ended}) as (link, _):
+        process = await link.start(SPEC)
+        listing = asyncio.create_task(link.processes())
+        await link.wait_lost()
+        stream = aiter(process)
+        assert await anext(stream) == Output(1, 0, b"last words")
+        with pytest.raises(SandboxEndedError):
+            await anext(stream)
+        with pytest.raises(SandboxEndedError):
+            await process.result()
+        with pytest.raises(SandboxEndedError):
+            await listing
+
+
+async def test_a_cell_shows_things_in_order_and_ends() -> None:
+    async def execute(call: PeerCall) -> None:
+        call.put(1, b"hello\n")
+        call.event("display", data={"text/plain": "<fig>", "image/png": b"\x89PNG" * 300_000}, main=False)
+        call.event("lost", channel=2, bytes=9)
+        call.put(2, b"warn")
+        call.event("error", name="ValueError", value="no", traceback=["a", "b"])
+        call.result(status="error", execution_count=3, duration_s=0.25)
+
+    async with linked({"kernel.execute": execute}) as (link, peer):
+        cell = await link.execute("1/0", kernel="k", env={"A": "b"}, timeout_s=1.5, id=ID)
+        assert await collect(cell) == [
+            Output(1, 0, b"hello\n"),
+            Display({"text/plain": "<fig>", "image/png": b"\x89PNG" * 300_000}, main=False),
+            Lost(2, 9, 0),
+            Output(2, 9, b"warn"),
+            CellError("ValueError", "no", ("a", "b")),
+        ]
+        result = await cell.result()
+        assert (result.status, result.execution_count, result.duration_s) == ("error", 3, 0.25)
+        call = peer.calls[-1]
+        assert (call.id.hex(), cell.id) == (ID, ID)
+        assert call.args == {"kernel": "k", "code": "1/0", "env": {"A": "b"}, "timeout_s": 1.5}
+
+
+async def test_a_cell_is_followed_again_by_offset() -> None:
+    async def attach(call: PeerCall) -> None:
+        call.put(1, b"x")
+        call.result(status="ok", execution_count=3, duration_s=0.25)
+
+    async with linked({"kernel.attach": attach}) as (link, peer):
+        cell = await link.attach_cell(ID, events_from=2, stdout_from=10, stderr_from=20)
+        assert await collect(cell) == [Output(1, 10, b"x")]
+        assert peer.calls[-1].args == {"execution": ID, "events_from": 2, "stdout_from": 10, "stderr_from": 20}
+
+
+async def test_what_cannot_be_sent_is_refused_and_the_link_goes_on() -> None:
+    async with linked({"process.signal": _running}) as (link, peer):
+        with pytest.raises(LimitError, match="too large"):
+            await link.execute("x" * (9 * MIB))
+        with pytest.raises(InvalidRequestError, match="cannot be sent"):
+            await link.signal(ID, 2**70)
+        assert await link.signal(ID, 2)
+        assert len(peer.calls) == 1
+
+
+async def test_code_of_many_megabytes_does_not_hold_up_other_calls() -> None:
+    async def execute(call: PeerCall) -> None:
+        call.result(status="ok", execution_count=1, duration_s=0.0)
+
+    async with linked({"kernel.execute": execute, "process.signal": _running}) as (link, peer):
+        cells = [await link.execute("#" * (7 * MIB)) for _ in range(2)]
+        assert await link.signal(ID, 2)
+        for cell in cells:
+            assert (await cell.result()).status == "ok"
+        assert max(peer.connection.streams, 0) == 0

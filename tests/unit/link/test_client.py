@@ -1,0 +1,125 @@
+"""Every call: what it sends fits the schema, what it gives back is the guest's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sandlot.link.client import Link
+from sandlot.link.types import Entry, Listing, ProcessInfo
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import ProcessSpec, User
+from sandlot.protocol import schema
+from tests.unit.link.peer import ENTRY, PeerCall, linked
+
+ID = ProcessId("ab" * 16)
+PROCESS = {
+    "process": ID,
+    "pid": 9,
+    "argv": ["sleep", "1"],
+    "running": True,
+    "reason": None,
+    "exit_code": None,
+    "signal": None,
+    "stdin_bytes": 0,
+    "stdout_bytes": 5,
+    "stderr_bytes": 6,
+}
+ENDED = {"process": ID, "pid": 9, "reason": "exited", "exit_code": 0, "signal": None, "duration_s": 1.0}
+CELL = {"status": "ok", "execution_count": 1, "duration_s": 1.0}
+PARSED = Entry("f", "/f", "file", 3, 0o644, 1000, 1000, 1, None)
+
+#: call -> (how to make it, what the guest answers, what comes of it, the arguments that it must have sent)
+CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
+    "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
+    "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),
+    "process.signal": (lambda link: link.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
+    "process.list": (
+        lambda link: link.processes(),
+        {"processes": [PROCESS]},
+        [ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0, 5, 6)],
+        {},
+    ),
+    "process.forget": (lambda link: link.forget(ID), {}, None, {"process": ID}),
+    "kernel.interrupt": (lambda link: link.interrupt("k"), {"running": False}, False, {"kernel": "k"}),
+    "kernel.restart": (lambda link: link.restart(), {}, None, {"kernel": "default"}),
+    "file.stat": (lambda link: link.stat("/f", follow=False), ENTRY, PARSED, {"path": "/f", "user": "user", "follow": False}),
+    "file.list": (
+        lambda link: link.list_dir("/", limit=5000, offset=7),
+        {"entries": [ENTRY], "more": True},
+        Listing((PARSED,), more=True),
+        {"path": "/", "user": "user", "limit": 1000, "offset": 7},
+    ),
+    "file.mkdir": (
+        lambda link: link.mkdir("/d", parents=False, mode=0o700),
+        ENTRY,
+        PARSED,
+        {"path": "/d", "user": "user", "parents": False, "mode": 0o700},
+    ),
+    "file.move": (
+        lambda link: link.move("/a", "/b", user=User.ROOT, overwrite=True),
+        ENTRY,
+        PARSED,
+        {"path": "/a", "to": "/b", "user": "root", "overwrite": True},
+    ),
+    "file.remove": (lambda link: link.remove("/a", recursive=True), {"removed": 12}, 12, {"path": "/a", "user": "user", "recursive": True}),
+}
+TESTED_ELSEWHERE = {
+    "guest.wake",
+    "guest.info",
+    "process.start",
+    "process.attach",
+    "kernel.execute",
+    "kernel.attach",
+    "file.read",
+    "file.write",
+}
+
+
+def test_every_call_is_tested() -> None:
+    assert CASES.keys() | TESTED_ELSEWHERE == schema.CALLS.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_call_sends_its_arguments_and_gives_the_answer(name: str) -> None:
+    make, answer, expected, args = CASES[name]
+
+    async def serve(call: PeerCall) -> None:
+        call.result(**answer)
+
+    async with linked({name: serve}) as (link, peer):
+        assert await make(link) == expected
+        (call,) = peer.calls
+        assert call.name == name
+        assert call.args == args
+
+
+async def test_all_that_is_sent_fits_the_schema() -> None:
+    async def anything(call: PeerCall) -> None:
+        call.reset("unsupported", "no")
+
+    async with linked(dict.fromkeys(schema.CALLS, anything), asleep=True) as (link, peer):
+        await _drain(link.wake(identity="i", hostname="h", env={}, pids=1, deadline_s=None))
+        link._pump.connection.asleep = False  # noqa: SLF001 - the wake above was refused, as everything is here
+        for make, *_ in CASES.values():
+            await _drain(make(link))
+        for made in (
+            link.info(),
+            link.start(ProcessSpec(("a",))),
+            link.attach(ID),
+            link.read_file("/f"),
+            link.write_file("/f", b"x"),
+        ):
+            await _drain(made)
+        for cell in (await link.execute("1"), await link.attach_cell(ID)):
+            await _drain(cell.result())
+        assert {call.name for call in peer.calls} == schema.CALLS.keys()
+        for call in peer.calls:
+            assert schema.mismatch(schema.CALLS[call.name]["args"], call.args) == "", call.name
+
+
+async def _drain(made: Awaitable[Any]) -> None:
+    with pytest.raises(Exception, match="no"):
+        await made

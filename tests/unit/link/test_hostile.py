@@ -1,0 +1,364 @@
+"""Root inside can forge any byte of the link: its own sandbox ends, its callers are told, and nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sandlot.link.client import Link
+from sandlot.link.types import LostReason, Output
+from sandlot.model.errors import SandboxEndedError
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import ProcessSpec
+from sandlot.protocol import frames, schema, values
+from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
+from tests.unit.link.peer import ENTRY, PeerCall, ended, linked, until
+from tests.unit.link.test_client import CASES, CELL, ENDED, PROCESS
+
+ID = ProcessId("ab" * 16)
+SPEC = ProcessSpec(("true",))
+MIB = 1024 * 1024
+
+
+def frame(type_: int, stream: int, payload: bytes = b"", channel: int = 0, *, more: bool = False) -> bytes:
+    return frames.encode(type_, stream, payload, channel, more)
+
+
+# -- bytes that are no protocol -------------------------------------------------------------------------------------------
+
+RAW = {
+    "garbage": b"GET / HTTP/1.1\r\n\r\n",
+    "a huge length": bytes.fromhex("a505000100000001ffffffff"),
+    "an unknown type": bytes.fromhex("a5ff000000000001") + bytes(4),
+    "an unknown stream": frame(frames.DATA, 999, b"x", 1),
+    "more than the credit": frame(frames.DATA, 1, b"x" * 65524, 1) * 6,
+    "tiny frames beyond the credit": frame(frames.DATA, 1, b"x", 1) * (WINDOW_BYTES // COST_MIN + 1),
+    "an endless message": frame(frames.MESSAGE, 1, b"x" * 65524, more=True) * 130,
+    "credit that was not used": frame(frames.CREDIT, 1, b"\x7f\xff\xff\xff"),
+    "a value that is none": frame(frames.MESSAGE, 1, b"\xc1"),
+    "deep nesting": frame(frames.MESSAGE, 1, b"\x91" * 1000),
+    "a flood of streams": b"".join(frame(frames.OPEN, 2 + 2 * n, values.encode({"service": "x", "args": {}})) for n in range(2000)),
+    "rest unasked": frame(frames.QUIESCED, 0),
+    "another greeting": frame(frames.WELCOME, 0, bytes(28)),
+    "lost": frame(frames.LOST, 0, b"\xff" * 60000),
+}
+
+
+@pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
+async def test_a_guest_that_breaks_the_protocol_ends_its_link_and_every_call_on_it(raw: bytes) -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.ended.wait()
+
+    async with linked({"process.start": start, "file.stat": ended, "file.write": ended}) as (link, peer):
+        process = await link.start(ProcessSpec(("cat",), stdin=True))
+        aiter(process)
+        calls = [asyncio.create_task(process.result()), asyncio.create_task(link.stat("/f")), asyncio.create_task(link.write_file("/f", b"x" * MIB))]
+        await peer.call("file.write")
+        peer.answers = False  # what it would have said politely is not said any more
+        peer.raw(raw)
+        lost = await link.wait_lost()
+        assert lost.reason is LostReason.VIOLATION
+        assert lost.detail
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, SandboxEndedError)
+            assert outcome.fields["link"] == "violation"
+        with pytest.raises(SandboxEndedError):
+            await link.info()
+
+
+async def _collect(call: Any) -> list[Any]:  # noqa: ANN401
+    return [item async for item in call]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 11, 12, 30])
+async def test_death_in_the_middle_of_a_frame(cut: int) -> None:
+    async def stat(call: PeerCall) -> None:
+        call.peer.answers = False
+        call.peer.raw(frame(frames.MESSAGE, call.stream, values.encode({"result": ENTRY}))[:cut])
+        await until(lambda: not call.peer.unsent)
+        call.peer.close()
+
+    async with linked({"file.stat": stat}) as (link, _):
+        with pytest.raises(SandboxEndedError):
+            await link.stat("/f")
+        assert (await link.wait_lost()).reason is LostReason.EOF
+
+
+# -- answers that are none -------------------------------------------------------------------------------------------------
+
+WRONG: list[Any] = [None, True, -1, 2**63, 1e400, -0.5, "", "x" * 70_000, b"x", [], ["x"] * 2000, [1], {}, {"x": 1}, [[]], "\0", "../x"]
+
+MAKE: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any]]] = {
+    **{name: (make, answer) for name, (make, answer, _, _) in CASES.items()},
+    "guest.info": (lambda link: link.info(), {"generation": 1, "identity": "i", "uptime_s": 1.0, "processes": 1, "streams": 1}),
+}
+
+
+def spoiled() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each answer with each field missing, of every wrong kind, and with one too many."""
+    for name, (_, answer) in MAKE.items():
+        yield name, {**answer, "unknown": 1}
+        for field, value in answer.items():
+            yield name, {key: other for key, other in answer.items() if key != field}
+            for wrong in WRONG:
+                if wrong != value:
+                    yield name, {**answer, field: wrong}
+    for field in PROCESS:
+        yield from (("process.list", {"processes": [{**PROCESS, field: wrong}]}) for wrong in WRONG)
+    for field in ENTRY:
+        yield from (("file.list", {"entries": [{**ENTRY, field: wrong}], "more": False}) for wrong in WRONG)
+    yield "file.list", {"entries": [ENTRY] * 1001, "more": False}
+    yield "process.list", {"processes": [PROCESS] * 1025}
+
+
+async def test_an_answer_that_does_not_fit_is_a_violation_or_within_every_bound() -> None:
+    """Some wrong values are possible ones (an empty name, a target where there was none); those must come out as they are."""
+    violations = 0
+    for name, answer in spoiled():
+
+        async def serve(call: PeerCall, answer: dict[str, Any] = answer) -> None:
+            call.result(**answer)
+
+        async with linked({name: serve}) as (link, _):
+            try:
+                given = await MAKE[name][0](link)
+            except SandboxEndedError:
+                assert (await link.wait_lost()).reason is LostReason.VIOLATION
+                violations += 1
+            else:
+                assert not link.closed
+                assert schema.mismatch(schema.CALLS[name]["result"], answer) == "", f"{name} took {answer}"
+                assert len(repr(given)) < 5000
+    assert violations > 300
+
+
+BAD_ENDS: list[Any] = [
+    {**ENDED, "process": "cd" * 16},
+    {**ENDED, "pid": 8},
+    {**ENDED, "pid": 0},
+    {**ENDED, "reason": None},
+    {**ENDED, "reason": "bored"},
+    {**ENDED, "exit_code": 256},
+    {**ENDED, "exit_code": None},
+    {**ENDED, "signal": 9},
+    {**ENDED, "exit_code": None, "signal": 65},
+    {**ENDED, "duration_s": float("nan")},
+    {**ENDED, "duration_s": -1.0},
+    {**ENDED, "duration_s": float("inf")},
+    {**ENDED, "more": 1},
+    {},
+    None,
+    [],
+]
+
+
+@pytest.mark.parametrize("result", BAD_ENDS, ids=range(len(BAD_ENDS)))
+@pytest.mark.parametrize("attach", [True, False])
+async def test_a_process_that_ended_impossibly_is_a_violation(result: object, *, attach: bool) -> None:
+    async def serve(call: PeerCall) -> None:
+        call.started(9)
+        call.say({"result": result})
+        call.end()
+
+    async with linked({"process.start": serve, "process.attach": serve}) as (link, _):
+        with pytest.raises(SandboxEndedError):
+            await (await (link.attach(ID) if attach else link.start(SPEC, id=ID))).result()
+        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+
+
+Misdeed = Callable[[PeerCall], None]
+
+
+def _says(*messages: object) -> Misdeed:
+    def misdeed(call: PeerCall) -> None:
+        for message in messages:
+            if isinstance(message, tuple):
+                call.put(*message)
+            elif message == "end":
+                call.end()
+            else:
+                call.say(message)
+
+    return misdeed
+
+
+STARTED = {"event": "started", "pid": 9}
+RESULT = {"result": ENDED}
+STAT = {"event": "stat", **ENTRY}
+
+MISDEEDS: dict[str, tuple[str, Misdeed]] = {
+    "no map": ("process", _says(STARTED, [])),
+    "an unknown event": ("process", _says(STARTED, {"event": "display", "data": {}, "main": True})),
+    "an event without a name": ("process", _says(STARTED, {"pid": 9})),
+    "an event whose name is bytes": ("process", _says(STARTED, {"event": b"started", "pid": 9})),
+    "an event whose name cannot be looked up": ("process", _says(STARTED, {"event": [], "pid": 9})),
+    "started twice": ("process", _says(STARTED, STARTED)),
+    "started as nobody": ("process", _says({"event": "started", "pid": 0})),
+    "started as everybody": ("process", _says({"event": "started", "pid": -1})),
+    "ended without a start": ("process", _says(RESULT)),
+    "ended without a result": ("process", _says(STARTED, "end")),
+    "two results": ("process", _says(STARTED, RESULT, RESULT)),
+    "a result with more": ("process", _says(STARTED, {**RESULT, "more": 1})),
+    "bytes after the result": ("process", _says(STARTED, RESULT, (1, b"x"))),
+    "an event after the result": ("process", _says(STARTED, RESULT, {"event": "lost", "channel": 1, "bytes": 1})),
+    "output on channel 0": ("process", _says(STARTED, (0, b"x"))),
+    "output on channel 3": ("process", _says(STARTED, (3, b"x"))),
+    "a loss of nothing": ("process", _says(STARTED, {"event": "lost", "channel": 1, "bytes": 0})),
+    "a loss that is negative": ("process", _says(STARTED, {"event": "lost", "channel": 1, "bytes": -5})),
+    "a loss on channel 7": ("process", _says(STARTED, {"event": "lost", "channel": 7, "bytes": 5})),
+    "an offset beyond all offsets": ("process", _says(STARTED, *[{"event": "lost", "channel": 1, "bytes": 2**62}] * 3)),
+    "a display of numbers": ("cell", _says({"event": "display", "data": {"text/plain": 1}, "main": True})),
+    "a display of no MIME type": ("cell", _says({"event": "display", "data": {"<script>": "x"}, "main": True})),
+    "a display of too much": ("cell", _says({"event": "display", "data": {f"text/x{n}": "x" for n in range(65)}, "main": True})),
+    "a display without a main": ("cell", _says({"event": "display", "data": {}})),
+    "a traceback without end": ("cell", _says({"event": "error", "name": "E", "value": "", "traceback": ["x"] * 1001})),
+    "a line without end": ("cell", _says({"event": "error", "name": "E", "value": "", "traceback": ["x" * 65537]})),
+    "an error of bytes": ("cell", _says({"event": "error", "name": b"E", "value": "", "traceback": []})),
+    "a status of its own": ("cell", _says({"result": {**CELL, "status": "great"}})),
+    "a body before the file": ("read", _says((0, b"x"))),
+    "a file twice": ("read", _says(STAT, STAT)),
+    "more bytes than were asked for": ("read", _says(STAT, (0, b"x" * 11))),
+    "bytes on channel 1": ("read", _says(STAT, (1, b"x"))),
+    "a wrong count": ("read", _says(STAT, (0, b"xyz"), {"result": {"bytes": 4}}, "end")),
+    "a count without a file": ("read", _says({"result": {"bytes": 0}}, "end")),
+    "a file that cannot be": ("read", _says({**STAT, "mode": 0o170644})),
+    "bytes for a question": ("stat", _says((0, b"x"))),
+    "an event for a question": ("stat", _says({"event": "stat", **ENTRY})),
+    "written before it was sent": ("write", _says({"result": ENTRY}, "end")),
+}
+
+
+@pytest.mark.parametrize("kind, misdeed", MISDEEDS.values(), ids=MISDEEDS.keys())
+async def test_a_stream_that_goes_wrong_is_a_violation(kind: str, misdeed: Misdeed) -> None:
+    async def serve(call: PeerCall) -> None:
+        misdeed(call)
+
+    names = ["process.start", "kernel.execute", "file.read", "file.stat", "file.write"]
+    async with linked(dict.fromkeys(names, serve)) as (link, _):
+        with pytest.raises(SandboxEndedError):
+            await _ask(link, kind)
+        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+
+
+async def _ask(link: Link, kind: str) -> None:
+    async def never() -> Any:  # noqa: ANN401
+        yield b"x"
+        await link.wait_lost()
+
+    if kind == "process":
+        await (await link.start(SPEC, id=ID)).result()
+    elif kind == "cell":
+        await (await link.execute("1")).result()
+    elif kind == "read":
+        await _collect(await link.read_file("/f", length=10))
+    elif kind == "stat":
+        await link.stat("/f")
+    else:
+        await link.write_file("/f", never())
+    await link.wait_lost()  # the call may have ended well before the misdeed
+    raise SandboxEndedError("after the call")
+
+
+# -- floods -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_other_sandboxes() -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1)) * 500
+    async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
+        await hostile.stat("/f")
+
+        async def flood() -> None:
+            while True:
+                if len(flooder.unsent) < len(past):
+                    flooder.raw(past)
+                await asyncio.sleep(0)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.01)
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                assert (await honest.stat("/f")).path == "/f"
+            assert (await hostile.stat("/f")).path == "/f", "a flood is no violation, and its own calls go on as well"
+            assert tracemalloc.get_traced_memory()[0] < 2 * MIB
+        finally:
+            tracemalloc.stop()
+            flooding.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await flooding
+        assert not hostile.closed
+
+
+async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        for number in range(WINDOW_BYTES // COST_MIN - 1):
+            call.put(1 + number % 2, b"x")
+
+    async with linked({"process.start": start}) as (link, peer):
+        tracemalloc.start()
+        try:
+            processes = [await link.start(SPEC) for _ in range(20)]
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await until(lambda: not peer.unsent)
+            host = [item for item in tracemalloc.take_snapshot().statistics("filename") if "/link/" in item.traceback[0].filename]
+            assert sum(item.size for item in host) < 20 * 2 * WINDOW_BYTES
+        finally:
+            tracemalloc.stop()
+        first = aiter(processes[0])
+        assert [await anext(first) for _ in range(2)] == [Output(1, 0, b"x"), Output(2, 0, b"x")]
+
+
+async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
+        peer.reads.clear()
+        asking = [asyncio.create_task(deaf.execute("#" * MIB)) for _ in range(10)]
+        writing = asyncio.create_task(deaf.write_file("/f", b"x" * 10 * MIB))
+        for _ in range(20):
+            assert (await honest.stat("/f")).path == "/f"
+        assert not writing.done()
+        await deaf.aclose()
+        cells = await asyncio.gather(*asking)
+        for outcome in await asyncio.gather(writing, *(cell.result() for cell in cells), return_exceptions=True):
+            assert isinstance(outcome, Exception)
+
+
+@pytest.mark.parametrize("at", range(0, 200, 13))
+async def test_whatever_byte_is_changed_no_call_hangs_and_no_other_error_comes(at: int) -> None:
+    """One byte of true traffic is changed; the call ends with an answer, a model error, or the link."""
+    for change in (0x00, 0xFF, 0xA5):
+
+        async def serve(call: PeerCall, change: int = change) -> None:
+            raw = bytearray(
+                frame(frames.MESSAGE, call.stream, values.encode(STARTED))
+                + frame(frames.DATA, call.stream, b"out", 1)
+                + frame(frames.MESSAGE, call.stream, values.encode({"result": {**ENDED, "process": call.id.hex()}}))
+                + frame(frames.END, call.stream)
+            )
+            raw[at % len(raw)] = change
+            call.peer.raw(bytes(raw))
+            await asyncio.sleep(0.01)
+            call.peer.close()
+
+        async with linked({"process.start": serve}) as (link, _):
+            try:
+                process = await link.start(SPEC)
+                await _collect(process)
+                result = await process.result()
+            except SandboxEndedError:
+                await link.wait_lost()
+            else:
+                assert result.reason in schema.PROCESS_REASONS

@@ -1,0 +1,217 @@
+"""Streams that the guest opens: services of the host by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sandlot.link.services import GuestStream
+from sandlot.link.types import LostReason
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.protocol import events
+from sandlot.protocol.streams import WINDOW_BYTES
+from sandlot.protocol.table import GUEST_STREAMS_MAX
+from tests.unit.link.peer import Peer, linked, until
+
+MIB = 1024 * 1024
+
+
+async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
+    """Says everything back, after its arguments."""
+    await stream.send({"args": dict(args)})
+    async for item in stream:
+        if isinstance(item, bytes):
+            await stream.write(item)
+        else:
+            await stream.send(item)
+
+
+async def collected(peer: Peer, stream: int) -> list[object]:
+    """What the guest gets, until the end."""
+    found: list[object] = []
+    while True:
+        event = await peer.services[stream].get()
+        if isinstance(event, events.Bytes):
+            found.append(event.data)
+            peer.connection.consumed(stream, event.credit)
+        elif isinstance(event, events.Received):
+            found.append(event.message)
+            peer.connection.consumed(stream, event.credit)
+        elif isinstance(event, events.WasReset):
+            return [*found, event.reason["code"]]
+        elif isinstance(event, events.Ended):
+            return found
+        peer.flush()
+
+
+async def test_a_service_talks_with_the_guest_until_both_end() -> None:
+    async with linked(services={"echo": echo}) as (_, peer):
+        stream = peer.open_service({"service": "echo", "args": {"a": 1}})
+        peer.connection.send_bytes(stream, 0, b"hello")
+        peer.connection.send(stream, {"b": [2]})
+        peer.connection.end(stream)
+        peer.flush()
+        assert await collected(peer, stream) == [{"args": {"a": 1}}, b"hello", {"b": [2]}]
+        assert peer.connection.streams == 0
+
+
+async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
+    async with linked(services={"echo": echo}) as (link, peer):
+        streams = [peer.open_service({"service": "none", "args": {}}) for _ in range(20)]
+        for stream in streams:
+            assert await collected(peer, stream) == ["unknown_service"]
+        assert not link.closed
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        [],
+        {},
+        {"service": "echo"},
+        {"service": b"echo", "args": {}},
+        {"service": "echo", "args": []},
+        {"service": "echo", "args": {}, "more": 1},
+        {"call": "process.start", "id": b"", "args": {}},
+    ],
+    ids=str,
+)
+async def test_a_stream_that_asks_for_no_service_is_a_violation(head: object) -> None:
+    async with linked(services={"echo": echo}) as (link, peer):
+        peer.open_service(head)
+        assert (await link.wait_lost()).reason is LostReason.VIOLATION
+
+
+async def test_a_service_that_fails_resets_its_stream_only() -> None:
+    async def refuses(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        raise NotFoundError("No such package.", code=ErrorCode.NOT_FOUND)
+
+    async def breaks(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        raise RuntimeError("a secret of the host")
+
+    async with linked(services={"refuses": refuses, "breaks": breaks, "echo": echo}) as (link, peer):
+        for name, code in (("refuses", "not_found"), ("breaks", "internal")):
+            stream = peer.open_service({"service": name, "args": {}})
+            assert await collected(peer, stream) == [code]
+        assert not link.closed
+        assert peer.connection.streams == 0
+
+
+async def test_large_bodies_pass_both_ways_with_a_window_of_memory() -> None:
+    async with linked(services={"echo": echo}) as (_, peer):
+        stream = peer.open_service({"service": "echo", "args": {}})
+        collecting = asyncio.create_task(collected(peer, stream))
+        sent = 0
+        while sent < 8 * MIB:
+            room = peer.connection.room(stream)
+            if room:
+                peer.connection.send_bytes(stream, 0, bytes(min(room, 8 * MIB - sent)))
+                sent += min(room, 8 * MIB - sent)
+                peer.flush()
+            await asyncio.sleep(0)
+        peer.connection.end(stream)
+        peer.flush()
+        got = await collecting
+        assert sum(len(item) for item in got if isinstance(item, bytes)) == 8 * MIB
+
+
+async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
+    held = []
+
+    async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        held.append(stream)
+        await asyncio.Event().wait()
+
+    async with linked(services={"waits": waits}) as (_, peer):
+        stream = peer.open_service({"service": "waits", "args": {}})
+        peer.connection.send_bytes(stream, 0, bytes(4 * MIB))
+        peer.flush()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        (kept,) = held
+        size = sum(credit for _, credit in kept._items)  # noqa: SLF001 - what is kept is the promise
+        assert WINDOW_BYTES <= size <= WINDOW_BYTES + 65536
+
+
+async def test_a_guest_that_gives_up_ends_the_service() -> None:
+    outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def waits(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            outcome.set_result("cancelled")
+            raise
+
+    async with linked(services={"waits": waits}) as (_, peer):
+        stream = peer.open_service({"service": "waits", "args": {}})
+        await asyncio.sleep(0.01)
+        peer.connection.reset(stream, "cancelled", "no")
+        peer.flush()
+        assert await outcome == "cancelled"
+
+
+async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
+    running = most = 0
+
+    async def stubborn(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            running -= 1
+
+    async with linked(services={"stubborn": stubborn}) as (link, peer):
+        for _ in range(50):
+            for _ in range(20):
+                stream = peer.open_service({"service": "stubborn", "args": {}})
+                peer.connection.send(stream, {})
+                peer.raw(b"")
+                peer.connection.reset(stream, "cancelled", "no")
+                peer.raw(b"")
+            await asyncio.sleep(0)
+        assert most <= GUEST_STREAMS_MAX
+        assert not link.closed
+        assert not link._pump.handlers  # noqa: SLF001
+
+
+async def test_what_comes_after_the_service_is_done_is_dropped() -> None:
+    async def quick(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        await stream.write(b"done")
+
+    async with linked(services={"quick": quick}) as (link, peer):
+        stream = peer.open_service({"service": "quick", "args": {}})
+        assert await collected(peer, stream) == [b"done"]
+        for _ in range(100):
+            peer.connection.send_bytes(stream, 0, bytes(10_000))
+            peer.flush()
+            await asyncio.sleep(0)
+        peer.connection.end(stream)
+        peer.flush()
+        await until(lambda: not link._pump.handlers)  # noqa: SLF001 - otherwise they would be there for as long as the link
+
+
+async def test_closing_the_link_ends_every_service() -> None:
+    outcomes = []
+
+    async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        try:
+            async for _ in stream:
+                pass
+        except (SandlotError, asyncio.CancelledError) as error:
+            outcomes.append(type(error))
+            raise
+
+    async with linked(services={"waits": waits}) as (link, peer):
+        for _ in range(3):
+            peer.open_service({"service": "waits", "args": {}})
+        await asyncio.sleep(0.01)
+        await link.aclose()
+        assert len(outcomes) == 3

@@ -1,0 +1,308 @@
+"""The life of a link: greeting, waking, coming to rest, the end; and calls with one short answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from sandlot.link.client import Link
+from sandlot.link.types import LinkLost, LostReason
+from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
+from sandlot.model.specs import ProcessSpec
+from sandlot.protocol import frames, greeting
+from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, until
+
+
+async def wake(link: Link) -> str | None:
+    return await link.wake(identity="sb-test", hostname="box", env={"A": "1"}, pids=100, deadline_s=9.5)
+
+
+def state(link: Link) -> str:
+    """In one word; a property that was looked at twice would stay what it was to the type checker."""
+    return "closed" if link.closed else "asleep" if link.asleep else "awake"
+
+
+async def test_a_guest_is_greeted_woken_and_asked() -> None:
+    async def info(call: PeerCall) -> None:
+        call.result(generation=1, identity="sb-test", uptime_s=1.5, processes=2, streams=1)
+
+    async with linked({"guest.info": info}, asleep=True) as (link, peer):
+        assert state(link) == "asleep"
+        assert link.generation == 1
+        with pytest.raises(UnavailableError, match="asleep"):
+            await link.info()
+        assert await wake(link) == "3.11.2"
+        assert state(link) == "awake"
+        asked = (await peer.call("guest.wake")).args
+        assert len(asked.pop("entropy")) == 64
+        assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
+        assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, "deadline_s": 9.5, "workspace": "/workspace"}
+        told = await link.info()
+        assert (told.identity, told.uptime_s, told.processes) == ("sb-test", 1.5, 2)
+        with pytest.raises(ConflictError, match="awake"):
+            await wake(link)
+
+
+async def test_every_call_has_an_id_of_its_own() -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    async with linked({"file.stat": stat}) as (link, peer):
+        for _ in range(5):
+            await link.stat("/f")
+        ids = {call.id for call in peer.calls}
+        assert len(ids) == 5
+        assert {len(id_) for id_ in ids} == {16}
+
+
+async def test_a_guest_that_does_not_answer_the_greeting_is_given_up() -> None:
+    host_end, guest_end = pipes()
+    with pytest.raises(TimeoutExceededError, match="did not answer"):
+        await Link.greet(host_end, timeout_s=0.05)
+    assert host_end.is_closed
+    await guest_end.aclose()
+
+
+async def test_hello_is_said_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.link.session._HELLO_AGAIN_S", 0.01)
+    host_end, guest_end = pipes()
+    greet = asyncio.create_task(Link.greet(host_end))
+    seen = b""
+    while len(seen) < 3 * frames.HOST_FRAME_MAX:
+        seen += await guest_end.receive(65536)
+    assert len({seen[at : at + 4096] for at in range(0, 3 * 4096, 4096)}) == 1, "the nonce stays"
+    nonce = greeting.parse_hello(seen[frames.HEADER_BYTES : 4096])
+    assert nonce is not None
+    guest_end.try_send(b"noise from before" + greeting.welcome(nonce[0], 1, asleep=True))
+    link = await greet
+    assert link.asleep
+    await link.aclose()
+    await guest_end.aclose()
+
+
+@pytest.mark.parametrize("last_words", [b"", b"\xa5", b"Traceback (most recent call last):\n"])
+async def test_a_guest_that_dies_during_the_greeting_is_told_as_ended(last_words: bytes) -> None:
+    host_end, guest_end = pipes()
+    greet = asyncio.create_task(Link.greet(host_end))
+    await guest_end.receive(65536)
+    guest_end.try_send(last_words)
+    await guest_end.aclose()
+    with pytest.raises(SandboxEndedError):
+        await greet
+    assert host_end.is_closed
+
+
+async def test_a_guest_of_another_generation_is_a_violation() -> None:
+    host_end, guest_end = pipes()
+    greet = asyncio.create_task(Link.greet(host_end))
+    hello = greeting.parse_hello((await guest_end.receive(65536))[frames.HEADER_BYTES :])
+    assert hello is not None
+    guest_end.try_send(greeting.welcome(hello[0], 99, asleep=True))
+    with pytest.raises(SandboxEndedError, match="generation"):
+        await greet
+    await guest_end.aclose()
+
+
+async def test_a_cancelled_greeting_leaves_nothing_open() -> None:
+    host_end, guest_end = pipes()
+    greet = asyncio.create_task(Link.greet(host_end))
+    await guest_end.receive(65536)
+    greet.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await greet
+    assert host_end.is_closed
+    await guest_end.aclose()
+
+
+async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
+    """The first is gone in the middle of everything: a frame half written, a flood under way, a call in flight."""
+    to_guest, to_host = os.pipe(), os.pipe()
+
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.data(1, b"old" * 1_000_000)
+
+    peer = Peer(Pipes(to_guest[0], to_host[1]), {"process.start": start, "file.stat": ended})
+    peer.connection.asleep = False
+    first = await Link.greet(Pipes(os.dup(to_host[0]), os.dup(to_guest[1])))
+    await first.start(ProcessSpec(("yes",)))
+    pending = asyncio.create_task(first.stat("/f"))
+    await until(lambda: peer.unsent)
+    await first.aclose()  # to the guest the same as a kill: nothing is said
+    with pytest.raises(UnavailableError):
+        await pending
+    assert os.read(to_host[0], 1000), "what nobody read lies in the pipe"
+
+    second = await Link.greet(Pipes(to_host[0], to_guest[1]))
+    assert peer.connection.streams == 0
+
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    peer.handlers["file.stat"] = stat
+    assert (await second.stat("/f")).path == "/f"
+    await second.aclose()
+    await peer.aclose()
+
+
+async def test_rest_resets_everything_and_only_waking_follows() -> None:
+    async def start(call: PeerCall) -> None:
+        call.started()
+        await call.data(1, b"x" * 1_000_000)
+
+    async with linked({"process.start": start, "file.stat": ended}) as (link, peer):
+        process = await link.start(ProcessSpec(("yes",), stdin=True))
+        pending = asyncio.create_task(link.stat("/f"))
+        await peer.call("file.stat")
+        await link.quiesce()
+        with pytest.raises(UnavailableError, match="rest"):
+            await pending
+        with pytest.raises(UnavailableError, match="rest"):
+            await process.result()
+        assert link.asleep
+        assert not link.closed
+        assert peer.connection.asleep
+        for call in (link.info(), link.start(ProcessSpec(("true",))), link.read_file("/f"), link.write_file("/f", b""), link.execute("1")):
+            with pytest.raises(UnavailableError, match="asleep"):
+                await call
+        await wake(link)
+        await link.quiesce()
+        await wake(link)
+
+
+async def test_a_guest_that_does_not_come_to_rest_ends_the_wait_and_takes_no_calls() -> None:
+    async with linked({"file.stat": ended}) as (link, peer):
+        peer.quiesces = False
+        pending = asyncio.create_task(link.stat("/f"))
+        await peer.call("file.stat")
+        with pytest.raises(TimeoutExceededError, match="rest"):
+            await link.quiesce(timeout_s=0.05)
+        with pytest.raises(UnavailableError):
+            await link.info()
+        with pytest.raises(UnavailableError):
+            await link.quiesce()
+        await link.aclose()
+        with pytest.raises(UnavailableError):
+            await pending
+
+
+async def test_death_during_the_rest_is_told() -> None:
+    async with linked() as (link, peer):
+        peer.quiesces = False
+        rest = asyncio.create_task(link.quiesce())
+        await asyncio.sleep(0.01)
+        peer.close()
+        with pytest.raises(SandboxEndedError):
+            await rest
+
+
+@pytest.mark.parametrize("code", ["path_not_found", "process_not_found"])
+async def test_an_error_of_the_guest_is_raised_as_the_models(code: str) -> None:
+    async def stat(call: PeerCall) -> None:
+        call.reset(code, "There is none.", hint="Look elsewhere.", path="/f", secret=b"\0")
+
+    async with linked({"file.stat": stat}) as (link, _):
+        with pytest.raises(NotFoundError, match="There is none") as raised:
+            await link.stat("/f")
+        assert raised.value.code == code
+        assert raised.value.hint == "Look elsewhere."
+        assert dict(raised.value.fields) == {"path": "/f"}
+
+
+async def test_patience_ends_a_call_that_should_be_short() -> None:
+    async with linked({"file.stat": ended}, patience_s=0.05) as (link, peer):
+        with pytest.raises(TimeoutExceededError, match=r"file\.stat"):
+            await link.stat("/f")
+        call = await peer.call("file.stat")
+        await call.over.wait()
+        assert call.reset_code == "cancelled"
+        assert not link.closed
+
+
+async def test_cancelling_a_caller_resets_its_stream() -> None:
+    async with linked({"file.stat": ended}) as (link, peer):
+        asking = asyncio.create_task(link.stat("/f"))
+        call = await peer.call("file.stat")
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await call.over.wait()
+        assert call.reset_code == "cancelled"
+        assert peer.connection.streams == 0
+
+
+async def test_as_many_calls_as_are_allowed_and_no_more() -> None:
+    async with linked({"file.stat": ended}) as (link, _):
+        asking = [asyncio.create_task(link.stat("/f")) for _ in range(192)]
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="too many") as raised:
+            await link.stat("/f")
+        assert raised.value.retryable
+        asking.pop().cancel()
+        await asyncio.sleep(0.01)
+        asking.append(asyncio.create_task(link.stat("/f")))
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in asking)
+        await link.aclose()
+        for outcome in await asyncio.gather(*asking, return_exceptions=True):
+            assert isinstance(outcome, UnavailableError)
+
+
+async def test_the_end_is_told_once_and_to_everyone() -> None:
+    async with linked({"file.stat": ended}) as (link, peer):
+        waiting = [asyncio.create_task(link.wait_lost()) for _ in range(3)]
+        asking = asyncio.create_task(link.stat("/f"))
+        await peer.call("file.stat")
+        assert state(link) == "awake"
+        peer.close()
+        assert await asyncio.gather(*waiting) == [LinkLost(LostReason.EOF)] * 3
+        with pytest.raises(SandboxEndedError) as raised:
+            await asking
+        assert raised.value.fields["link"] == "eof"
+        assert state(link) == "closed"
+        with pytest.raises(SandboxEndedError):
+            await link.info()
+        await link.aclose()
+        assert (await link.wait_lost()).reason is LostReason.EOF, "the first reason stays"
+
+
+async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_words() -> None:
+    async def stat(call: PeerCall) -> None:
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(nothing, call.peer.stream.read_fd)
+        os.close(nothing)
+        call.result(**ENTRY)
+
+    async with linked({"file.stat": stat}) as (link, _):
+        assert (await link.stat("/f")).path == "/f"
+        with pytest.raises(SandboxEndedError):
+            await link.stat("/f")
+        assert (await link.wait_lost()).reason is LostReason.BROKEN
+
+
+async def test_asking_a_guest_to_end_succeeds_when_it_does() -> None:
+    async def polite(call: PeerCall) -> None:
+        call.result()
+
+    async def abrupt(call: PeerCall) -> None:
+        call.peer.close()
+
+    for shutdown in (polite, abrupt):
+        async with linked({"guest.shutdown": shutdown}) as (link, _):
+            await link.shutdown()
+
+
+async def test_closing_is_idempotent_and_says_so_to_callers() -> None:
+    async with linked({"file.stat": ended}) as (link, peer):
+        asking = asyncio.create_task(link.stat("/f"))
+        await peer.call("file.stat")
+        await link.aclose()
+        await link.aclose()
+        with pytest.raises(UnavailableError) as raised:
+            await asking
+        assert raised.value.retryable
+        assert (await link.wait_lost()).reason is LostReason.CLOSED
+        with pytest.raises(SandlotError):
+            await link.info()
