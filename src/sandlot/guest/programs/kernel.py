@@ -101,8 +101,7 @@ class Kernel:
             except EOFError:
                 return
             if message["op"] == "execute":
-                os.environ.update(message["env"])
-                self._execute(message["code"])
+                self._execute_with(message["env"], message["code"])
             elif message["op"] == "wake":
                 reseed(message["entropy"])
 
@@ -110,6 +109,17 @@ class Kernel:
         """Show objects as rich results of the cell."""
         for shown in objects:
             self._show(shown, main=False)
+
+    def _execute_with(self, env: dict[str, str], code: str) -> None:
+        """Run a cell; its environment is lent to it, and what was there before comes back."""
+        before = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+        self._execute(code)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def _execute(self, code: str) -> None:
         self._count += 1
