@@ -230,8 +230,9 @@ class Cgroup:
                     elif self._layout.version == 2 and folder.name != self._relative.name:  # noqa: PLR2004 - the version
                         _delegate(folder)
                 return
-            except FileNotFoundError:
-                if attempt == _RACED - 1:
+            except OSError as error:
+                # ENODEV: removed between being opened and being written.
+                if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _RACED - 1:
                     raise
 
     def _set_frozen(self, *, frozen: bool) -> None:

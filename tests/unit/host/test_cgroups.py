@@ -1,0 +1,195 @@
+"""Control groups: the real ones of this host, and version 2 on a folder that looks like one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from sandlot.host.cgroups import Cgroup, detect_layout, group_names
+from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
+from sandlot.model.errors import HostError
+from sandlot.model.ids import new_node_id
+
+ENTER = "import os, sys\nfor door in sys.argv[1:]: open(door, 'w').write('0')\nprint('in', flush=True)"
+LIMITS = GroupLimits(memory_bytes=128 << 20, cpus=0.5, pids=50)
+
+
+@pytest.fixture
+def group() -> Iterator[Cgroup]:
+    node = new_node_id()
+    made = Cgroup(detect_layout(), PurePosixPath(f"/sandlot/{node}/{node}-aaaabbbbccccdddd"))
+    yield made
+    for _ in range(200):
+        if not made.kill_once() and made.remove():
+            break
+        time.sleep(0.01)
+    assert not made.exists()
+    assert not any(folder.parent.exists() for folder in made.folders), "empty parents go as well"
+
+
+@pytest.fixture
+def process(group: Cgroup) -> Iterator[subprocess.Popen[bytes]]:
+    group.create(LIMITS)
+    started = subprocess.Popen(["python3", "-c", f"{ENTER}\nwhile True: pass", *map(str, group.doors)], stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    assert started.stdout.read(3) == b"in\n"
+    yield started
+    started.kill()
+    started.communicate()
+
+
+def test_a_group_is_made_everywhere_limited_and_removed(group: Cgroup) -> None:
+    assert not group.exists()
+    group.create(LIMITS)
+    assert all(folder.is_dir() for folder in group.folders)
+    assert group.name.name in group_names(detect_layout(), group.name.parent)
+    assert _values(group, "memory.limit_in_bytes", "memory.max") == [str(LIMITS.memory_bytes)]
+    assert _values(group, "pids.max") == ["50"]
+    assert _values(group, "cpu.cfs_quota_us", "cpu.max")[0].split(" ")[0] == "50000"
+    assert group.usage().pids == 0
+    assert group.kill_once() == 0
+    assert group.remove()
+    assert group.remove()
+    assert group.oom_kills() == 0
+    assert group.pids() == set()
+    with pytest.raises(FileNotFoundError):
+        group.usage()
+    group.thaw()
+
+
+def _values(group: Cgroup, *files: str) -> list[str]:
+    return [(folder / file).read_text().strip() for folder in group.folders for file in files if (folder / file).exists()]
+
+
+def test_a_process_is_counted_frozen_and_killed(group: Cgroup, process: subprocess.Popen[bytes]) -> None:
+    assert group.pids() == {process.pid}
+    assert not group.remove()
+    group.freeze()
+    while not group.is_frozen():
+        time.sleep(0.001)
+    used = group.usage()
+    assert used.pids == 1
+    assert used.memory_bytes > 0
+    time.sleep(0.2)
+    assert group.usage().cpu_s == used.cpu_s
+    # Frozen as it is: killing thaws.
+    assert group.kill_once() == 1
+    assert process.wait() == -signal.SIGKILL
+    while group.kill_once():
+        time.sleep(0.001)
+
+
+def test_nothing_can_fork_its_way_out_of_a_kill(group: Cgroup) -> None:
+    group.create(GroupLimits(memory_bytes=128 << 20, cpus=1, pids=1000))
+    forks = f"{ENTER}\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    bomb = subprocess.Popen(["python3", "-c", forks, *map(str, group.doors)], stdout=subprocess.PIPE)
+    assert bomb.stdout is not None
+    bomb.stdout.read(3)
+    while group.usage().pids < 20:
+        time.sleep(0.001)
+    while group.kill_once():
+        time.sleep(0.001)
+    bomb.communicate()
+    assert group.pids() == set()
+
+
+def test_a_memory_hog_is_killed_and_counted(group: Cgroup) -> None:
+    group.create(LIMITS)
+    hog = f"{ENTER}\nheld = bytearray(1 << 30)"
+    done = subprocess.run(["python3", "-c", hog, *map(str, group.doors)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert group.oom_kills() == 1
+    assert group.usage().memory_peak_bytes <= 1.01 * LIMITS.memory_bytes
+
+
+def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
+    layout, node = detect_layout(), new_node_id()
+    names = [PurePosixPath(f"/sandlot/{node}/{node}-{letter * 16}") for letter in "abcd"]
+    children = []
+    for name in names:
+        if (pid := os.fork()) == 0:
+            try:
+                for _ in range(100):
+                    Cgroup(layout, name).create(LIMITS)
+                    Cgroup(layout, name).remove()
+            except BaseException:  # noqa: BLE001 - this is a forked test
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * len(names)
+    assert group_names(layout, PurePosixPath(f"/sandlot/{node}")) == set()
+
+
+def test_a_host_that_refuses_is_told_with_a_hint(tmp_path: Path) -> None:
+    layout = Layout(1, (Hierarchy(tmp_path / "not-there", frozenset({"memory", "cpu", "pids", "freezer"})),))
+    with pytest.raises(HostError) as refused:
+        Cgroup(layout, PurePosixPath("/sandlot/x/y")).create(LIMITS)
+    assert "/sandlot/x/y" in refused.value.message
+    assert "doctor" in refused.value.hint
+
+
+class TestVersion2:
+    """The files that version 2 is driven by; a host that has it runs the tests above on it as well."""
+
+    @pytest.fixture
+    def leaf(self, tmp_path: Path) -> Path:
+        leaf = tmp_path / "sandlot" / "abcd" / "abcd-x"
+        leaf.mkdir(parents=True)
+        files = {
+            "memory.max": "max",
+            "cpu.max": "max 100000",
+            "pids.max": "max",
+            "cgroup.procs": "0\n",
+            "cgroup.freeze": "0",
+            "cgroup.kill": "",
+            "cgroup.events": "populated 0\nfrozen 0\n",
+            "memory.events": "low 0\noom 2\noom_kill 1\n",
+            "memory.stat": "anon 5\ninactive_file 1000\n",
+            "memory.current": "5000\n",
+            "memory.peak": "9000\n",
+            "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+            "pids.current": "7\n",
+        }
+        for name, text in files.items():
+            (leaf / name).write_text(text)
+        return leaf
+
+    @pytest.fixture
+    def group(self, tmp_path: Path, leaf: Path) -> Cgroup:
+        assert leaf.is_dir()
+        return Cgroup(Layout(2, (Hierarchy(tmp_path, frozenset({"memory", "cpu", "pids"})),)), PurePosixPath("/sandlot/abcd/abcd-x"))
+
+    def test_limits_and_delegation(self, group: Cgroup, leaf: Path) -> None:
+        group.create(LIMITS)
+        assert (leaf / "memory.max").read_text().startswith("134217728")
+        assert (leaf / "cpu.max").read_text().startswith("50000 100000")
+        assert (leaf / "pids.max").read_text().startswith("50")
+        assert not (leaf / "memory.swap.max").exists(), "a kernel without swap accounting is no error"
+        for parent in (leaf.parent, leaf.parent.parent, leaf.parent.parent.parent):
+            assert (parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
+        assert not (leaf / "cgroup.subtree_control").exists(), "a group with processes delegates nothing"
+        assert group.doors == (leaf / "cgroup.procs",)
+
+    def test_usage_and_kills(self, group: Cgroup, leaf: Path) -> None:
+        used = group.usage()
+        assert (used.cpu_s, used.memory_bytes, used.memory_peak_bytes, used.pids) == (1.5, 4000, 9000, 7)
+        (leaf / "memory.peak").unlink()
+        assert group.usage().memory_peak_bytes == 0
+        assert group.oom_kills() == 1
+
+    def test_freezing_and_killing(self, group: Cgroup, leaf: Path) -> None:
+        group.freeze()
+        assert (leaf / "cgroup.freeze").read_text() == "1"
+        assert not group.is_frozen()
+        (leaf / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+        assert group.is_frozen()
+        assert group.kill_once() == 0
+        assert (leaf / "cgroup.freeze").read_text() == "0"
+        assert (leaf / "cgroup.kill").read_text() == "1"
+        assert (leaf / "pids.max").read_text().startswith("0")

@@ -1,0 +1,84 @@
+"""Reading where a host's controllers are, and which files limit what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout, Setting, cpu_quota_us, missing, read_layout, read_pairs, settings
+from sandlot.model.errors import HostError
+
+V1 = """\
+25 30 0:23 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+26 25 0:24 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw
+27 25 0:25 / /sys/fs/cgroup/systemd rw,nosuid shared:9 - cgroup cgroup rw,xattr,name=systemd
+28 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:10 - cgroup cgroup rw,cpu,cpuacct
+29 25 0:27 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory
+30 25 0:28 / /sys/fs/cgroup/pids rw,nosuid - cgroup cgroup rw,pids
+31 25 0:29 / /sys/fs/cgroup/freezer rw,nosuid - cgroup cgroup rw,freezer
+"""
+V2 = "34 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+LIMITS = GroupLimits(memory_bytes=256 << 20, cpus=1.5, pids=2304)
+
+
+def test_a_hybrid_host_is_version_1_and_named_trees_count() -> None:
+    layout = read_layout(V1, {"/sys/fs/cgroup/unified": "hugetlb\n"})
+    assert layout.version == 1
+    assert [hierarchy.mount.name for hierarchy in layout.hierarchies] == ["systemd", "cpu,cpuacct", "memory", "pids", "freezer"]
+    assert layout.hierarchies[0].controllers == frozenset()
+    assert layout.home("cpuacct") == layout.home("cpu") == Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert missing(layout) == ()
+
+
+def test_a_unified_host_is_version_2() -> None:
+    layout = read_layout(V2, {"/sys/fs/cgroup": "cpuset cpu io memory hugetlb pids rdma\n"})
+    assert layout == Layout(2, (Hierarchy(Path("/sys/fs/cgroup"), frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma"})),))
+    assert layout.home("memory") == layout.home("freezer") == Path("/sys/fs/cgroup")
+    assert missing(layout) == ()
+
+
+def test_what_is_missing_is_named() -> None:
+    layout = read_layout("".join(line for line in V1.splitlines(keepends=True) if "pids" not in line), {})
+    assert missing(layout) == ("pids",)
+    with pytest.raises(HostError, match="pids"):
+        layout.home("pids")
+    assert missing(read_layout(V2, {"/sys/fs/cgroup": "memory cpu"})) == ("pids",)
+
+
+@pytest.mark.parametrize("mountinfo", ["", "nonsense\n", "1 2\n - \n", V2, V1.splitlines()[0]])
+def test_a_host_without_the_memory_controller_is_refused(mountinfo: str) -> None:
+    with pytest.raises(HostError) as refused:
+        read_layout(mountinfo, {"/sys/fs/cgroup": "cpu pids"})
+    assert refused.value.hint
+
+
+def test_a_mount_point_may_have_spaces_and_be_mounted_twice() -> None:
+    line = "29 25 0:27 / /my\\040cgroups/memory rw - cgroup cgroup rw,memory\n"
+    layout = read_layout(line + line, {})
+    assert [hierarchy.mount for hierarchy in layout.hierarchies] == [Path("/my cgroups/memory")]
+
+
+def test_the_settings_of_both_versions() -> None:
+    assert settings(1, LIMITS) == (
+        Setting("memory", "memory.limit_in_bytes", "268435456"),
+        Setting("memory", "memory.memsw.limit_in_bytes", "268435456", optional=True),
+        Setting("cpu", "cpu.cfs_period_us", "100000"),
+        Setting("cpu", "cpu.cfs_quota_us", "150000"),
+        Setting("pids", "pids.max", "2304"),
+    )
+    assert settings(2, LIMITS) == (
+        Setting("memory", "memory.max", "268435456"),
+        Setting("memory", "memory.swap.max", "0", optional=True),
+        Setting("cpu", "cpu.max", "150000 100000"),
+        Setting("pids", "pids.max", "2304"),
+    )
+
+
+@pytest.mark.parametrize("cpus, quota", [(0.05, 5000), (1, 100_000), (64, 6_400_000), (0.001, 1000)])
+def test_a_quota_is_what_the_kernel_takes(cpus: float, quota: int) -> None:
+    assert cpu_quota_us(cpus) == quota
+
+
+def test_pairs_are_read_and_the_rest_is_left() -> None:
+    assert read_pairs("oom_kill_disable 0\nunder_oom 0\noom_kill 3\nmax max\n\nlone") == {"oom_kill_disable": 0, "under_oom": 0, "oom_kill": 3}

@@ -1,0 +1,61 @@
+"""Identities of processes, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.host.processes import Identity, ended, ended_within, identify, open_process, read_start
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(["sleep", "600"])
+    yield started
+    started.kill()
+    started.wait()
+
+
+def test_the_start_is_found_behind_any_name() -> None:
+    fields = " ".join(str(number) for number in range(4, 53))
+    assert read_start(f"17 (a b) c) (d) S {fields}") == 22
+    for nonsense in ("", "17", "17 (sh) S 1 2"):
+        with pytest.raises(ValueError, match="not the stat"):
+            read_start(nonsense)
+
+
+def test_a_process_is_its_pid_and_its_start(child: subprocess.Popen[bytes]) -> None:
+    who = identify(child.pid)
+    assert who is not None
+    assert who == identify(child.pid)
+    assert who.start_ticks == int(Path(f"/proc/{child.pid}/stat").read_text().split()[21])
+    handle = open_process(who)
+    assert handle is not None
+    os.close(handle)
+    assert open_process(Identity(child.pid, who.start_ticks - 1)) is None, "another process had this pid"
+    child.kill()
+    child.wait()
+    assert identify(child.pid) is None
+    assert open_process(who) is None
+
+
+async def test_any_number_wait_for_an_end(child: subprocess.Popen[bytes]) -> None:
+    handles = [os.pidfd_open(child.pid) for _ in range(3)]
+    waiting = [asyncio.create_task(ended(handle)) for handle in handles]
+    spare = os.pidfd_open(child.pid)
+    assert not await ended_within(spare, 0.05)
+    waiting[0].cancel()
+    child.kill()
+    await asyncio.gather(*waiting[1:])
+    # Ended, though nobody has reaped it.
+    again = os.pidfd_open(child.pid)
+    assert await ended_within(again, 10)
+    for handle in (*handles, spare, again):
+        os.close(handle)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
