@@ -1,0 +1,122 @@
+"""What a guest says, checked word by word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.link import parse
+from sandlot.link.types import Display, Entry
+from sandlot.model.errors import CODES, ErrorCode
+from sandlot.protocol import schema
+from sandlot.protocol.errors import ProtocolError
+from tests.unit.link.peer import ENTRY
+from tests.unit.link.test_client import PROCESS
+
+WORDS = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=5), st.binary(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from([*ENTRY, *PROCESS, "data", "main"]), inner, max_size=9)),
+    max_leaves=20,
+)
+PARSERS = [
+    parse.entry,
+    parse.listing,
+    parse.process_info,
+    parse.processes,
+    parse.cell_result,
+    parse.cell_error,
+    parse.display,
+    parse.guest_info,
+    parse.nothing,
+    parse.running,
+    parse.removed,
+    parse.python,
+]
+
+
+@given(WORDS, st.sampled_from(PARSERS))
+def test_any_words_are_a_value_or_a_violation(words: object, parser: Any) -> None:  # noqa: ANN401 - one of many
+    try:
+        parser(words)
+    except ProtocolError:
+        return
+
+
+def test_an_entry_at_its_bounds() -> None:
+    largest = {
+        "name": "n" * 255,
+        "path": "/" + "p" * 4094,
+        "kind": "symlink",
+        "size": 2**63 - 1,
+        "mode": 0o7777,
+        "uid": 2**32 - 1,
+        "gid": 0,
+        "modified_ns": -(2**63 - 1),
+        "target": "",
+    }
+    assert parse.entry(largest) == Entry(**largest)  # type: ignore[arg-type]
+    beyond: list[tuple[str, object]] = [
+        ("name", "n" * 256),
+        ("path", "p" * 4096),
+        ("kind", "socket"),
+        ("size", -1),
+        ("size", 2**63),
+        ("mode", 0o10000),
+        ("uid", 2**32),
+        ("gid", -1),
+        ("modified_ns", 2**63),
+        ("target", "t" * 4096),
+    ]
+    for field, value in beyond:
+        with pytest.raises(ProtocolError):
+            parse.entry({**largest, field: value})
+
+
+def test_what_is_optional_may_be_absent_and_nothing_else() -> None:
+    assert parse.entry({name: value for name, value in ENTRY.items() if name != "target"}).target is None
+    for name in ENTRY:
+        if name != "target":
+            with pytest.raises(ProtocolError):
+                parse.entry({**ENTRY, name: None})
+
+
+@pytest.mark.parametrize("mime", ["text/plain", "image/svg+xml", "application/vnd.plotly.v1+json", "text/html; charset=utf-8", "a/b"])
+def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
+    for content in ("x", b"x", "", b""):
+        assert parse.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
+
+
+@pytest.mark.parametrize(
+    "mime", ["", "text", "text/", "/plain", "text/plain\n", "text/<b>", "te xt/plain", "x" * 128 + "/y", "text/pl\0ain", "text/plain\r\nX: y"]
+)
+def test_a_key_of_a_display_that_is_no_mime_type_is_refused(mime: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse.display({"data": {mime: "x"}, "main": True})
+
+
+def test_a_display_cannot_be_changed_afterwards() -> None:
+    shown = parse.display({"data": {"text/plain": "x"}, "main": True})
+    with pytest.raises(TypeError):
+        shown.data["text/plain"] = "y"  # type: ignore[index]
+
+
+def test_every_code_of_a_guest_is_the_models() -> None:
+    assert set(schema.RESET_CODES) <= {code.value for code in ErrorCode}
+    for code in CODES:
+        error = parse.error_of({"code": code.value, "message": "m"})
+        assert error.code == (code if code.value in schema.RESET_CODES else ErrorCode.INTERNAL)
+
+
+def test_an_error_is_bounded_whatever_it_says() -> None:
+    flood = {f"field{number}": "x" for number in range(1000)}
+    error = parse.error_of(
+        {"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000, "list": [1], "bytes": b"x", "long": "x" * 5000, **flood}
+    )
+    assert len(error.message) == schema.LIMITS["text"]
+    assert len(error.hint) <= 1024
+    assert len(error.fields) <= 16
+    assert not wrong.keys() & error.fields.keys()
+    assert parse.error_of({"code": "conflict", "message": "m", "hint": b"h"}).hint == ""

@@ -1,0 +1,99 @@
+"""The I/O shell: one write for each frame, nobody waits for a full pipe, one reason for the end."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+
+import pytest
+
+from sandlot.link.pump import Pump
+from sandlot.link.types import LinkLost, LostReason
+from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
+from sandlot.protocol import events, frames
+from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, until
+
+F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, fcntl(2); the name came with Python 3.10 on some builds only
+PAGE = 4096
+
+
+async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
+    async def write(call: PeerCall) -> None:
+        await call.ended.wait()
+        call.result(**ENTRY)
+
+    async with linked({"file.write": write}) as (link, peer):
+        stream = link._pump._stream  # noqa: SLF001 - the test's own end of the pipe
+        fcntl.fcntl(stream.write_fd, F_SETPIPE_SZ, PAGE)  # type: ignore[attr-defined]
+        await link.write_file("/f", b"x" * 1_000_000)
+        assert len(peer.calls[-1].input) == 1_000_000
+        sizes = stream.frames  # type: ignore[attr-defined]
+        assert max(sizes) == frames.HOST_FRAME_MAX
+        assert len(sizes) >= 1_000_000 // frames.HOST_FRAME_MAX
+
+
+async def test_a_full_pipe_holds_nobody_up_and_is_written_when_there_is_room() -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    async with linked({"file.stat": stat}) as (link, peer):
+        peer.reads.clear()
+        asking = [asyncio.create_task(link.stat("/f" + "x" * 3000)) for _ in range(100)]
+        await until(link._pump._full.is_set)  # noqa: SLF001
+        assert not any(task.done() for task in asking)
+        peer.reads.set()
+        assert {entry.path for entry in await asyncio.gather(*asking)} == {"/f"}
+
+
+class Recorder:
+    """A stream's owner that only remembers."""
+
+    def __init__(self) -> None:
+        self.errors: list[SandlotError] = []
+
+    def on_event(self, event: events.StreamEvent) -> None:
+        raise RuntimeError(f"a defect at {type(event).__name__}")
+
+    def on_lost(self, error: SandlotError) -> None:
+        self.errors.append(error)
+
+
+async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    async with linked({"file.stat": stat}) as (link, _):
+        owner = Recorder()
+        with caplog.at_level(logging.ERROR):
+            link._pump.open({"call": "file.stat", "id": b"", "args": {}}, owner)  # noqa: SLF001
+            link._pump.flush()  # noqa: SLF001
+            lost = await link.wait_lost()
+        assert lost == LinkLost(LostReason.VIOLATION, "RuntimeError: a defect at Received")
+        assert isinstance(owner.errors[0], SandboxEndedError)
+        assert "a defect at Received" in caplog.text
+
+
+async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
+    host_end, guest_end = pipes()
+    pump = Pump(host_end, lambda _: None)
+    owner = Recorder()
+    pump.handlers[1] = owner
+    pump.lose(LostReason.BROKEN, "first")
+    pump.lose(LostReason.VIOLATION, "second")
+    pump.fail_all(UnavailableError("third"))
+    assert pump.lost.result() == LinkLost(LostReason.BROKEN, "first")
+    assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads. Create a new one."]
+    with pytest.raises(SandboxEndedError):
+        pump.open({}, owner)
+    await pump.aclose()
+    await guest_end.aclose()
+
+
+async def test_before_the_greeting_nothing_can_be_opened() -> None:
+    host_end, guest_end = pipes()
+    pump = Pump(host_end, lambda _: None)
+    with pytest.raises(UnavailableError, match="takes no calls"):
+        pump.open({}, Recorder())
+    await pump.aclose()
+    await guest_end.aclose()
