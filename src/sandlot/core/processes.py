@@ -339,7 +339,12 @@ async def _input(box: Sandbox, process: ProcessId) -> ProcessCall:
     if call is not None:
         return call
     if process not in {info.process for info in await listing(box)}:
-        raise NotFoundError(f"There is no process {process}.", code=ErrorCode.PROCESS_NOT_FOUND, fields={"process": process})
+        raise NotFoundError(
+            f"There is no process {process}.",
+            code=ErrorCode.PROCESS_NOT_FOUND,
+            hint="It may have been forgotten: list the processes.",
+            fields={"process": process},
+        )
     raise ConflictError(
         f"Process {process} takes no input: it has ended, its input was closed, or it was started without.",
         code=ErrorCode.CONFLICT,

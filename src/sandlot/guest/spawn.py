@@ -220,4 +220,5 @@ def _exec_failure(report: bytes, argv: Sequence[str], cwd: str) -> Refusal:
         return Refusal("path_not_found" if code == errno.ENOENT else "path_invalid", f"The working folder {cwd!r} cannot be entered: {reason}.", hint)
     if code == errno.ENOENT:
         return Refusal("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
-    return Refusal("permission_denied" if code == errno.EACCES else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.")
+    hint = "It must be a file that its user may execute, of this machine's architecture; a script begins with #! and its interpreter."
+    return Refusal("permission_denied" if code == errno.EACCES else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.", hint)

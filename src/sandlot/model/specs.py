@@ -6,13 +6,12 @@ Numbers are those of DESIGN.md's table of defaults. A request that a field's bou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.errors import ErrorCode, InvalidRequestError
 from sandlot.model.ids import SandboxId
 
 KIB = 1024
@@ -32,6 +31,9 @@ MAX_ENV_BYTES = 128 * KIB
 MAX_ARGV_BYTES = 1 * MIB
 MAX_ARG_BYTES = 128 * KIB - 1
 """One argument or environment string: Linux's MAX_ARG_STRLEN, execve(2)."""
+MAX_ARGS = 16384
+MAX_ENV_VARIABLES = 4096
+"""Linux bounds bytes only; these keep one start within what one message to the guest may hold (``protocol.values``)."""
 MAX_PATH_BYTES = 4095
 """PATH_MAX less its NUL, path_resolution(7)."""
 
@@ -149,6 +151,10 @@ class ProcessSpec:
         """Refuse what execve(2) could not take."""
         if not self.argv or not self.argv[0]:
             raise InvalidRequestError("The command is empty.", hint="Give a program to run.")
+        if len(self.argv) > MAX_ARGS:
+            raise InvalidRequestError(
+                f"The command has {len(self.argv)} arguments; at most {MAX_ARGS} are allowed.", hint="Use a file or standard input, as xargs does."
+            )
         total = 0
         for argument in self.argv:
             size = len(check_text("command", argument))
@@ -178,18 +184,25 @@ def shell_argv(command: str) -> tuple[str, ...]:
     return ("/bin/bash", "-c", command)
 
 
-def check_text(what: str, text: str) -> bytes:
+def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> bytes:
     """UTF-8 bytes of a text that goes to execve or open: no NUL, no lone surrogate.
+
+    Args:
+        what: What it is, for a message.
+        text: It.
+        code: What it counts as where it is bad.
 
     Raises:
         InvalidRequestError: It has a NUL or cannot be encoded.
     """
     if "\0" in text:
-        raise InvalidRequestError(f"The {what} contains a NUL character, which Linux cannot pass.", hint="Remove it, or pass the bytes in a file.")
+        raise InvalidRequestError(
+            f"The {what} contains a NUL character, which Linux cannot pass.", code=code, hint="Remove it, or pass the bytes in a file."
+        )
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequestError(f"The {what} is not valid Unicode text.", hint="Pass binary content in a file.") from None
+        raise InvalidRequestError(f"The {what} is not valid Unicode text.", code=code, hint="Pass binary content in a file.") from None
 
 
 def check_path(path: str) -> str:
@@ -198,13 +211,17 @@ def check_path(path: str) -> str:
     Raises:
         InvalidRequestError: It is none of that.
     """
-    size = len(check_text("path", path))
+    size = len(check_text("path", path, ErrorCode.PATH_INVALID))
     if not path.startswith("/"):
         raise InvalidRequestError(
-            f"The path {path!r} is not absolute.", hint="Start it with '/', for example /workspace/data.csv.", fields={"path": path}
+            f"The path {path[:200]!r} is not absolute.", code=ErrorCode.PATH_INVALID, hint="Start it with '/', for example /workspace/data.csv."
         )
     if size > MAX_PATH_BYTES:
-        raise InvalidRequestError(f"The path has {size} bytes; at most {MAX_PATH_BYTES} are allowed.")
+        raise InvalidRequestError(
+            f"The path has {size} bytes; at most {MAX_PATH_BYTES} are allowed.",
+            code=ErrorCode.PATH_INVALID,
+            hint="Shorten it, or change into a folder on the way by a command.",
+        )
     return path
 
 
@@ -214,6 +231,12 @@ def check_env(env: Mapping[str, str]) -> None:
     Raises:
         InvalidRequestError: It is not.
     """
+    if len(env) > MAX_ENV_VARIABLES:
+        raise InvalidRequestError(
+            f"The environment has {len(env)} variables; at most {MAX_ENV_VARIABLES} are allowed.",
+            hint="Pass many values as one file.",
+            fields={"variables": len(env)},
+        )
     total = 0
     for name, value in env.items():
         if not name or "=" in name:
@@ -227,5 +250,7 @@ def check_env(env: Mapping[str, str]) -> None:
 
 
 def _bounded(name: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} is {value:g}; it must be from {low:g} to {high:g}.", fields={"field": name})
+    if not low <= value <= high:  # false for NaN as well
+        # An integer as it is: 1.09951e+12 is no number of bytes that anybody knows.
+        given, least, most = (str(number) if isinstance(number, int) else f"{number:g}" for number in (value, low, high))
+        raise InvalidRequestError(f"{name} is {given}; it must be from {least} to {most}.", fields={"field": name})
