@@ -77,6 +77,9 @@ def ensure(folder: Path, *, timeout_s: float = START_TIMEOUT_S) -> None:
             return
         _may_start()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            # An empty one that somebody made for this: the service takes it over, but it must not find files of ours in it.
+            folder.chmod(0o700)
         deadline = time.monotonic() + timeout_s
         with _start_lock(folder, deadline):
             _start(folder, deadline)
