@@ -7,6 +7,7 @@ that it runs is contained, so tests run only their own code in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -75,6 +76,19 @@ class BareInstance:
         self._stream: PipeStream | None = None
         self._ends = asyncio.ensure_future(process.wait())
 
+    def kill(self) -> None:
+        """End PID 1, and with it everything in its namespace.
+
+        The parent's death would not do: PR_SET_PDEATHSIG is forgotten where a process changes its ids (prctl(2)), and the
+        guest does that whenever it starts something.
+        """
+        if self.process.returncode is None:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii").split()
+            for pid in children:
+                os.kill(int(pid), signal.SIGKILL)
+            if not children:
+                self.process.kill()
+
     async def connect(self) -> ByteStream:
         await self._faults.at("connect")
         return PipeStream.open(self.folder)
@@ -100,8 +114,7 @@ class BareInstance:
 
     async def destroy(self) -> None:
         await self._faults.at("destroy")
-        if self.process.returncode is None:
-            self.process.kill()
+        self.kill()
         await asyncio.shield(self._ends)
         await self._faults.at("clean")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -195,9 +208,20 @@ class BareDriver:
 
     def left(self) -> list[str]:
         """What is left of sandboxes that were destroyed: folders and processes."""
-        alive = [f"process {each.process.pid}" for each in self.instances if each.process.returncode is None]
+        alive = [f"process {pid}" for pid in _holders(self.folder)]
         return [*alive, *(str(path) for path in self.folder.iterdir())]
 
     def kill_runtime(self, number: int = 0) -> None:
         """End a sandbox from outside, as the kernel's out-of-memory killer would."""
-        self.instances[number].process.send_signal(signal.SIGKILL)
+        self.instances[number].kill()
+
+
+def _holders(folder: Path) -> list[int]:
+    """Processes that hold a file below a folder open: guests, whose log and pipes lie there."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and int(process.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if any(str(fd.readlink()).startswith(f"{folder}/") for fd in (process / "fd").iterdir()):
+                    found.append(int(process.name))
+    return found

@@ -14,14 +14,18 @@ from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.specs import Limits
 from sandlot.server import listen
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from tests.support.bare import BareDriver
 
-BASE = NewSandbox(template="base")
-"""What tests create unless they are about something else: the smaller of the built-in images."""
+BASE = NewSandbox(template="base", limits=Limits(pids=32768))
+"""What tests create unless they are about something else: the smaller of the built-in images.
+
+The guest's limit of processes counts those of its users (RLIMIT_NPROC), and without isolation those of the whole machine.
+"""
 
 
 @dataclass

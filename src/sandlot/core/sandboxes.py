@@ -21,7 +21,7 @@ from sandlot.core.admission import NewSandbox, Rules
 from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
 from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
+from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Capabilities, Driver, Exit, ExitReason, Usage
 from sandlot.model.specs import SandboxSpec
@@ -34,6 +34,10 @@ CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
 
 _log = structlog.get_logger("sandlot.core")
+
+
+def _stopping() -> UnavailableError:
+    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
 
 
 class Sandboxes:
@@ -112,7 +116,7 @@ class Sandboxes:
         admission.check_host(await self.capabilities(isolation))
         await self._check_template(asked.template)
         if self._closing:
-            raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
+            raise _stopping()
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
         admission.check_room(len(self._lives), waiting, self._rules)
         spec = SandboxSpec(
@@ -134,6 +138,10 @@ class Sandboxes:
             await asyncio.shield(box.ready)
         except asyncio.CancelledError:
             box.end(Exit(ExitReason.KILLED, "the client that created it went away"))
+            raise
+        except SandboxEndedError:
+            if self._closing:  # nobody has seen it yet: its creator may simply ask the next service
+                raise _stopping() from None
             raise
         _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
         return box

@@ -162,8 +162,7 @@ def _from_http(request: Request, error: HTTPException) -> SandlotError:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return NotFoundError(f"There is no {route}.", code=ErrorCode.NOT_FOUND, hint="GET /openapi.json lists what there is.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        return InvalidRequestError(f"There is no {route}.", hint=f"Allowed here: {allowed}." if allowed else "GET /openapi.json lists what there is.")
+        return InvalidRequestError(f"There is no {route}.", hint="GET /openapi.json lists what there is.")
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return InvalidRequestError("The body cannot be read.", hint="Send a JSON object in UTF-8, not nested deeper than a hundred levels.")
     return SandlotError(str(error.detail), code=ErrorCode.INVALID_REQUEST)

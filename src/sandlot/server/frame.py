@@ -133,7 +133,7 @@ class _Exchange:
             "request",
             request=self.id,
             method=self._scope["method"],
-            path=self._scope["path"][:200],
+            path=self._scope.get("raw_path", b"")[:200].decode("ascii", "replace"),
             status=self.status,
             ms=round((time.perf_counter() - self._began_s) * 1000, 1),
         )

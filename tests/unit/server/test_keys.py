@@ -61,7 +61,10 @@ def test_many_who_create_at_once_lose_none(tmp_path: Path) -> None:
 
 def test_killed_while_it_writes_the_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
     _, secret = KeyStore(tmp_path).create("first")
-    write = "import sys; from pathlib import Path; from sandlot.server.keys import KeyStore\nfor n in range(10**6): KeyStore(Path(sys.argv[1])).create(f'k{n}')"
+    write = (
+        "import sys; from pathlib import Path; from sandlot.server.keys import KeyStore\n"
+        "for n in range(10**6): KeyStore(Path(sys.argv[1])).create(f'k{n}')"
+    )
     for _ in range(5):
         writer = subprocess.Popen([sys.executable, "-c", write, str(tmp_path)], stderr=subprocess.DEVNULL)
         while len(KeyStore(tmp_path).list()) < 2 and writer.poll() is None:
@@ -84,7 +87,9 @@ def test_names(tmp_path: Path) -> None:
         keys.revoke("other")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "keys": [{}]}', '{"format": 2, "keys": []}', '{"format": 1, "keys": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "keys": [{}]}', '{"format": 2, "keys": []}', '{"format": 1, "keys": 3}']
+)
 def test_a_broken_file_lets_nobody_in_and_says_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(HostError) as broken:

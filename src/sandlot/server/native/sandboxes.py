@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -67,7 +66,10 @@ def _key(box: Sandbox) -> tuple[str, str]:
 
 def _position(cursor: str) -> tuple[str, str]:
     try:
-        created_at, _, id_ = base64.urlsafe_b64decode(cursor.encode()).decode().partition("~")
-    except (binascii.Error, ValueError):
-        raise InvalidRequestError("The cursor is not one.", hint="Use next_cursor of the page before.", fields={"field": "cursor"}) from None
+        text = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+    except ValueError:
+        text = ""
+    created_at, mark, id_ = text.partition("~")
+    if not mark:
+        raise InvalidRequestError("The cursor is not one.", hint="Use next_cursor of the page before.", fields={"field": "cursor"})
     return created_at, id_

@@ -1,0 +1,158 @@
+"""Files over HTTP: streamed both ways, and everything that can be wrong with a path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.support.http import problem, short
+from tests.support.service import Bench
+from tests.support.until import until
+
+CONTENT = "/files/content"
+
+
+async def test_written_looked_at_and_read(http: httpx.AsyncClient, url: str) -> None:
+    content = os.urandom(3_000_000)
+    written = (await http.put(url + CONTENT, params={"path": "/workspace/ü/a", "mode": 0o640}, content=content)).json()
+    assert set(written) == {"name", "path", "kind", "size", "mode", "uid", "gid", "modified_at", "target"}
+    assert (written["path"], written["kind"], written["size"], written["mode"], written["uid"]) == ("/workspace/ü/a", "file", 3_000_000, 0o640, 1000)
+    assert (await http.get(url + CONTENT, params={"path": "/workspace/ü/a"})).content == content
+    part = await http.get(url + CONTENT, params={"path": "/workspace/ü/a", "offset": 10, "length": 5})
+    assert part.content == content[10:15]
+    assert part.headers["content-type"] == "application/octet-stream"
+    assert (await http.get(url + "/files/stat", params={"path": "/workspace/ü/a"})).json() == written
+    listing = (await http.get(url + "/files", params={"path": "/workspace"})).json()
+    assert ([entry["name"] for entry in listing["entries"]], listing["more"]) == (["ü"], False)
+
+
+async def test_appended_in_parts(http: httpx.AsyncClient, url: str) -> None:
+    for part in (b"a", b"b", b""):
+        await http.put(url + CONTENT, params={"path": "/workspace/a", "append": "true"}, content=part)
+    assert (await http.get(url + CONTENT, params={"path": "/workspace/a"})).content == b"ab"
+
+
+async def test_folders_moves_links_and_removal(http: httpx.AsyncClient, url: str) -> None:
+    assert (await http.post(url + "/files/directories", json={"path": "/workspace/d/e"})).json()["kind"] == "directory"
+    await http.put(url + CONTENT, params={"path": "/workspace/d/f"}, content=b"x")
+    moved = (await http.post(url + "/files/move", json={"path": "/workspace/d/f", "to": "/workspace/g"})).json()
+    assert moved["path"] == "/workspace/g"
+    await http.put(url + CONTENT, params={"path": "/workspace/h"}, content=b"y")
+    problem(await http.post(url + "/files/move", json={"path": "/workspace/g", "to": "/workspace/h"}), 409, "path_exists")
+    assert (await http.post(url + "/files/move", json={"path": "/workspace/g", "to": "/workspace/h", "overwrite": True})).status_code == 200
+    await http.post(url + "/processes", json={"command": "ln -s h link"})
+    link = (await http.get(url + "/files/stat", params={"path": "/workspace/link", "follow": "false"})).json()
+    assert (link["kind"], link["target"]) == ("symlink", "h")
+    assert (await http.get(url + "/files/stat", params={"path": "/workspace/link"})).json()["kind"] == "file"
+    response = await http.delete(url + "/files", params={"path": "/workspace/d"})
+    assert response.status_code in {400, 409}
+    assert (await http.delete(url + "/files", params={"path": "/workspace/d", "recursive": "true"})).json() == {"removed": 2}
+    problem(await http.delete(url + "/files", params={"path": "/workspace/d"}), 404, "path_not_found")
+
+
+async def test_an_upload_that_breaks_off_leaves_the_old_file(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    where = {"path": "/workspace/a"}
+    await http.put(url + CONTENT, params=where, content=b"old")
+    begun = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"new" * 20_000
+        begun.set()
+        await asyncio.Event().wait()
+
+    uploading = asyncio.create_task(http.put(url + CONTENT, params=where, content=slowly()))
+    await begun.wait()
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+
+    async def only_the_old_one() -> bool:
+        return [entry["name"] for entry in (await http.get(url + "/files?path=/workspace")).json()["entries"]] == ["a"]
+
+    await until(only_the_old_one)
+    assert (await http.get(url + CONTENT, params=where)).content == b"old"
+    assert at.sandboxes.held == 1
+
+
+async def test_a_download_that_nobody_reads_holds_no_memory_and_ends_with_its_client(http: httpx.AsyncClient, url: str) -> None:
+    await http.post(url + "/processes", json={"command": "head -c 200000000 /dev/zero > big"})
+    before = resident()
+    for _ in range(10):
+        async with http.stream("GET", url + CONTENT, params={"path": "/workspace/big"}) as response:
+            async for _piece in response.aiter_raw():
+                break
+            await asyncio.sleep(0.1)
+    assert resident() - before < 64_000_000
+    assert (await http.get(url + "/files/stat?path=/workspace/big")).json()["size"] == 200_000_000
+
+
+async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    await http.post(url + "/processes", json={"command": "head -c 200000000 /dev/zero > big"})
+
+    async def read() -> None:
+        async with http.stream("GET", url + CONTENT, params={"path": "/workspace/big"}) as response:
+            async for _ in response.aiter_raw():
+                if at.driver.instances[0].process.returncode is None:
+                    at.driver.kill_runtime()
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await read()
+
+
+@pytest.mark.parametrize(
+    "method,path,query,body,status,code",
+    [
+        ("GET", CONTENT, {}, None, 400, "invalid_request"),
+        ("GET", CONTENT, {"path": ""}, None, 400, "path_invalid"),
+        ("GET", CONTENT, {"path": "a"}, None, 400, "path_invalid"),
+        ("GET", CONTENT, {"path": "/a\0b"}, None, 400, "path_invalid"),
+        ("GET", CONTENT, {"path": "/" + "x" * 5000}, None, 400, "path_invalid"),
+        ("GET", CONTENT, {"path": "/nope"}, None, 404, "path_not_found"),
+        ("GET", CONTENT, {"path": "/etc"}, None, 400, "path_invalid"),
+        ("GET", CONTENT, {"path": "/etc/shadow"}, None, 403, "permission_denied"),
+        ("GET", CONTENT, {"path": "/etc/passwd", "offset": "-1"}, None, 400, "invalid_request"),
+        ("GET", CONTENT, {"path": "/etc/passwd", "offset": "x"}, None, 400, "invalid_request"),
+        ("GET", CONTENT, {"path": "/etc/passwd", "user": "nobody"}, None, 400, "invalid_request"),
+        ("GET", CONTENT, {"path": "/etc/passwd", "lenght": "1"}, None, 400, "invalid_request"),
+        ("PUT", CONTENT, {"path": "/etc/x"}, None, 403, "permission_denied"),
+        ("PUT", CONTENT, {"path": "/etc"}, None, 400, "path_invalid"),
+        ("PUT", CONTENT, {"path": "/workspace/a/b", "parents": "false"}, None, 404, "path_not_found"),
+        ("PUT", CONTENT, {"path": "/workspace/a", "mode": "99999"}, None, 400, "invalid_request"),
+        ("GET", "/files", {"path": "/nope"}, None, 404, "path_not_found"),
+        ("GET", "/files", {"path": "/etc/passwd"}, None, 400, "path_invalid"),
+        ("GET", "/files/stat", {"path": "/nope"}, None, 404, "path_not_found"),
+        ("POST", "/files/directories", {}, {"path": "/etc/passwd"}, 409, "path_exists"),
+        ("POST", "/files/directories", {}, {"path": "/workspace/x\ud800"}, 400, "invalid_request"),
+        ("POST", "/files/directories", {}, {"path": "/workspace/x", "mode": "755"}, 400, "invalid_request"),
+        ("POST", "/files/move", {}, {"path": "/workspace/x", "to": "/workspace/y"}, 404, "path_not_found"),
+        ("POST", "/files/move", {}, {"path": "/workspace/x"}, 400, "invalid_request"),
+        ("DELETE", "/files", {"path": "/workspace/x"}, None, 404, "path_not_found"),
+    ],
+    ids=short,
+)
+async def test_what_makes_no_sense_is_told(
+    http: httpx.AsyncClient,
+    url: str,
+    method: str,
+    path: str,
+    query: dict[str, str],
+    body: object,
+    status: int,
+    code: str,
+) -> None:
+    content = None if body is None else json.dumps(body).encode()
+    response = await http.request(method, url + path, params=query, content=content, headers={"Content-Type": "application/json"})
+    problem(response, status, code)
+    assert (await http.get(url + "/files?path=/workspace")).json()["entries"] == []
+
+
+def resident() -> int:
+    """This process's memory; the service is in it."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

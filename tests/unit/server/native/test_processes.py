@@ -1,0 +1,197 @@
+"""Processes over HTTP: as one answer, as events, in the background; fed, signalled, left."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.support.http import events, output, post, problem, short, told
+from tests.support.service import Bench
+from tests.support.until import until
+
+
+async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
+    done = (await http.post(url + "/processes", json={"command": "cat; echo $A >&2; exit 3", "stdin": "in é", "env": {"A": "b"}})).json()
+    assert set(done) == {"process", "exit_code", "signal", "reason", "duration", "stdout", "stderr", "stdout_omitted", "stderr_omitted"}
+    assert (done["exit_code"], done["reason"], done["stdout"], done["stderr"], done["stdout_omitted"]) == (3, "exited", "in é", "b\n", 0)
+    argv = {"argv": ["python3", "-c", "import os; print(os.getcwd(), os.getuid())"], "cwd": "/tmp", "user": "root"}
+    assert (await http.post(url + "/processes", json=argv)).json()["stdout"] == "/tmp 0\n"
+
+
+async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
+    all_told = await told(http, url + "/processes", {"command": "printf 'a\\377b'; printf é; echo err >&2; exit 1"})
+    assert all_told[0][0] == "started"
+    assert set(all_told[0][1]) == {"process", "pid"}
+    assert output(all_told) == b"a\xffb" + "é".encode()
+    assert output(all_told, "stderr") == b"err\n"
+    name, ended = all_told[-1]
+    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "duration"}, 1)
+
+
+async def test_a_flood_comes_whole(http: httpx.AsyncClient, url: str) -> None:
+    all_told = await told(http, url + "/processes", {"command": "head -c 20000000 /dev/urandom | tee /tmp/f; sha256sum < /tmp/f >&2"})
+    assert output(all_told, "stderr").decode().startswith(hashlib.sha256(output(all_told)).hexdigest())
+
+
+async def test_a_client_that_does_not_read_stops_its_own_process_only(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    async with http.stream("POST", url + "/processes", json={"command": "yes", "timeout": None}, headers={"Accept": "text/event-stream"}) as slow:
+        written = -1
+        while True:
+            (info,) = (await http.get(url + "/processes")).json()["processes"]
+            if info["stdout_bytes"] == written:
+                break
+            written = info["stdout_bytes"]
+            await asyncio.sleep(0.5)
+        assert written < 32_000_000
+        assert (await http.post(url + "/processes", json={"command": "echo fine"})).json()["stdout"] == "fine\n"
+        assert slow.status_code == 200
+    await until(lambda: no_process(http, url))
+    assert at.sandboxes.held == 1
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_client_that_goes_away_takes_its_process_along(http: httpx.AsyncClient, url: str, accept: str) -> None:
+    async def ask() -> None:
+        async with http.stream("POST", url + "/processes", json={"command": "sleep 77"}, headers={"Accept": accept}) as response:
+            await response.aread()
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: one_process(http, url))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: no_process(http, url))
+
+
+async def test_in_the_background(http: httpx.AsyncClient, url: str) -> None:
+    response = await http.post(url + "/processes", json={"command": "cat; exit 4", "background": True, "stdin_open": True})
+    assert response.status_code == 201
+    assert set(response.json()) == {"process", "pid"}
+    process = f"{url}/processes/{response.json()['process']}"
+    assert (await http.post(process + "/stdin", content=b"one\n")).status_code == 204
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for number in range(5):
+            yield b"%d\n" % number
+
+    assert (await http.post(process + "/stdin", content=chunks())).status_code == 204
+    assert (await http.delete(process + "/stdin")).status_code == 204
+    problem(await http.post(process + "/stdin", content=b"late"), 409, "conflict")
+    all_told = await told(http, process + "/output", stdout_from=4)
+    assert "".join(data["data"] for name, data in all_told if name == "output") == "0\n1\n2\n3\n4\n"
+    assert all_told[-1][1]["exit_code"] == 4
+    kept = (await http.get(process + "/output")).json()
+    assert (kept["stdout"], kept["exit"]["exit_code"]) == ("one\n0\n1\n2\n3\n4\n", 4)
+
+
+async def test_what_there_is_by_now(http: httpx.AsyncClient, url: str) -> None:
+    made = (await http.post(url + "/processes", json={"command": "echo now; sleep 77", "background": True})).json()
+    process = f"{url}/processes/{made['process']}"
+
+    async def written() -> bool:
+        return bool((await http.get(process + "/output")).json()["stdout"] == "now\n")
+
+    await until(written)
+    all_told = await told(http, process + "/output", follow="false")
+    assert [name for name, _ in all_told] == ["started", "output"]
+    assert (await http.post(process + "/signal", json={"signal": "SIGTERM"})).json() == {"running": True}
+    (info,) = (await http.get(url + "/processes")).json()["processes"]
+    await until(lambda: no_process(http, url))
+    (info,) = (await http.get(url + "/processes")).json()["processes"]
+    assert (info["reason"], info["signal"], info["exit_code"]) == ("signalled", 15, 143)
+    assert (await http.post(process + "/signal", json={"signal": 9})).json() == {"running": False}
+
+
+async def test_following_one_does_nothing_to_it(http: httpx.AsyncClient, url: str) -> None:
+    made = (await http.post(url + "/processes", json={"command": "echo a; sleep 77", "background": True})).json()
+    async with http.stream("GET", f"{url}/processes/{made['process']}/output", headers={"Accept": "text/event-stream"}) as response:
+        async for name, _ in events(response):
+            if name == "output":
+                break
+    await asyncio.sleep(0.2)
+    assert await one_process(http, url)
+
+
+async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    async with http.stream("POST", url + "/processes", json={"command": "echo a; sleep 77"}, headers={"Accept": "text/event-stream"}) as response:
+        stream = events(response)
+        async for name, _ in stream:
+            if name == "output":
+                break
+        at.driver.kill_runtime()
+        name, failure = await anext(stream)
+        assert (name, failure["status"], failure["code"]) == ("failure", 410, "sandbox_ended")
+        assert failure["fields"]["reason"] == "killed"
+        assert failure["request_id"] == response.headers["x-request-id"]
+
+
+async def test_an_idle_stream_says_that_it_lives(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.server.streams.KEEP_ALIVE_S", 0.1)
+    headers = {"Accept": "text/event-stream"}
+    async with http.stream("POST", url + "/processes", json={"command": "sleep 0.5"}, headers=headers) as response:
+        assert [line async for line in response.aiter_lines()].count(": keep-alive") >= 3
+
+
+@pytest.mark.parametrize(
+    "body,status,code",
+    [
+        ({}, 400, "invalid_request"),
+        ({"command": "a", "argv": ["a"]}, 400, "invalid_request"),
+        ({"command": ""}, 400, "invalid_request"),
+        ({"command": " \n"}, 400, "invalid_request"),
+        ({"command": "a\0b"}, 400, "invalid_request"),
+        ({"command": "\udcff"}, 400, "invalid_request"),
+        ({"command": "echo " + "x" * 140_000}, 400, "invalid_request"),
+        ({"argv": []}, 400, "invalid_request"),
+        ({"argv": [""]}, 400, "invalid_request"),
+        ({"argv": ["/nonexistent"]}, 404, "path_not_found"),
+        ({"argv": ["/etc/passwd"]}, 403, "permission_denied"),
+        ({"argv": ["a"] * 300_000}, 400, "invalid_request"),
+        ({"argv": ["a"] * 16_384, "env": {str(n): "" for n in range(4096)}}, 404, "path_not_found"),
+        ({"command": "true", "env": {str(n): "" for n in range(4097)}}, 400, "invalid_request"),
+        ({"command": "true", "cwd": "/nonexistent"}, 404, "path_not_found"),
+        ({"command": "true", "cwd": "relative"}, 400, "path_invalid"),
+        ({"command": "true", "cwd": "/etc/passwd"}, 400, "path_invalid"),
+        ({"command": "true", "user": "admin"}, 400, "invalid_request"),
+        ({"command": "true", "timeout": 0}, 400, "invalid_request"),
+        ({"command": "true", "timeout": -5}, 400, "invalid_request"),
+        ({"command": "true", "env": {"A": "x" * 200_000}}, 400, "invalid_request"),
+        ({"command": "true", "env": {"": "x"}}, 400, "invalid_request"),
+        ({"command": "cat", "stdin": "\ud800"}, 400, "invalid_request"),
+        ({"command": "cat", "stdin": "x", "stdin_open": True}, 400, "invalid_request"),
+        ({"command": "cat", "stdin_open": True}, 400, "invalid_request"),
+        ({"command": "true", "nice": 5}, 400, "invalid_request"),
+    ],
+    ids=short,
+)
+async def test_what_makes_no_sense_is_told_and_the_next_one_runs(http: httpx.AsyncClient, url: str, body: object, status: int, code: str) -> None:
+    problem(await post(http, url + "/processes", body), status, code)
+    assert (await http.post(url + "/processes", json={"command": "echo ok"})).json()["stdout"] == "ok\n"
+
+
+async def test_unknown_processes(http: httpx.AsyncClient, url: str) -> None:
+    unknown = f"{url}/processes/{'0' * 32}"
+    for response in (
+        await http.get(unknown + "/output"),
+        await http.get(unknown + "/output", headers={"Accept": "text/event-stream"}),
+        await http.post(unknown + "/stdin", content=b"x"),
+        await http.delete(unknown + "/stdin"),
+        await http.post(unknown + "/signal", json={"signal": 9}),
+    ):
+        problem(response, 404, "process_not_found")
+    problem(await http.get(f"{url}/processes/xyz/output"), 400, "invalid_request")
+    for signal in (0, 65, "NOPE", None, 1.5):
+        problem(await http.post(unknown + "/signal", json={"signal": signal}), 400, "invalid_request")
+    problem(await http.get(unknown + "/output?stdout_from=-1"), 400, "invalid_request")
+
+
+async def one_process(http: httpx.AsyncClient, url: str) -> bool:
+    return [info["running"] for info in (await http.get(url + "/processes")).json()["processes"]].count(True) == 1
+
+
+async def no_process(http: httpx.AsyncClient, url: str) -> bool:
+    return not any(info["running"] for info in (await http.get(url + "/processes")).json()["processes"])

@@ -1,0 +1,204 @@
+"""Sandboxes over HTTP: created, listed by the page, changed, killed; and every request that makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from sandlot.model.errors import ErrorCode, HostError
+from tests.support.http import post, problem, short
+from tests.support.service import Bench
+from tests.support.until import until
+
+FIELDS = {
+    "id",
+    "state",
+    "template",
+    "name",
+    "metadata",
+    "isolation",
+    "network",
+    "limits",
+    "timeout",
+    "created_at",
+    "expires_at",
+    "node",
+    "exit",
+}
+
+
+async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) -> None:
+    asked = {"template": "base", "name": "n", "env": {"A": "1"}, "metadata": {"k": "v"}, "limits": {"cpus": 0.5, "pids": 64}, "timeout": 100}
+    response = await http.post("/v1/sandboxes", json=asked)
+    assert response.status_code == 201
+    made = response.json()
+    assert set(made) == FIELDS
+    assert (made["state"], made["template"], made["name"], made["metadata"], made["timeout"]) == ("running", "base", "n", {"k": "v"}, 100)
+    assert made["limits"] == {"cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 64}
+    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", "none", at.service.node, None)
+    assert datetime.fromisoformat(made["created_at"]) < datetime.now(UTC) < datetime.fromisoformat(made["expires_at"])
+    url = f"/v1/sandboxes/{made['id']}"
+    assert (await http.get(url)).json() == made
+    for _ in range(2):
+        assert (await http.delete(url)).status_code == 204
+    ended = (await http.get(url)).json()
+    assert (ended["state"], ended["exit"]) == ("stopped", {"reason": "killed", "detail": "it was killed by request"})
+    assert problem(await http.get(url + "/usage"), 410, "sandbox_ended")["fields"]["reason"] == "killed"
+
+
+async def test_the_environment_is_told_to_nobody(http: httpx.AsyncClient) -> None:
+    made = await http.post("/v1/sandboxes", json={"template": "base", "env": {"TOKEN": "very-secret"}})
+    assert "very-secret" not in made.text
+
+
+async def test_listed_by_the_page(at: Bench, http: httpx.AsyncClient) -> None:
+    ids = [(await at.sandbox()).id for _ in range(5)]
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = (await http.get("/v1/sandboxes", params={"limit": 2, **({"cursor": cursor} if cursor else {})})).json()
+        seen += [each["id"] for each in page["sandboxes"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        assert len(page["sandboxes"]) == 2
+    assert seen == ids
+    await at.sandboxes.kill(ids[0])
+    await until(lambda: at.sandboxes.held == 4)
+    assert [each["id"] for each in (await http.get("/v1/sandboxes")).json()["sandboxes"]] == ids[1:]
+    assert [each["id"] for each in (await http.get("/v1/sandboxes?all=true")).json()["sandboxes"]] == ids
+    problem(await http.get("/v1/sandboxes?cursor=é"), 400, "invalid_request")
+    problem(await http.get("/v1/sandboxes?cursor=AAA"), 400, "invalid_request")
+    problem(await http.get("/v1/sandboxes?limit=0"), 400, "invalid_request")
+    problem(await http.get("/v1/sandboxes?limt=1"), 400, "invalid_request")
+
+
+async def test_changed(http: httpx.AsyncClient, url: str) -> None:
+    before = (await http.get(url)).json()
+    changed = (await http.patch(url, json={"timeout": 1000, "metadata": {"a": "b"}})).json()
+    assert (changed["timeout"], changed["metadata"]) == (1000, {"a": "b"})
+    assert changed["expires_at"] > before["expires_at"]
+    assert (await http.patch(url, json={})).json() == changed
+    problem(await http.patch(url, json={"timeout": -1}), 400, "invalid_request")
+    problem(await http.patch(url, json={"name": "x"}), 400, "invalid_request")
+    assert (await http.get(url)).json() == changed
+
+
+async def test_usage(http: httpx.AsyncClient, url: str) -> None:
+    assert set((await http.get(url + "/usage")).json()) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "pids", "disk_bytes"}
+
+
+@pytest.mark.parametrize(
+    "body,status,code,field",
+    [
+        ({"template": "nope"}, 404, "template_not_found", "template"),
+        ({"template": 3}, 400, "invalid_request", "template"),
+        ({"template": "\ud800"}, 400, "invalid_request", "template"),
+        ({"template": "base\0"}, 404, "template_not_found", "template"),
+        ({"tempalte": "base"}, 400, "invalid_request", "tempalte"),
+        ({"timeout": 0}, 400, "invalid_request", None),
+        ({"timeout": "300"}, 400, "invalid_request", "timeout"),
+        ({"timeout": True}, 400, "invalid_request", "timeout"),
+        ({"timeout": None}, 400, "invalid_request", "timeout"),
+        ({"timeout": 10**400}, 400, "invalid_request", "timeout"),
+        ({"env": {"A": 1}}, 400, "invalid_request", "env.A"),
+        ({"env": {"A": "\0"}}, 400, "invalid_request", None),
+        ({"env": {"A=B": ""}}, 400, "invalid_request", None),
+        ({"env": {"A": "x" * 200_000}}, 400, "invalid_request", "bytes"),
+        ({"env": {str(n): "x" * 100 for n in range(4000)}}, 400, "invalid_request", "bytes"),
+        ({"env": ["A=1"]}, 400, "invalid_request", "env"),
+        ({"metadata": {"a": {"b": "c"}}}, 400, "invalid_request", "metadata.a"),
+        ({"limits": {"memory_bytes": 10**400}}, 400, "invalid_request", "memory_bytes"),
+        ({"limits": {"memory_bytes": 1}}, 400, "invalid_request", None),
+        ({"limits": {"memory_bytes": 1.5}}, 400, "invalid_request", "limits.memory_bytes"),
+        ({"limits": {"gpus": 1}}, 400, "invalid_request", "limits.gpus"),
+        ({"limits": {"cpus": -1}}, 400, "invalid_request", None),
+        ({"isolation": "container"}, 403, "forbidden", "isolation"),
+        ({"isolation": "docker"}, 400, "invalid_request", "isolation"),
+        ({"network": "internet"}, 501, "unsupported", "network"),
+        ({"name": "a b"}, 400, "invalid_request", None),
+        ([], 400, "invalid_request", "body"),
+        ("x", 400, "invalid_request", "body"),
+        (None, 400, "invalid_request", "body"),
+    ],
+    ids=short,
+)
+async def test_what_makes_no_sense_is_told_and_nothing_is_made(
+    at: Bench,
+    http: httpx.AsyncClient,
+    body: object,
+    status: int,
+    code: str,
+    field: str | None,
+) -> None:
+    if isinstance(body, dict):
+        body = {"template": "base", **body}
+    found = problem(await post(http, "/v1/sandboxes", body), status, code)
+    assert field is None or field in {*found["fields"], found["fields"].get("field")}
+    assert at.sandboxes.held == 0
+
+
+@pytest.mark.parametrize(
+    "content,kind",
+    [
+        (b"", "application/json"),
+        (b"{", "application/json"),
+        (b'{"template": "base"', "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b'{"timeout": NaN}', "application/json"),
+        (b'{"timeout": Infinity}', "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b'{"timeout": ' + b"9" * 10_000 + b"}", "application/json"),
+        (b'{"template": "base"}', "text/plain"),
+        (b"template=base", "application/x-www-form-urlencoded"),
+    ],
+    ids=short,
+)
+async def test_bodies_that_are_none(at: Bench, http: httpx.AsyncClient, content: bytes, kind: str) -> None:
+    problem(await http.post("/v1/sandboxes", content=content, headers={"Content-Type": kind}), 400, "invalid_request")
+    assert at.sandboxes.held == 0
+
+
+async def test_unknown_ids_and_routes(http: httpx.AsyncClient) -> None:
+    for id_ in ("sb-aaaa-aaaaaaaaaaaaaaaa", "x", "..", "%00", "%ff", "a" * 2000):
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/usage"), ("GET", "/processes"), ("GET", "/files?path=/")):
+            response = await http.request(method, f"/v1/sandboxes/{id_}{path}")
+            assert response.status_code in {404, 405}, response.text
+            assert response.headers["content-type"] == "application/problem+json"
+    problem(await http.get("/"), 404, "not_found")
+    response = await http.put("/v1/sandboxes")
+    problem(response, 405, "invalid_request")
+    assert response.headers["allow"]
+
+
+async def test_a_client_that_goes_away_while_it_creates_leaves_nothing(at: Bench, http: httpx.AsyncClient) -> None:
+    release = at.driver.faults.hold("boot")
+    asking = asyncio.create_task(http.post("/v1/sandboxes", json={"template": "base"}))
+    await at.driver.faults.reach("boot")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.sleep(0.1)
+    release.set()
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.driver.left() == []
+
+
+async def test_a_service_that_is_full_says_when_to_come_back(at: Bench, http: httpx.AsyncClient) -> None:
+    release = at.driver.faults.hold("prepare")
+    asking = [asyncio.create_task(http.post("/v1/sandboxes", json={"template": "base"})) for _ in range(50)]
+    await until(lambda: at.sandboxes.held == 50)
+    response = await http.post("/v1/sandboxes", json={"template": "base"})
+    assert problem(response, 503, "busy")["retryable"] is True
+    assert int(response.headers["retry-after"]) > 0
+    release.set()
+    assert {answer.status_code for answer in await asyncio.gather(*asking)} == {201}
+
+
+async def test_a_host_that_cannot_says_why(at: Bench, http: httpx.AsyncClient) -> None:
+    at.driver.faults.raises["prepare"] = [HostError("No loop device is free.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
+    found = problem(await http.post("/v1/sandboxes", json={"template": "base"}), 503, "host_not_ready")
+    assert (found["detail"], found["hint"], found["retryable"]) == ("No loop device is free.", "Free one.", False)

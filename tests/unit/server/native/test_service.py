@@ -1,0 +1,32 @@
+"""The service itself over HTTP: who it is, what it can do, and its end."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+
+from sandlot import __version__
+from tests.support.service import Bench
+
+
+async def test_who_it_is(at: Bench, http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz")).json() == {"status": "ok", "version": __version__}
+    assert (await http.get("/v1/version")).json() == {"version": __version__, "generation": 1, "node": at.service.node, "pid": os.getpid()}
+
+
+async def test_what_there_is(http: httpx.AsyncClient) -> None:
+    templates = {each["name"]: each for each in (await http.get("/v1/templates")).json()["templates"]}
+    assert {"base", "code-interpreter"} <= set(templates)
+    assert templates["base"]["built"] is True
+    assert len(templates["base"]["digest"]) == 64
+    (driver,) = (await http.get("/v1/capabilities")).json()["drivers"]
+    assert driver["driver"] == "gvisor"
+    assert driver["abilities"]["boot"] == {"ok": True, "reason": ""}
+
+
+async def test_its_owner_can_stop_it(at: Bench, http: httpx.AsyncClient) -> None:
+    await at.sandbox()
+    response = await http.post("/v1/service/stop")
+    assert (response.status_code, response.json()) == (202, {"pid": os.getpid(), "sandboxes": 1})
+    assert at.service.stop.is_set()

@@ -1,0 +1,41 @@
+"""The app as a whole: every route is described, and every failure of every route has one shape."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from sandlot.server.app import create_app
+from tests.support.service import Bench
+
+
+async def test_the_description_is_complete(http: httpx.AsyncClient) -> None:
+    described = (await http.get("/openapi.json")).json()
+    operations = [(path, method, what) for path, methods in described["paths"].items() for method, what in methods.items()]
+    assert len(operations) > 20
+    for path, method, what in operations:
+        assert what["summary"], (path, method)
+        assert what["description"], (path, method)
+        assert "4XX" in what["responses"], (path, method)
+        assert any(status.startswith("2") for status in what["responses"]), (path, method)
+
+
+async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.AsyncClient) -> None:
+    box = (await at.sandbox()).id
+    for path, methods in create_app(at.service).openapi()["paths"].items():
+        url = re.sub(r"\{process\}", "0" * 32, path.replace("{sandbox}", box))
+        for method in methods:
+            if path in {"/v1/service/stop", "/v1/sandboxes/{sandbox}"}:
+                continue
+            response = await http.request(method, url, content=b"\xff{", headers={"Content-Type": "application/json"}, params={"path": "x"})
+            assert response.status_code < 500, (method, path, response.text)
+            if response.status_code >= 400:
+                assert response.headers["content-type"] == "application/problem+json"
+                assert response.json()["detail"]
+    assert (await http.get(f"/v1/sandboxes/{box}")).json()["state"] == "running"
+
+
+async def test_unused_ways_to_describe_it_are_off(http: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/redoc"):
+        assert (await http.get(path)).status_code == 404
