@@ -21,6 +21,7 @@ from pathlib import Path
 from sandlot.host import stage
 from sandlot.host.fifos import PIPE_BYTES
 from sandlot.host.processes import Identity, ended
+from sandlot.host.threads import run_blocking
 from sandlot.model.errors import InternalError
 
 Operation = tuple[str | int, ...]
@@ -103,13 +104,15 @@ class Stage:
             name: Shown in its command line, for people.
             errors: Where its own failures are written.
         """
-        starting = asyncio.ensure_future(asyncio.to_thread(_spawn, name, errors))
+        spawned: list[subprocess.Popen[bytes]] = []
         try:
-            return cls(await asyncio.shield(starting))
+            await run_blocking(lambda: spawned.append(_spawn(name, errors)))
         except asyncio.CancelledError:
-            # The thread cannot be stopped: what it starts must not be lost.
-            starting.add_done_callback(_abandon)
+            for popen in spawned:
+                popen.kill()
+                popen.communicate()
             raise
+        return cls(spawned[0])
 
     async def carry_out(self, plan: Sequence[Operation]) -> None:
         """Let it carry out a plan.
@@ -213,13 +216,6 @@ def _spawn(name: str, errors: Path) -> subprocess.Popen[bytes]:
             cwd="/",
             bufsize=0,
         )
-
-
-def _abandon(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        popen = starting.result()
-        popen.kill()
-        popen.communicate()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

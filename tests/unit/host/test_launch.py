@@ -1,0 +1,285 @@
+"""The stage as a process of its own, with a runtime of a few lines: what the service is told, what outlives whom, what leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sandlot.host import disks
+from sandlot.host.fifos import PipeStream, make_pipes
+from sandlot.host.launch import Operation, Order, Stage, StageError, read_started
+from sandlot.host.processes import Identity, ended, identify, open_process
+from sandlot.testing.traces import settled
+
+# What `runsc run -detach` does: leave a process behind that has the link, and write its pid.
+# (A shell gives what it starts in the background /dev/null unless told otherwise.)
+DETACH = 'exec 3<&0; sh -c "$2" <&3 3<&- & echo -n $! > "$1"'
+ECHO = "while read line; do echo got $line; echo log $line >&2; [ $line = end ] && exit 7; done"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    make_pipes(tmp_path)
+    yield tmp_path
+    for file in ("live", "pid"):
+        if (tmp_path / file).exists():
+            proc = Path(f"/proc/{(tmp_path / file).read_text().split()[0]}")
+            assert settled(partial(_stat, proc)) == []
+
+
+def order(folder: Path, guest: str = ECHO, argv: tuple[str, ...] | None = None) -> Order:
+    detach = ("/bin/sh", "-c", DETACH, "sh", str(folder / "pid"), guest)
+    return Order(
+        argv=argv or detach, env={"PATH": "/bin"}, folder=str(folder), stdin=f"{folder}/in", stdout=f"{folder}/out", pid_file=f"{folder}/pid"
+    )
+
+
+async def exit_of(folder: Path, stage: Stage) -> str:
+    await stage.ended
+    return await asyncio.to_thread((folder / "exit").read_text)
+
+
+async def test_it_starts_keeps_and_tells_how_it_ended(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    started = await stage.start(order(folder))
+    assert read_started((folder / "live").read_text()) == started
+    assert identify(started.sandbox.pid) == started.sandbox
+    assert identify(started.keeper.pid) == started.keeper
+    assert _parent(started.sandbox.pid) == started.keeper.pid
+    stream = PipeStream.open(folder)
+    stream.try_send(b"hello\n")
+    assert await stream.receive(100) == b"got hello\n"
+    stream.try_send(b"end\n")
+    assert await exit_of(folder, stage) == "7"
+    said = b""
+    while more := await stream.receive(100):
+        said += more
+    assert said == b"got end\n", "and then the end: nobody else holds the link"
+    await stream.aclose()
+    assert (folder / "guest.log").read_text() == "log hello\nlog end\n"
+    assert (folder / "errors").read_text() == ""
+
+
+async def test_a_signal_is_told(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    started = await stage.start(order(folder))
+    os.kill(started.sandbox.pid, signal.SIGTERM)
+    assert await exit_of(folder, stage) == "-15"
+
+
+async def test_nothing_of_the_service_reaches_the_runtime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDLOT_SECRET", "secret")
+    inherited = os.open(folder, os.O_RDONLY)
+    os.set_inheritable(inherited, True)
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([("oom_score", "777"), ("limit", "RLIMIT_CORE", 0, 0)])
+    look = "ls -l /proc/self/fd; env; cat /proc/self/oom_score_adj; ulimit -c; pwd; umask; cat /proc/self/status | grep SigIgn; read line"
+    started = await stage.start(order(folder, look))
+    _check_keeper(started.keeper.pid, folder)
+    stream = PipeStream.open(folder)
+    said = ""
+    while "SigIgn" not in said:
+        said += (await stream.receive(10_000)).decode()
+    stream.try_send(b"\n")
+    assert await exit_of(folder, stage) == "0"
+    await stream.aclose()
+    os.close(inherited)
+    assert "SANDLOT" not in said
+    fds = [line for line in said.splitlines() if " -> " in line]
+    assert len(fds) == 4, "the link, the log, and ls's own"
+    assert "\n777\n0\n/\n0077\n" in said
+    ignored = int(said.rsplit(maxsplit=1)[1], 16)
+    assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM) if ignored >> (number - 1) & 1] == []
+
+
+@pytest.mark.parametrize(
+    "plan, words",
+    [
+        ([("join", "/sys/fs/cgroup/not-there/tasks")], "No such file or directory: /sys/fs/cgroup/not-there/tasks"),
+        ([("private_mounts",), ("bind", "/not-there", "/mnt", "ro")], "No such file or directory: /not-there"),
+        ([("private_mounts",), ("tmpfs", "/not-there", "")], "No such file or directory: mount /not-there"),
+    ],
+)
+async def test_a_plan_that_fails_says_where(folder: Path, plan: list[Operation], words: str) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    with pytest.raises(StageError, match=words):
+        await stage.carry_out(plan)
+    await stage.ended
+    with pytest.raises(StageError):
+        await stage.start(order(folder))
+
+
+async def test_a_runtime_that_fails_is_quoted(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    with pytest.raises(StageError, match="exit code 3: no such luck"):
+        await stage.start(order(folder, argv=("/bin/sh", "-c", "echo no such luck >&2; exit 3")))
+    await stage.ended
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    with pytest.raises(StageError, match="No such file"):
+        await stage.start(order(folder, argv=("/no/such/runtime",)))
+    await stage.ended
+
+
+async def test_a_flood_of_the_log_stops_nobody(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    await stage.start(order(folder, "dd if=/dev/zero bs=1M count=64 status=none >&2; echo done; read line"))
+    stream = PipeStream.open(folder)
+    assert await stream.receive(10) == b"done\n"
+    stream.try_send(b"\n")
+    assert await exit_of(folder, stage) == "0"
+    await stream.aclose()
+    assert sum((folder / name).stat().st_size for name in ("guest.log", "guest.log.old")) <= 128 * 1024
+
+
+async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    planning = asyncio.create_task(stage.carry_out([]))
+    stage.kill()
+    with pytest.raises(StageError):
+        await planning
+    await stage.ended
+    stage.kill()
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    starting = asyncio.create_task(stage.start(order(folder, argv=("/bin/sleep", "600"))))
+    runtime = await asyncio.to_thread(_child, stage)
+    stage.kill()
+    with pytest.raises(StageError):
+        await starting
+    os.kill(runtime, signal.SIGKILL)
+
+
+async def test_the_sandbox_outlives_its_keeper(folder: Path) -> None:
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    started = await stage.start(order(folder, "while read line; do echo got $line; done"))
+    stage.kill()
+    await stage.ended
+    stream = PipeStream.open(folder)
+    stream.try_send(b"still\n")
+    assert await stream.receive(100) == b"got still\n"
+    await stream.aclose()
+    handle = open_process(started.sandbox)
+    assert handle is not None
+    signal.pidfd_send_signal(handle, signal.SIGKILL)
+    await ended(handle)
+    os.close(handle)
+    assert not (folder / "exit").exists()
+
+
+@pytest.mark.parametrize("when", ["at once", "after the plan"])
+def test_a_stage_ends_when_its_service_dies_before_the_order(folder: Path, when: str) -> None:
+    program = """
+import asyncio, os, sys
+from pathlib import Path
+from sandlot.host.launch import Stage
+async def main():
+    stage = await Stage.spawn("orphan", Path(sys.argv[1]))
+    if sys.argv[2] != "at once":
+        await stage.carry_out([("private_mounts",), ("tmpfs", "/mnt", "size=64k")])
+    print(stage._popen.pid, flush=True)
+    os._exit(0)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(folder / "errors"), when], capture_output=True, text=True, check=True)
+    proc = Path(f"/proc/{int(done.stdout)}")
+    assert settled(partial(_stat, proc)) == []
+
+
+async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -> None:
+    image, target = folder / "disk.img", folder / "view"
+    disks.stamp(disks.make_template(16 << 20, folder), image)
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "file").write_text("here")
+    stage = await Stage.spawn("name", folder / "errors")
+    plan: list[Operation] = [
+        ("private_mounts",),
+        ("tmpfs", str(folder), "mode=0700,size=1m"),
+        *(("mkdir", f"{target}/{name}") for name in ("disk", "bound")),
+        ("disk", str(image), f"{target}/disk"),
+        ("bind", str(folder / "hidden"), f"{target}/bound", "ro"),
+        ("file", f"{target}/note", "text"),
+    ]
+    await stage.carry_out(plan)
+    assert list(disks.loops_below(folder).values()) == [image]
+    assert str(target) not in _mounts()
+    seen = Path(f"/proc/{stage._popen.pid}/root{target}")  # noqa: SLF001
+    assert (seen / "note").read_text() == "text"
+    assert (seen / "bound" / "file").read_text() == "here"
+    with pytest.raises(OSError, match="Read-only"):
+        (seen / "bound" / "file").write_text("changed")
+    (seen / "disk" / "file").write_bytes(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space"):
+        (seen / "disk" / "big").write_bytes(bytes(20 << 20))
+    stage.kill()
+    await stage.ended
+    assert settled(lambda: disks.loops_below(folder)) == {}
+
+
+async def test_a_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
+    before = _children()
+    for delay_s in (0, 0.0005, 0.001, 0.002, 0.005):
+        spawning = asyncio.create_task(Stage.spawn("cancelled", folder / "errors"))
+        await asyncio.sleep(delay_s)
+        spawning.cancel()
+        try:
+            stage = await spawning
+        except asyncio.CancelledError:
+            continue
+        stage.kill()
+        await stage.ended
+    assert await asyncio.to_thread(settled, lambda: _children() - before) == set()
+
+
+def test_what_a_keeper_says_is_four_numbers() -> None:
+    started = read_started("10 200 30 400")
+    assert (started.sandbox, started.keeper) == (Identity(10, 200), Identity(30, 400))
+    for nonsense in ("", "1 2 3", "1 2 3 4 5", "a b c d"):
+        with pytest.raises(ValueError, match=r"."):
+            read_started(nonsense)
+
+
+def _stat(proc: Path) -> list[Path]:
+    return list(proc.glob("stat"))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def _check_keeper(pid: int, folder: Path) -> None:
+    proc = Path(f"/proc/{pid}")
+    assert (proc / "oom_score_adj").read_text() == "0\n"
+    assert (proc / "environ").read_bytes() == b""
+    assert (proc / "comm").read_text() == "sandlot-keeper\n"
+    held = {fd.readlink().name for fd in (proc / "fd").iterdir() if fd.readlink().is_relative_to(folder)}
+    assert held == {"guest.log", "errors"}, "and not the link"
+
+
+def _children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def _child(stage: Stage) -> int:
+    keeper = stage._popen.pid  # noqa: SLF001
+    while not (children := Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()):
+        time.sleep(0.001)
+    return int(children[0])
