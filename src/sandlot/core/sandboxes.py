@@ -37,7 +37,12 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def _stopping() -> UnavailableError:
-    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
+    return UnavailableError(
+        "The service is stopping.",
+        code=ErrorCode.SERVICE_UNAVAILABLE,
+        hint="Try again once it has started anew.",
+        fields={"retry_after_s": 1},
+    )
 
 
 class Sandboxes:
@@ -79,9 +84,13 @@ class Sandboxes:
             _log.info("sandboxes.swept", count=swept)
         return swept
 
+    def refuse(self) -> None:
+        """Let nothing be created any more, because the service is about to stop."""
+        self._closing = True
+
     async def aclose(self) -> None:
         """End every sandbox and wait until all of them are removed. Idempotent; nothing can be created any more."""
-        self._closing = True
+        self.refuse()
         tasks = [task for _, task in self._lives.values()]
         for box, _ in self._lives.values():
             box.end(Exit(ExitReason.KILLED, "the service was stopped"))
@@ -115,7 +124,7 @@ class Sandboxes:
         network = admission.choose_network(asked.network)
         admission.check_host(await self.capabilities(isolation))
         await self._check_template(asked.template)
-        if self._closing:
+        if self._closing:  # asked last, because the checks before it may have waited
             raise _stopping()
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
         admission.check_room(len(self._lives), waiting, self._rules)

@@ -17,7 +17,7 @@ import struct
 from pathlib import Path
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
 from sandlot.server.auth import OWNER
@@ -100,7 +100,11 @@ class Protocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # Part of a pipelined request, which waits because this one is still being answered.
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
+        elif not self.transport.is_closing():
             self.transport.close()
 
 

@@ -171,6 +171,7 @@ class Server(uvicorn.Server):
             if idle_exit_s is not None and self._service.sandboxes.idle_s() >= idle_exit_s and not self.server_state.tasks:
                 _log.info("idle", seconds=idle_exit_s)
                 break
+        self._service.sandboxes.refuse()
         self.should_exit = True
 
 

@@ -123,6 +123,23 @@ async def test_pipelined_requests_are_all_answered(at: Bench, http: httpx.AsyncC
     assert (await http.get("/healthz")).status_code == 200
 
 
+async def test_a_pipelined_request_that_waits_is_not_a_slow_head(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
+    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
+    body = b'{"command": "sleep 0.6; echo done"}'
+    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes".encode()
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%sGET /hea" % (path, len(body), body))
+    answered = b""
+    while b'"stdout":"done\\n"' not in answered:
+        answered += await reader.read(65536)
+        assert answered
+    writer.write(b"lthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    while b'"status":"ok"' not in answered:
+        answered += await reader.read(65536)
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
 async def test_what_is_no_http_is_refused(at: Bench, http: httpx.AsyncClient) -> None:
     reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
     writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
