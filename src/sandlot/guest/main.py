@@ -139,7 +139,7 @@ class Guest:
         self._make_workspace(args["workspace"])
         self._arm(args["deadline_s"])
         self.wire.connection.asleep = False
-        self.kernels.warm()
+        self.kernels.woken()
         call.result(python=find_python(environment(account("user"), self.env)))
 
     def _make_workspace(self, path: str) -> None:

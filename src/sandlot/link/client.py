@@ -76,7 +76,7 @@ class Link(Session):
             workspace: The default working folder.
 
         Returns:
-            The version of the image's python; None where it has none.
+            Where the image has its python; None where it has none.
 
         Raises:
             ConflictError: It is awake.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
+from sandlot.link.services import Service
 from sandlot.link.types import CellError, CellResult, Display, Lost, Output, ProcessResult
 from sandlot.model.ids import new_node_id, new_sandbox_id
-from sandlot.model.ports import Instance
+from sandlot.model.ports import Blank, Instance
 from sandlot.model.specs import Limits, ProcessSpec, SandboxSpec, Shape, User, shell_argv
 
 PIDS = 64
+SMALL = Limits(memory_bytes=512 << 20, disk_bytes=64 << 20, pids=PIDS)
 
 
 @dataclass(slots=True)
@@ -54,32 +57,29 @@ class Inside:
         return text.decode(), told, await call.result()
 
 
-async def _open(data_dir: Path, template: str, limits: Limits) -> tuple[Instance, Link]:
+@asynccontextmanager
+async def open_sandbox(data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None) -> AsyncIterator[Inside]:
+    """A sandbox of its own, awake; gone again in the end, whatever happened."""
     store = ImageStore(cache_from(os.environ))
     node = new_node_id()
     driver = open_driver("gvisor", DriverSettings(node=node, data_dir=data_dir))
-    spec = SandboxSpec(id=new_sandbox_id(node), template=template, limits=limits)
-    blank = await driver.prepare(Shape(root=store.root(template), limits=limits))
+    spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=limits)
+    blank = await driver.prepare(Shape(root=store.root("base"), limits=limits))
+    held: Blank | Instance = blank
     try:
-        instance = await blank.boot(spec)
-    except BaseException:
-        await blank.destroy()
-        raise
-    try:
-        link = await Link.greet(await instance.connect())
-        env = dict(store.ensure(template).env)
-        await link.wake(identity=spec.id, hostname="inside", env=env, pids=limits.pids, deadline_s=600)
-    except BaseException:
-        await instance.destroy()
-        raise
-    return instance, link
+        held = instance = await blank.boot(spec)
+        link = await Link.greet(await instance.connect(), services=services)
+        try:
+            await link.wake(identity=spec.id, hostname="inside", env=dict(store.ensure("base").env), pids=limits.pids, deadline_s=600)
+            yield Inside(instance, link)
+        finally:
+            await link.aclose()
+    finally:
+        await held.destroy()
 
 
 @pytest.fixture(scope="module")
 async def inside(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox that the tests of a module share."""
-    limits = Limits(memory_bytes=512 << 20, disk_bytes=64 << 20, pids=PIDS)
-    instance, link = await _open(tmp_path_factory.mktemp("data"), "base", limits)
-    yield Inside(instance, link)
-    await link.aclose()
-    await instance.destroy()
+    async with open_sandbox(tmp_path_factory.mktemp("data")) as sandbox:
+        yield sandbox

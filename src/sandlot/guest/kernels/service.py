@@ -118,7 +118,12 @@ class Kernel:
         idle = Outputs((STDOUT, STDERR))  # what background threads print before the first cell is nobody's
         self.pipes = [OutputPipe(guest.loop, fd, channel, idle, self._piped) for fd, channel in ((out_read, STDOUT), (err_read, STDERR))]
         guest.loop.watch(ours.fileno(), READ, self._ready)
-        self._send({"op": "wake", "entropy": guest.entropy})
+        self.woken()
+
+    def woken(self) -> None:
+        """The sandbox begins a life: a kernel that lived before parts from its clones in randomness and environment."""
+        if self.pid:
+            self._send({"op": "wake", "entropy": self._guest.entropy, "env": self._guest.env})
 
     def submit(self, cell: Cell) -> None:
         """Run a cell after those before it."""
@@ -317,8 +322,10 @@ class Kernels:
             }
         )
 
-    def warm(self) -> None:
-        """Start the default kernel ahead of its first cell, where the image has a python."""
+    def woken(self) -> None:
+        """Tell every kernel, and start the default one ahead of its first cell, where the image has a python."""
+        for kernel in self._kernels.values():
+            kernel.woken()
         try:
             self._kernel("default").boot()
         except Refusal:

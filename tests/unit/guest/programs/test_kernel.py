@@ -151,11 +151,11 @@ def test_cells_define_things_in_main_so_that_pickle_finds_them(kernel: Running) 
 
 
 def test_entropy_parts_the_ways_of_clones(kernel: Running) -> None:
-    kernel.send({"op": "wake", "entropy": b"a" * 64})
+    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}})
     first = plain(kernel.run("import random; random.random()"))
-    kernel.send({"op": "wake", "entropy": b"b" * 64})
+    kernel.send({"op": "wake", "entropy": b"b" * 64, "env": {}})
     second = plain(kernel.run("random.random()"))
-    kernel.send({"op": "wake", "entropy": b"a" * 64})
+    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}})
     assert first == plain(kernel.run("random.random()")) != second
 
 

@@ -1,0 +1,116 @@
+"""A guest's life on gVisor: services that it dials, rest and another waking, its deadline, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.link.client import Link
+from sandlot.link.services import GuestStream
+from sandlot.link.types import Display, LostReason, Output
+from sandlot.model.errors import SandlotError
+from sandlot.model.ports import ExitReason
+from sandlot.model.specs import Limits, ProcessSpec, shell_argv
+from tests.integration.guest.conftest import Inside, open_sandbox
+
+DIAL = """
+import socket, struct, sys
+sys.path.insert(0, "/.sandlot/programs")
+import values
+def dial(service, args):
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(60)
+    link.connect("/run/sandlot/guest.sock")
+    raw = values.encode({"op": "dial", "service": service, "args": args})
+    link.sendall(struct.pack(">I", len(raw)) + raw)
+    return link
+"""
+
+
+async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
+    """Gives back what it gets, its arguments first."""
+    await stream.write(repr(dict(args)).encode() + b"\n")
+    async for item in stream:
+        assert isinstance(item, bytes)
+        await stream.write(item)
+    stream.end()
+
+
+async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path, services={"echo": echo}) as inside:
+        code = (
+            DIAL + "import hashlib, threading\n"
+            "body = bytes(range(256)) * 8000\n"
+            "link = dial('echo', {'n': 1})\n"
+            "file = link.makefile('rb')\n"
+            "print(file.readline().decode().strip())\n"
+            "def feed():\n"
+            "    link.sendall(body)\n"
+            "    link.shutdown(socket.SHUT_WR)\n"
+            "thread = threading.Thread(target=feed); thread.start()\n"
+            "print(file.read() == body); thread.join()\n"
+            "print(dial('no-such-service', {}).recv(10))\n"
+        )
+        text, told, result = await inside.cell(code)
+        assert result.status == "ok", told
+        assert text == "{'n': 1}\nTrue\nb''\n"
+
+
+async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path) as inside:
+        await inside.cell("import os, random\nkept = 'kept'")
+        process = await inside.link.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
+        await inside.link.quiesce()
+        with pytest.raises(SandlotError):
+            await inside.link.info()
+        with pytest.raises(SandlotError):
+            await process.result()
+        await inside.link.wake(identity="sb-another", hostname="another", env={"LIFE": "two"}, pids=64, deadline_s=600)
+        assert (await inside.link.info()).identity == "sb-another"
+        assert await inside.sh("hostname; echo $LIFE") == "another\ntwo\n"
+        _, told, _ = await inside.cell("kept, os.environ['LIFE']")
+        assert isinstance(told[0], Display)
+        assert told[0].data["text/plain"] == "('kept', 'two')"
+        again = await inside.link.attach(process.id)
+        async for item in again:
+            assert isinstance(item, Output)
+            assert b"tick" in item.data
+            break
+        assert await inside.link.signal(process.id, 9)
+
+
+async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path) as inside:
+        await inside.link.set_deadline(1000)
+        await inside.link.set_deadline(0.2)
+        assert (await inside.instance.wait()).reason is ExitReason.EXITED
+        assert (await inside.link.wait_lost()).reason is LostReason.EOF
+
+
+async def test_a_guest_that_is_asked_to_end_ends_and_takes_everything_along(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path) as inside:
+        await inside.link.start(ProcessSpec(shell_argv("trap '' TERM; sleep 300"), timeout_s=None))
+        await inside.link.shutdown()
+        assert (await inside.instance.wait()).reason is ExitReason.EXITED
+
+
+async def test_output_of_a_second_life_of_the_service_is_whole(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path) as inside:
+        call = await inside.link.start(ProcessSpec(shell_argv("for i in $(seq 1 40000); do echo $i; done")))
+        await asyncio.sleep(0.1)
+        await inside.link.aclose()
+        link = await Link.greet(await inside.instance.connect())
+        again = await link.attach(call.id, stdout_from=0, stderr_from=0)
+        output = b"".join([item.data async for item in again if isinstance(item, Output)])
+        assert output == "".join(f"{number}\n" for number in range(1, 40001)).encode()
+        await link.aclose()
+
+
+async def test_a_sandbox_with_little_memory_still_has_a_guest(tmp_path: Path) -> None:
+    async with open_sandbox(tmp_path, limits=Limits(memory_bytes=96 << 20, disk_bytes=32 << 20, pids=32)) as inside:
+        assert isinstance(inside, Inside)
+        assert await inside.sh("echo small") == "small\n"
