@@ -152,7 +152,7 @@ class Connection:
             if self._is_host:
                 raise ProtocolError(str(error)) from None
             self._forget_streams()
-            self._greeted, self._nonce = False, b""
+            self._greeted = False
             self._outbox.put_control(frames.encode(frames.LOST, 0, str(error)[:200].encode("utf-8", "replace")))
             self._events.append(events.Lost(str(error)))
             return self._decoder.take_all()
@@ -321,8 +321,7 @@ class Connection:
         stream = self._table.streams.get(stream_id)
         if stream is not None:
             self._table.drop(stream)
-            if not (self._is_host and self._quiescing):
-                self._outbox.put_reset(stream, code, message, fields)
+            self._outbox.put_reset(stream, code, message, fields)
 
     def is_open(self, stream_id: int) -> bool:
         """Whether the stream is still there."""

@@ -44,7 +44,7 @@ END = 6
 RESET = 7
 """The stream is over for both: a structured reason."""
 CREDIT = 8
-"""The receiver takes that many more bytes of MESSAGE and DATA on this stream (32-bit, big endian)."""
+"""The receiver takes that much more of MESSAGE and DATA on this stream (32-bit, big endian); ``streams`` says what costs what."""
 QUIESCE = 9
 """Host to guest, stream 0: come to rest."""
 QUIESCED = 10
