@@ -1,0 +1,313 @@
+"""The link is opened anew on a live sandbox, whatever the host before was doing when it went.
+
+Without a service: driver and link directly. A host that died is one whose pipes were closed in the middle of everything, or, in
+the last tests, a process of its own that was killed by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.registry import DriverSettings, open_driver
+from sandlot.link.client import CellCall, Link, ProcessCall
+from sandlot.link.types import CellError, CellResult, Display, Lost, Output
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
+from sandlot.model.ports import ExitReason, Instance
+from sandlot.model.specs import ProcessSpec, shell_argv
+from sandlot.protocol import frames, schema, values
+from tests.support.doomed import COUNTER, boot
+from tests.support.localservice import TEMPLATE
+from tests.support.traces import NOTHING, settle, traces
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE_BYTES = 10
+ROUNDS = 6
+KILL = int(signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Place:
+    """A live sandbox, and whoever holds its link."""
+
+    data_dir: Path
+    instance: Instance
+    link: Link
+
+    async def die(self) -> None:
+        """Let go of the pipes as the kernel does for a process that is killed: no last word, what was queued is gone."""
+        await self.link.aclose()
+
+    async def reopen(self) -> Link:
+        """Be the next host."""
+        self.link = await Link.greet(await self.instance.connect())
+        assert not self.link.asleep
+        return self.link
+
+    def write_raw(self, data: bytes) -> None:
+        """Put bytes into the pipe to the guest, as a host that died in the middle of them would have."""
+        end = os.open(self.data_dir / "sandboxes" / self.instance.ref / "in", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            assert os.write(end, data) == len(data)
+        finally:
+            os.close(end)
+
+
+@pytest.fixture(scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Place]:
+    data_dir = tmp_path_factory.mktemp("data")
+    instance, link = await boot(data_dir, new_node_id(), TEMPLATE)
+    place = Place(data_dir, instance, link)
+    yield place
+    await place.link.aclose()
+    await instance.destroy()
+
+
+@pytest.fixture
+async def place(shared: Place) -> AsyncGenerator[Place]:
+    """The sandbox, with a variable that must survive whatever the test does."""
+    _, result = await _cell(await shared.link.execute("kept = 42"))
+    assert result.status == "ok"
+    yield shared
+    shown, _ = await _cell(await shared.link.execute("kept"))
+    assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["42"]
+
+
+START = values.encode(
+    {
+        "call": "process.start",
+        "id": bytes(16),
+        "args": {"argv": ["touch", "/tmp/half"], "env": {}, "cwd": None, "user": "user", "stdin": False, "timeout_s": None, "attach": True},
+    }
+)
+WHOLE = frames.encode(frames.OPEN, 1, START)
+LARGEST = frames.encode(frames.DATA, 1, bytes(frames.HOST_FRAME_MAX - frames.HEADER_BYTES))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param(WHOLE[:1], id="1 byte"),
+        pytest.param(WHOLE[: frames.HEADER_BYTES - 1], id="most of a header"),
+        pytest.param(WHOLE[: frames.HEADER_BYTES], id="a header"),
+        pytest.param(WHOLE[:-1], id="all but a byte"),
+        pytest.param(LARGEST[: frames.HEADER_BYTES + 1], id="the beginning of the largest"),
+        pytest.param(LARGEST[:-1], id="all but a byte of the largest"),
+        pytest.param(frames.HEADER.pack(frames.SYNC, frames.MESSAGE, 0, 0, 7, 4084), id="a header of the largest"),
+        pytest.param(random.Random(7).randbytes(3000), id="noise"),
+        pytest.param(LARGEST * 50 + LARGEST[:100], id="many and a part"),
+    ],
+)
+async def test_half_a_frame_of_a_dead_host_is_overcome(place: Place, left: bytes) -> None:
+    await place.die()
+    place.write_raw(left)
+    link = await place.reopen()
+    assert (await link.info()).processes > 0
+    assert await _output(link, "echo hello") == b"hello\n"
+    assert await _output(link, "ls /tmp/half 2>/dev/null || echo not done") == b"not done\n"
+
+
+async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
+    call = await place.link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
+    seen = await _follow(call, 300_000)
+    for _ in range(3):
+        await place.die()
+        link = await place.reopen()
+        assert [info.running for info in await link.processes() if info.process == call.id] == [True]
+        # Let go of each reader: the output waits for the slowest that is there.
+        async with await link.attach(call.id, stdout_from=seen) as again:
+            seen = await _follow(again, seen + 300_000, seen)
+    assert await place.link.signal(call.id, KILL)
+    ended = await place.link.attach(call.id, stdout_from=seen)
+    seen = await _follow(ended, None, seen)
+    assert (await ended.result()).signal == KILL
+    assert [info.stdout_bytes for info in await place.link.processes() if info.process == call.id] == [seen]
+
+
+async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_count(place: Place) -> None:
+    call = await place.link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
+    await place.die()
+    await asyncio.sleep(1)
+    link = await place.reopen()
+    assert await _output(link, "echo hello") == b"hello\n"
+    async with await link.attach(call.id, stdout_from=0) as attached:
+        assert await _follow(attached, 3_000_000) >= 3_000_000
+    await link.signal(call.id, KILL)
+
+
+async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place: Place) -> None:
+    await _cell(await place.link.execute("runs = 0"))
+    code = "import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(0.7)\nprint('done')\nruns"
+    call = await place.link.execute(code)
+    assert isinstance(first := await anext(call), Output)
+    assert first.data.startswith(b"begun")
+    await place.die()
+    link = await place.reopen()
+    for again in (
+        await link.attach_cell(call.id),  # whoever knows that it was begun
+        await link.execute(code, id=call.id),  # whoever does not, and says it again
+        await link.execute(code, id=call.id),
+    ):
+        told, result = await _cell(again)
+        assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
+        assert [item.data["text/plain"] for item in told if isinstance(item, Display)] == ["1"]
+        assert result.status == "ok"
+    shown, _ = await _cell(await link.execute("runs"))
+    assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["1"]
+
+
+async def test_a_process_that_is_started_again_under_its_id_is_the_same_one(place: Place) -> None:
+    id_ = new_process_id()
+    spec = ProcessSpec(shell_argv("echo once >>/workspace/started; echo begun; sleep 0.5; echo $$"))
+    first = await place.link.start(spec, id=id_)
+    await place.die()
+    link = await place.reopen()
+    second = await link.start(spec, id=id_)
+    assert (second.id, second.pid) == (first.id, first.pid)
+    output = b"".join([item.data async for item in second if isinstance(item, Output)])
+    assert output.decode().split() == ["begun", str(first.pid)]
+    assert (await second.result()).exit_code == 0
+    # Also when it has ended, and over a third link.
+    await place.die()
+    third = await (await place.reopen()).start(spec, id=id_)
+    assert b"".join([item.data async for item in third if isinstance(item, Output)]) == output
+    assert await _output(place.link, "cat /workspace/started; rm /workspace/started") == b"once\n"
+
+
+async def test_input_that_was_given_before_is_not_asked_for_again(place: Place) -> None:
+    call = await place.link.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
+    await call.write(b"first ")
+    assert (await anext(call)).offset == 0
+    await place.die()
+    link = await place.reopen()
+    taken = [info.stdin_bytes for info in await link.processes() if info.process == call.id]
+    assert taken == [len(b"first ")]
+    again = await link.attach(call.id, stdout_from=6)
+    await again.write(b"second")
+    again.close_stdin()
+    assert [item.data async for item in again if isinstance(item, Output)] == [b"second"]
+    assert (await again.result()).exit_code == 0
+
+
+async def test_an_upload_that_broke_off_leaves_the_old_file(place: Place) -> None:
+    await place.link.write_file("/workspace/whole", b"old")
+
+    async def slowly() -> AsyncGenerator[bytes]:
+        for _ in range(10):
+            yield bytes(100_000)
+        await asyncio.Event().wait()
+
+    upload = asyncio.ensure_future(place.link.write_file("/workspace/whole", slowly()))
+    await asyncio.sleep(0.3)
+    await place.die()
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it says: nobody is there to hear it
+        await upload
+    link = await place.reopen()
+    async with await link.read_file("/workspace/whole") as reader:
+        assert b"".join([piece async for piece in reader]) == b"old"
+    assert [entry.name for entry in (await link.list_dir("/workspace")).entries if "whole" in entry.name] == ["whole"]
+    await link.write_file("/workspace/whole", b"new")
+    assert (await link.stat("/workspace/whole")).size == 3
+
+
+async def test_a_guest_that_hears_nothing_ends_by_itself_at_its_deadline(tmp_path: Path) -> None:
+    instance, link = await boot(tmp_path, node := new_node_id(), TEMPLATE)
+    await link.set_deadline(0.5)
+    await link.aclose()
+    assert (await instance.wait()).reason is ExitReason.EXITED
+    # What it held is removed by whoever comes next.
+    swept = await open_driver("gvisor", DriverSettings(node=node, data_dir=tmp_path)).sweep(keep=())
+    assert swept == 1
+    settle(lambda: traces(tmp_path), NOTHING)
+
+
+async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_path: Path) -> None:
+    """One sandbox, a row of hosts: each dies by SIGKILL at some moment of its work, and the next one takes over."""
+    node, chance = new_node_id(), random.Random(os.urandom(8))
+    ref: str | None = None
+    instances: list[Instance] = []
+    for number in range(1, ROUNDS + 1):
+        said = await _host_that_is_killed(tmp_path, node, ref, after_lines=chance.randrange(1, 12), after_s=chance.random() * 0.2)
+        ref = str(said["ref"])
+        assert [path.name for path in (tmp_path / "sandboxes").iterdir()] == [ref]
+        instances.append(await open_driver("gvisor", DriverSettings(node=node, data_dir=tmp_path)).adopt(ref))
+        link = await Link.greet(await instances[-1].connect())
+        assert not link.asleep
+        # The cell that was in flight: done once, all of its output there.
+        told, result = await _cell(await link.attach_cell(ProcessId(str(said["cell"]))))
+        assert b"".join(item.data for item in told if isinstance(item, Output)) == b"begun\ndone\n"
+        assert result.status == "ok"
+        shown, _ = await _cell(await link.execute("(kept, runs)"))
+        assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == [f"('since the first host', {number})"]
+        # The flood: goes on from the last byte that the dead host is known to have read.
+        known = int(str(said.get("stdout", 0)))
+        async with await link.attach(ProcessId(str(said["flood"])), stdout_from=known) as flood:
+            await _follow(flood, known + 200_000, known)
+        await link.signal(flood.id, KILL)
+        # The upload: as if it had never been begun.
+        with pytest.raises(NotFoundError) as refused:
+            await link.stat("/workspace/half")
+        assert refused.value.code is ErrorCode.PATH_NOT_FOUND
+        assert await _output(link, "ls -A /workspace | wc -l") == b"0\n"
+        await link.aclose()
+    await instances[-1].destroy()
+    for instance in instances:
+        await instance.wait()
+    settle(lambda: traces(tmp_path), NOTHING)
+
+
+async def _host_that_is_killed(data_dir: Path, node: NodeId, ref: str | None, *, after_lines: int, after_s: float) -> dict[str, object]:
+    """Run a host until it has said some lines, kill it a moment later, and give what it said last of each thing."""
+    argv = [sys.executable, str(ROOT / "tests/support/doomed.py"), str(data_dir), node, TEMPLATE, *([ref] if ref else [])]
+    host = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    assert host.stdout is not None
+    said: dict[str, object] = {}
+    for _ in range(after_lines):
+        line = await host.stdout.readline()
+        assert line, "the host ended by itself"
+        said.update(json.loads(line))
+    await asyncio.sleep(after_s)
+    host.kill()
+    for line in (await host.stdout.read()).splitlines():
+        said.update(json.loads(line))
+    assert await host.wait() == -KILL
+    return said
+
+
+async def _follow(call: ProcessCall, until: int | None, seen: int = 0) -> int:
+    """Read a counter's output from an offset up to another, or to its end; every byte must be the one that belongs where it is."""
+    async for item in call:
+        assert item.offset == seen, "a gap that was not told, or a byte twice"
+        seen = item.offset + (item.bytes if isinstance(item, Lost) else len(item.data))
+        if isinstance(item, Output):
+            assert item.data == _expected(item.offset, len(item.data))
+        if until is not None and seen >= until:
+            return seen
+    assert until is None, "the flood ended"
+    return seen
+
+
+def _expected(offset: int, size: int) -> bytes:
+    first = offset // LINE_BYTES
+    lines = "".join(f"{number:09d}\n" for number in range(first, (offset + size) // LINE_BYTES + 1)).encode()
+    return lines[offset - first * LINE_BYTES :][:size]
+
+
+async def _cell(call: CellCall) -> tuple[list[Output | Lost | Display | CellError], CellResult]:
+    told = [item async for item in call]
+    return told, await call.result()
+
+
+async def _output(link: Link, command: str) -> bytes:
+    call = await link.start(ProcessSpec(shell_argv(command)))
+    return b"".join([item.data async for item in call if isinstance(item, Output) and item.channel == schema.STDOUT])
