@@ -1,0 +1,62 @@
+"""The OCI configuration of a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sandlot.drivers.oci.config import oci_config
+from sandlot.drivers.oci.plan import group_limits
+from sandlot.link.payload import GUEST_ARGV
+from sandlot.model.ids import SandboxId
+from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
+
+LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
+SHAPE = Shape(RootFs(Path("/cache/tree"), "x"), LIMITS)
+SPEC = SandboxSpec(id=SandboxId("sb-ab27-aaaaaaaaaaaaaaaa"), env={"SECRET": "of the tenant"}, limits=LIMITS)
+
+
+def config() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, SPEC, group_limits(LIMITS))))
+    return made
+
+
+def test_the_guest_is_process_one_with_a_bare_environment() -> None:
+    process = config()["process"]
+    assert process["args"] == list(GUEST_ARGV)
+    assert process["user"] == {"uid": 0, "gid": 0}
+    assert process["cwd"] == "/"
+    assert [entry.split("=")[0] for entry in process["env"]] == ["PATH"]
+    assert not process["terminal"]
+    assert process["noNewPrivileges"]
+    assert {limit["type"]: limit["hard"] for limit in process["rlimits"]}["RLIMIT_CORE"] == 0
+
+
+def test_capabilities_are_a_list_without_the_dangerous() -> None:
+    capabilities = config()["process"]["capabilities"]
+    assert set(capabilities) == {"bounding", "effective", "permitted"}
+    (held,) = {tuple(names) for names in capabilities.values()}
+    assert {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_ADMIN"} <= set(held)
+    assert not {"CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_BOOT", "CAP_SYS_TIME", "CAP_BPF"} & set(held)
+
+
+def test_nothing_of_the_host_is_mounted() -> None:
+    mounts = {mount["destination"]: mount for mount in config()["mounts"]}
+    assert {mount["type"] for mount in mounts.values()} == {"proc", "sysfs", "tmpfs"}
+    assert "ro" in mounts["/sys"]["options"]
+    assert f"size={128 * MIB}" in mounts["/dev/shm"]["options"]
+    assert "/tmp" not in mounts, "it stays on the disk"
+    assert "/cache" not in json.dumps(config())
+    assert "of the tenant" not in json.dumps(config())
+
+
+def test_namespaces_and_resources() -> None:
+    linux = config()["linux"]
+    assert {namespace["type"] for namespace in linux["namespaces"]} == {"pid", "network", "ipc", "uts", "mount"}
+    assert not any("path" in namespace for namespace in linux["namespaces"])
+    assert linux["cgroupsPath"] == "/sandbox"
+    assert linux["resources"]["memory"] == {"limit": 256 * MIB}
+    assert linux["resources"]["cpu"] == {"quota": 50_000, "period": 100_000}
+    assert config()["hostname"] == SPEC.id
+    assert config()["root"] == {"path": "/run/sandlot/root", "readonly": False}

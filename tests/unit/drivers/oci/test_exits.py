@@ -1,0 +1,52 @@
+"""Why a sandbox ended, from what is known: the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandlot.drivers.oci.exits import Evidence, explain
+from sandlot.model.ports import ExitReason
+
+NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20)
+
+
+@pytest.mark.parametrize(
+    "evidence, reason",
+    [
+        (replace(NOTHING, status=0), ExitReason.EXITED),
+        (replace(NOTHING, status=0, oom_kills=3), ExitReason.EXITED),
+        (replace(NOTHING, status=0, destroyed=True), ExitReason.EXITED),
+        (replace(NOTHING, status=3), ExitReason.EXITED),
+        (replace(NOTHING, status=3, destroyed=True), ExitReason.EXITED),
+        (replace(NOTHING, status=-9, destroyed=True), ExitReason.KILLED),
+        (replace(NOTHING, destroyed=True), ExitReason.KILLED),
+        (replace(NOTHING, destroyed=True, oom_kills=1), ExitReason.KILLED),
+        (replace(NOTHING, status=-9), ExitReason.KILLED),
+        (replace(NOTHING, status=-15), ExitReason.KILLED),
+        (NOTHING, ExitReason.KILLED),
+        (replace(NOTHING, status=-9, oom_kills=1), ExitReason.OOM),
+        (replace(NOTHING, status=1, oom_kills=1), ExitReason.OOM),
+        (replace(NOTHING, status=137, oom_kills=1), ExitReason.OOM),
+        (replace(NOTHING, oom_kills=1), ExitReason.OOM),
+        (replace(NOTHING, status=2, panic="panic: x"), ExitReason.CRASHED),
+        (replace(NOTHING, panic="panic: x"), ExitReason.CRASHED),
+        (replace(NOTHING, status=-11), ExitReason.CRASHED),
+        (replace(NOTHING, status=-31), ExitReason.CRASHED),
+        (replace(NOTHING, status=2, panic="panic: x", disk_full=True), ExitReason.DISK),
+        (replace(NOTHING, status=-7, disk_full=True), ExitReason.DISK),
+        (replace(NOTHING, status=0, disk_full=True), ExitReason.EXITED),
+        (replace(NOTHING, status=-9, disk_full=True), ExitReason.KILLED),
+    ],
+)
+def test_the_reason(evidence: Evidence, reason: ExitReason) -> None:
+    assert explain(evidence).reason is reason
+
+
+def test_the_detail_says_what_a_person_needs() -> None:
+    assert "256 MiB" in explain(replace(NOTHING, status=1, oom_kills=1)).detail
+    assert "SIGSEGV" in explain(replace(NOTHING, status=-11)).detail
+    assert "code 3" in explain(replace(NOTHING, status=3)).detail
+    assert "panic: here" in explain(replace(NOTHING, status=2, panic="panic: here\n" + "goroutine" * 10_000)).detail
+    assert all(len(explain(replace(NOTHING, status=status, panic="x" * 100_000)).detail) < 2000 for status in (None, -7, 0, 1, 2))

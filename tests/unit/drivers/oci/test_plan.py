@@ -1,0 +1,75 @@
+"""What the stage is told to do, in which order, and what the runtime is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.plan import group_limits, stage_plan
+from sandlot.host import stage
+from sandlot.host.launch import Operation
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
+
+SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
+FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
+
+
+def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
+    return stage_plan(SHAPE, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp)
+
+
+def test_it_is_made_of_the_stages_operations() -> None:
+    assert {operation[0] for operation in plan()} <= set(stage.OPERATIONS)
+
+
+def test_the_group_is_entered_before_anything_is_made() -> None:
+    assert plan()[:2] == tuple(("join", str(door)) for door in DOORS)
+    names = [operation[0] for operation in plan()]
+    assert names.index("private_mounts") < min(names.index(name) for name in ("tmpfs", "bind", "disk", "mkdir", "file"))
+
+
+def test_no_core_file_and_the_first_to_go() -> None:
+    assert ("limit", "RLIMIT_CORE", 0, 0) in plan()
+    assert ("oom_score", "900") in plan()
+
+
+def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
+    assert ("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro") in plan()
+    assert ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw") in plan()
+    assert [operation for operation in plan() if operation[0] == "bind" and operation[3] == "rw"] == [
+        ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw")
+    ]
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+def test_the_disk_is_a_file_system_or_a_folder(has_image: bool) -> None:  # noqa: FBT001
+    disk = ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
+    folder = ("bind", f"{FOLDER.path}/disk", "/run/sandlot/disk", "rw")
+    assert (disk in plan(has_image=has_image), folder in plan(has_image=has_image)) == (has_image, not has_image)
+
+
+def test_tmp_is_furnished_only_where_it_is_empty() -> None:
+    furnished = ("bind", f"{FOLDER.path}/tmp", "/run/sandlot/root/tmp", "ro")
+    assert furnished in plan()
+    assert furnished not in plan(has_tmp=False)
+    assert plan().index(furnished) > plan().index(("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro"))
+
+
+def test_the_runtime_sees_the_limits_and_no_control_group_of_the_host() -> None:
+    files = {str(operation[1]): operation[2] for operation in plan() if operation[0] == "file"}
+    assert files["/sys/fs/cgroup/memory/sandbox/memory.limit_in_bytes"] == f"{256 * MIB}\n"
+    assert files["/sys/fs/cgroup/cpu/sandbox/cpu.cfs_quota_us"] == "150000\n"
+    assert files["/sys/fs/cgroup/cpu/sandbox/cpu.cfs_period_us"] == "100000\n"
+    assert "/sys/fs/cgroup/blkio/sandbox/cgroup.procs" in files
+    covered = plan().index(("tmpfs", "/sys/fs/cgroup", "mode=0700,size=1m"))
+    assert all(plan().index(operation) > covered for operation in plan() if operation[0] == "file")
+
+
+def test_the_hosts_limit_of_tasks_is_a_backstop() -> None:
+    limits = group_limits(SHAPE.limits)
+    assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
+    # Measured: two host tasks for each guest process, about 50 for the runtime itself.
+    assert limits.pids > 2 * SHAPE.limits.pids + 100

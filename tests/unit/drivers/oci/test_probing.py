@@ -1,0 +1,75 @@
+"""The smallest sandbox there is, and what a probe says when something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.probing import make_tiny_root, tiny_program
+from sandlot.drivers.oci.runtime import Runtime, find_runsc
+from sandlot.drivers.registry import DriverSettings
+from sandlot.link.payload import GUEST_ARGV
+from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.ids import new_node_id
+from sandlot.model.ports import Ability
+from sandlot.testing.traces import traces
+
+
+def test_the_tiny_program_says_ok_and_waits(tmp_path: Path) -> None:
+    program = tmp_path / "tiny"
+    program.write_bytes(tiny_program())
+    program.chmod(0o755)
+    done = subprocess.run([program], input=b"x", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"ok\n", b"")
+    assert len(tiny_program()) < 256
+
+
+def test_the_tiny_root_holds_it_where_the_guest_starts(tmp_path: Path) -> None:
+    root = make_tiny_root(tmp_path / "root")
+    assert (root.path / GUEST_ARGV[0].lstrip("/")).read_bytes() == tiny_program()
+
+
+def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path: Path) -> None:
+    def missing() -> Runtime:
+        raise HostError("runsc is not installed.", code=ErrorCode.HOST_NOT_READY, hint="Install it.")
+
+    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), missing).probe()
+    assert not any(can.can(ability) for ability in Ability)
+    assert can.why_not(Ability.BOOT) == "runsc is not installed. Install it."
+    assert can.runtime == ""
+
+
+def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+    node = new_node_id()
+    broken = tmp_path / "runsc"
+    broken.write_text("#!/bin/sh\necho no luck today >&2; exit 3\n")
+    broken.chmod(0o755)
+    runsc = find_runsc()
+    driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), lambda: type(runsc)(broken, "00", "broken", limits_disk=False))
+    can = driver.probe()
+    assert not can.can(Ability.BOOT)
+    assert "no luck today" in can.why_not(Ability.BOOT)
+    assert can.runtime.startswith("runsc broken")
+    assert traces(tmp_path / "state", node) == ()
+
+
+def test_a_probe_is_made_once(tmp_path: Path) -> None:
+    asked = []
+
+    def find() -> Runtime:
+        asked.append(1)
+        raise HostError("none", code=ErrorCode.HOST_NOT_READY)
+
+    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find)
+    assert driver.probe() is driver.probe()
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("machine", ["aarch64"])
+def test_another_machine_is_told_so(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find_runsc).probe()
+    assert machine in can.why_not(Ability.BOOT)

@@ -1,0 +1,46 @@
+"""Records: written whole, read with suspicion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci import record as records
+from sandlot.drivers.oci.record import Record, Step
+
+RECORD = Record("ab27-x", Step.PREPARE, "gvisor", "/usr/bin/runsc", "00ff", "digest", 1 << 30, 5 << 30)
+
+
+def test_a_record_comes_back_and_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert records.read(path) is None
+    for step in Step:
+        records.write(path, replace(RECORD, step=step))
+        assert records.read(path) == replace(RECORD, step=step)
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "1",
+        "{}",
+        json.dumps({**json.loads(RECORD.dump()), "version": 2}),
+        json.dumps({**json.loads(RECORD.dump()), "step": "dance"}),
+        json.dumps({**json.loads(RECORD.dump()), "more": 1}),
+        json.dumps({name: value for name, value in json.loads(RECORD.dump()).items() if name != "ref"}),
+    ],
+)
+def test_what_is_no_record_of_this_version_is_none(text: str, tmp_path: Path) -> None:
+    assert records.load(text) is None
+    (tmp_path / "record.json").write_text(text)
+    assert records.read(tmp_path / "record.json") is None
+    (tmp_path / "record.json").write_bytes(b"\xff" + text.encode())
+    assert records.read(tmp_path / "record.json") is None

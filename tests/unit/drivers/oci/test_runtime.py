@@ -1,0 +1,82 @@
+"""Finding runsc and calling it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.runtime import FLOOR, Runsc, find_runsc, release_date
+from sandlot.model.errors import HostError
+
+
+def runsc(folder: Path, version: str, *, limits_disk: bool = False, code: int = 0) -> Path:
+    """A program that answers as runsc does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "runsc"
+    refuse = "" if limits_disk else 'case "$1" in --overlay2=*size=*) echo "invalid value" >&2; exit 2;; esac\n'
+    program.write_text(f"#!/bin/sh\n{refuse}echo 'runsc version {version}'\necho 'spec: 1.1.0'\nexit {code}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    "version, date",
+    [("0.0~20240729.0", 20240729), ("release-20260817.0", 20260817), ("release-20260817.0-70-gabcdef", 20260817), ("VERSION_MISSING", 0), ("", 0)],
+)
+def test_the_date_of_a_version(version: str, date: int) -> None:
+    assert release_date(version) == date
+
+
+def test_the_newest_on_path_is_taken(tmp_path: Path) -> None:
+    runsc(tmp_path / "a", "0.0~20240729.0")
+    newest = runsc(tmp_path / "b", "release-20260817.0", limits_disk=True)
+    runsc(tmp_path / "c", "release-20250101.0")
+    runsc(tmp_path / "d", "release-20270101.0", code=1)
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "runsc").write_text("not executable")
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "runsc").symlink_to(newest)
+    found = find_runsc(":".join(str(tmp_path / name) for name in "abcdefg"))
+    assert found.path == newest
+    assert found.version == "release-20260817.0"
+    assert found.limits_disk
+    assert len(found.sha256) == 64
+    assert found.sha256 != find_runsc(str(tmp_path / "a")).sha256
+    assert not find_runsc(str(tmp_path / "a")).limits_disk
+
+
+def test_of_equals_the_first_on_path_is_taken(tmp_path: Path) -> None:
+    first, second = (runsc(tmp_path / name, "release-20260817.0") for name in "ab")
+    assert find_runsc(f"{first.parent}:{second.parent}").path == first
+    assert find_runsc(f"{second.parent}:{first.parent}").path == second
+
+
+@pytest.mark.parametrize("version", [None, "0.0~20221219.0", "VERSION_MISSING"])
+def test_none_that_will_do_is_refused_with_the_fix(tmp_path: Path, version: str | None) -> None:
+    if version is not None:
+        runsc(tmp_path, version)
+    with pytest.raises(HostError) as refused:
+        find_runsc(str(tmp_path))
+    assert "bookworm-backports" in refused.value.hint
+    assert version is None or str(FLOOR) in refused.value.message
+
+
+def test_the_one_on_this_machine_will_do() -> None:
+    found = find_runsc()
+    assert release_date(found.version) >= FLOOR
+    assert found.name == "runsc"
+
+
+@pytest.mark.parametrize("limits_disk", [True, False])
+def test_no_flag_weakens_the_boundary(limits_disk: bool) -> None:  # noqa: FBT001
+    argv = Runsc(Path("/usr/bin/runsc"), "00", "x", limits_disk=limits_disk).run_argv("ab27-aaaaaaaaaaaaaaaa", 64 << 20)
+    assert argv[0] == "/usr/bin/runsc"
+    assert argv[-1] == "ab27-aaaaaaaaaaaaaaaa"
+    assert {"--platform=systrap", "--network=none", "--directfs=false", "--host-uds=none", "--host-fifo=none"} <= set(argv)
+    assert [
+        word for word in argv if any(bad in word for bad in ("debug", "strace", "ignore-cgroups", "net-raw", "TESTONLY", "allow-flag-override"))
+    ] == []
+    overlay = "--overlay2=root:dir=/run/sandlot/disk" + (",size=67108864" if limits_disk else "")
+    assert overlay in argv
+    assert argv.index("run") > max(argv.index(word) for word in argv if word.startswith("--"))

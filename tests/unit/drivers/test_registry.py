@@ -1,0 +1,55 @@
+"""Drivers by name: Sandlot's own, and those that a third party installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers import registry
+from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import NodeId
+
+SETTINGS = DriverSettings(node=NodeId("abcd"), data_dir=Path("/nowhere"))
+
+
+def foreign(settings: DriverSettings) -> object:
+    """What a third party's factory looks like."""
+    return ("foreign", settings)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = EntryPoints([EntryPoint(name, f"{__name__}:foreign", registry.ENTRY_POINTS) for name in ("theirs", "gvisor")])
+    monkeypatch.setattr(registry, "entry_points", lambda group: theirs.select(group=group))
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[foreign.__module__])
+
+
+def test_our_own_are_there_and_touch_nothing() -> None:
+    assert driver_names()[0] == "gvisor"
+    assert open_driver("gvisor", SETTINGS).name == "gvisor"
+    assert not Path("/nowhere").exists()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_third_partys_driver_is_found_and_cannot_take_our_name() -> None:
+    assert driver_names() == ("gvisor", "theirs")
+    theirs: object = open_driver("theirs", SETTINGS)
+    assert theirs == ("foreign", SETTINGS)
+    assert open_driver("gvisor", SETTINGS).name == "gvisor"
+
+
+@pytest.mark.parametrize("name", ["", "docker", "GVISOR", "../gvisor"])
+def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="gvisor") as refused:
+        open_driver(name, SETTINGS)
+    assert refused.value.fields == {"isolation": name}
+
+
+def test_the_registry_alone_loads_no_driver() -> None:
+    program = "import sys, sandlot.drivers.registry; print([name for name in sys.modules if 'oci' in name])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
