@@ -160,6 +160,7 @@ async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
     stage.kill()
     with pytest.raises(StageError):
         await starting
+    await stage.ended
     os.kill(runtime, signal.SIGKILL)
 
 
