@@ -108,7 +108,7 @@ class LimitsSuite:
         driver = await _able(bench, Ability.LIMIT_PIDS)
         limits = replace(SMALL, memory_bytes=1024 * MIB)
         async with bench.sandbox(driver, limits) as subject:
-            bomb = asyncio.create_task(subject.python(_FORKS, user=user, timeout_s=30))
+            bomb = asyncio.create_task(subject.python(_FORKS, user=user, timeout_s=10))
             done = await bomb
             assert done.code != 0
             assert "refused after 3000" not in done.stdout

@@ -9,6 +9,7 @@ from sandlot.model.ports import Exit, ExitReason
 
 _FAULTS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP))
 """Signals that a process brings upon itself (signal(7)); SIGSYS is its own seccomp filter."""
+_SIGNALLED = 128
 _DETAIL_CHARS = 1500
 
 
@@ -55,4 +56,8 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
         return Exit(ExitReason.KILLED, "it is gone, and nobody saw how")
     if status < 0:
         return Exit(ExitReason.KILLED, f"its runtime got signal {-status}")
+    if status > _SIGNALLED:
+        # runsc passes signals on to the guest, and says like a shell how that ended.
+        number = status - _SIGNALLED
+        return Exit(ExitReason.CRASHED if number in _FAULTS else ExitReason.KILLED, f"the guest got signal {number}")
     return Exit(ExitReason.EXITED, f"the guest ended with code {status}")

@@ -1,0 +1,192 @@
+"""What is runsc's own and no other driver's: how its processes run on the host, and what their ends are taken for."""
+
+# ruff: noqa: ASYNC240, ASYNC110
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("sandlot.testing")
+
+from sandlot.drivers.oci.driver import OciDriver  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
+from sandlot.drivers.oci.runtime import Runsc, find_runsc  # noqa: E402
+from sandlot.drivers.registry import DriverSettings  # noqa: E402
+from sandlot.host import disks  # noqa: E402
+from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
+from sandlot.host.launch import Started, read_started  # noqa: E402
+from sandlot.images.store import ImageStore, cache_from  # noqa: E402
+from sandlot.model.errors import HostError, SandboxEndedError  # noqa: E402
+from sandlot.model.ids import new_node_id  # noqa: E402
+from sandlot.model.ports import ExitReason, Instance  # noqa: E402
+from sandlot.model.specs import User  # noqa: E402
+from sandlot.testing.bench import Bench, meet  # noqa: E402
+from sandlot.testing.traces import traces  # noqa: E402
+
+NOBODY = 65534
+_HOG = "number = 0\nwhile True:\n    open(f'/dev/hog-{number}', 'wb').write(bytes(1 << 20))\n    number += 1"
+_MAP = """
+import mmap, os
+os.ftruncate(fd := os.open("/home/user/map", os.O_RDWR | os.O_CREAT), 256 << 20)
+area = mmap.mmap(fd, 256 << 20)
+for at in range(0, 256 << 20, 4096):
+    area[at] = 1
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+
+
+def group(bench: Bench, instance: Instance) -> Cgroup:
+    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
+
+
+def processes(bench: Bench, instance: Instance) -> Started:
+    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
+
+
+def status(pid: int) -> dict[str, str]:
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())}
+
+
+def cores(pid: int) -> list[str]:
+    (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max core file size"))
+    return line.split()[4:6]
+
+
+async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        started, members = processes(bench, subject.instance), group(bench, subject.instance).pids()
+        assert {started.sandbox.pid, started.keeper.pid} <= members
+        for pid in members - {started.keeper.pid}:
+            facts, proc = status(pid), Path(f"/proc/{pid}")
+            assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+            assert (proc / "oom_score_adj").read_text() == "900\n"
+            assert (proc / "environ").read_bytes() == b""
+            assert {(proc / "ns" / kind).readlink() for kind in ("mnt", "net", "ipc", "uts")}.isdisjoint(
+                Path("/proc/self/ns", kind).readlink() for kind in ("mnt", "net", "ipc", "uts")
+            )
+            assert cores(pid) == ["0", "0"]
+        kernel = status(started.sandbox.pid)
+        assert set(kernel["Uid"].split()) == {str(NOBODY)}
+        assert int(kernel["CapEff"], 16) == 0
+        assert sorted(path.name for path in Path(f"/proc/{started.sandbox.pid}/root").iterdir()) == ["etc", "proc"]
+
+
+async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    async with bench.sandbox() as subject:
+        assert Path("/proc/self/mountinfo").read_text() == before
+        image = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
+        assert list(disks.loops_below(bench.data_dir).values()) == ([] if find_runsc().limits_disk else [image])
+
+
+@pytest.mark.parametrize(
+    "number, reason", [(signal.SIGKILL, ExitReason.KILLED), (signal.SIGABRT, ExitReason.CRASHED), (signal.SIGSEGV, ExitReason.CRASHED)]
+)
+async def test_a_signal_to_its_kernel_is_told_from_an_exit(bench: Bench, number: signal.Signals, reason: ExitReason) -> None:
+    async with bench.sandbox() as subject:
+        os.kill(processes(bench, subject.instance).sandbox.pid, number)
+        end = await subject.instance.wait()
+        assert end.reason is reason
+        assert end.detail
+        # Nothing of it goes on without its kernel.
+        while group(bench, subject.instance).pids():
+            await asyncio.sleep(0.01)
+    assert await subject.instance.wait() == end
+
+
+async def test_a_panic_of_its_kernel_is_a_crash_and_quoted(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        members = group(bench, subject.instance)
+        (limit,) = (folder / "pids.max" for folder in members.folders if (folder / "pids.max").exists())
+        limit.write_text(str(members.usage().pids + 2))
+        with pytest.raises(SandboxEndedError):
+            await subject.run("sh", "-c", "for n in 1 2 3 4 5 6 7 8; do sleep 60 & done; wait")
+        end = await subject.instance.wait()
+        assert end.reason is ExitReason.CRASHED
+        assert "panic: " in end.detail
+
+
+async def test_it_goes_on_without_its_keeper(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        os.kill(processes(bench, subject.instance).keeper.pid, signal.SIGKILL)
+        assert (await subject.run("echo", "here")).stdout == "here\n"
+        assert (await subject.instance.usage()).pids > 0
+        os.kill(processes(bench, subject.instance).sandbox.pid, signal.SIGKILL)
+        end = await subject.instance.wait()
+        assert (end.reason, end.detail) == (ExitReason.KILLED, "it is gone, and nobody saw how")
+
+
+async def test_memory_that_is_no_processs_takes_the_sandbox(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        with pytest.raises(SandboxEndedError):
+            await subject.python(_HOG, user=User.ROOT)
+        assert (await subject.instance.wait()).reason is ExitReason.OOM
+
+
+async def test_a_disk_that_is_filled_through_a_map_harms_its_process_only(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        try:
+            done = await subject.python(_MAP)
+        except SandboxEndedError:
+            assert (await subject.instance.wait()).reason is ExitReason.DISK
+        else:
+            assert done.code != 0
+            assert (await subject.run("echo", "here")).stdout == "here\n"
+
+
+async def test_a_guests_complaints_are_kept_for_the_operator(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        done = await subject.run("sh", "-c", "echo written to the log of the guest > /proc/1/fd/2", user=User.ROOT)
+        assert done.code == 0, done.stderr
+        log = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).path / "guest.log"
+        while "written to the log of the guest" not in log.read_text():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_state_directory_may_have_a_long_path(bench: Bench, tmp_path: Path) -> None:
+    far = dataclasses.replace(bench, data_dir=tmp_path / ("long" * 30) / "with spaces" / "state")
+    async with far.sandbox() as subject:
+        assert (await subject.run("echo", "here")).stdout == "here\n"
+    assert traces(far.data_dir, far.node) == ()
+
+
+async def test_a_root_that_is_not_there_is_refused_before_anything_is_made(bench: Bench, tmp_path: Path) -> None:
+    lost = dataclasses.replace(bench, root=dataclasses.replace(bench.root, path=tmp_path / "nothing"))
+    with pytest.raises(Exception, match="does not exist"):
+        await lost.boot(lost.start())
+    assert traces(bench.data_dir, bench.node) == ()
+
+
+async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    empty = dataclasses.replace(bench, root=dataclasses.replace(bench.root, path=tmp_path / "empty"))
+    with pytest.raises(HostError, match=r"could not start the sandbox: .*ld\.so"):
+        await empty.boot(empty.start())
+    assert traces(bench.data_dir, bench.node) == ()
+
+
+async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench, tmp_path: Path) -> None:
+    # Debian's does not know `size=`: a wrapper takes it away again, so that the rest of that way is run.
+    real = find_runsc()
+    wrapper = tmp_path / "runsc"
+    strip = 'for word; do shift; case "$word" in --overlay2=*) word="${word%,size=*}";; esac; set -- "$@" "$word"; done'
+    wrapper.write_text(f'#!/bin/sh\n{strip}\nexec {real.path} "$@"\n')
+    wrapper.chmod(0o755)
+    runtime = Runsc(wrapper, real.sha256, real.version, limits_disk=True)
+    driver = OciDriver("gvisor", DriverSettings(bench.node, bench.data_dir), lambda: runtime)
+    instance = await bench.boot(driver)
+    async with meet(instance) as subject:
+        assert (await subject.run("dd", "if=/dev/zero", "of=/home/user/file", "bs=1M", "count=8")).code == 0
+        assert (await instance.usage()).disk_bytes >= 8 << 20
+        assert disks.loops_below(bench.data_dir) == {}
+    await instance.destroy()
+    assert traces(bench.data_dir, bench.node) == ()
