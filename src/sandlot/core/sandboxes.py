@@ -23,7 +23,7 @@ from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Capabilities, Driver, Exit, ExitReason, Usage
+from sandlot.model.ports import Ability, Capabilities, Driver, Exit, ExitReason, Usage
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
 
@@ -241,11 +241,18 @@ class Sandboxes:
         return list(await asyncio.to_thread(self._templates.all))
 
     async def capabilities(self, isolation: str) -> Capabilities:
-        """What a driver can do here; probed once."""
+        """What a driver can do here. A driver that can start sandboxes is probed once; one that cannot, whenever it is asked for."""
         probe = self._probes.get(isolation)
-        if probe is None or (probe.done() and (probe.cancelled() or probe.exception() is not None)):
+        if probe is None:
             probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self._drivers[isolation].probe))
-        return await asyncio.shield(probe)
+        try:
+            found = await asyncio.shield(probe)
+        except Exception:
+            self._probes.pop(isolation, None)
+            raise
+        if not found.can(Ability.BOOT):
+            self._probes.pop(isolation, None)
+        return found
 
     async def all_capabilities(self) -> list[Capabilities]:
         """What every driver can do here."""

@@ -116,6 +116,17 @@ async def test_a_host_that_cannot_is_refused_before_anything_is_made(at: Bench) 
     assert at.sandboxes.held == 0
 
 
+async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
+    at.driver.faults.why_not = "runsc is not installed."
+    for _ in range(2):
+        with pytest.raises(HostError):
+            await at.sandbox()
+    at.driver.faults.why_not = ""
+    assert (await at.sandbox()).state is State.RUNNING
+    at.driver.faults.why_not = "not asked any more"
+    assert (await at.sandbox()).state is State.RUNNING
+
+
 @pytest.mark.parametrize(
     "change,error",
     [

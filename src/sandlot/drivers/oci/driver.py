@@ -39,7 +39,7 @@ from sandlot.host.launch import Order, Stage, StageError, read_started
 from sandlot.host.processes import open_process
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Blank, Capabilities, Instance
+from sandlot.model.ports import Ability, Blank, Capabilities, Instance
 from sandlot.model.specs import SandboxSpec, Shape
 
 _TEMPLATES_KEPT = 16
@@ -68,9 +68,13 @@ class OciDriver:
         self._probed: Capabilities | None = None
 
     def probe(self) -> Capabilities:
-        """What this driver can do on this host, found by starting a sandbox; the first call takes about a second."""
+        """What this driver can do on this host, found by starting a sandbox; the first call takes about a second.
+
+        A no is looked at again, because whoever reads its reason may do something about it, and a service need not be
+        started anew for that. A yes stays.
+        """
         with self._lock:
-            if self._probed is None:
+            if self._probed is None or not self._probed.can(Ability.BOOT):
                 # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
                 fresh = OciDriver(self.name, self._settings, self._find_runtime)
                 fresh._holdings = self._holdings
@@ -159,9 +163,18 @@ class OciDriver:
         strays = await run_blocking(self._refs_on_host)
         strays -= set(keep) | set(self._holdings)
         await asyncio.gather(*(self._hold(ref).release() for ref in strays))
+        await run_blocking(self._forget_probes)
         # Empty parents that a killed service left; others' sandboxes keep them.
         await run_blocking(Cgroup(self._detected(), node_group(self._settings.node)).remove)
         return len(strays)
+
+    def _forget_probes(self) -> None:
+        """Remove what a probe left that was killed; one that goes on holds the lock."""
+        if self._lock.acquire(blocking=False):
+            try:
+                probing.clean(self._settings.data_dir)
+            finally:
+                self._lock.release()
 
     def _group(self, ref: str) -> Cgroup:
         return Cgroup(self._detected(), node_group(self._settings.node) / ref)

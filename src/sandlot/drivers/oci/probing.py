@@ -92,9 +92,8 @@ def probe(name: str, find_runtime: Callable[[], Runtime], driver: Driver, data_d
 
 
 async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdict]) -> None:
-    # Not a ref: a sweep leaves it alone, and the next probe takes it away.
-    folder = sandboxes_folder(data_dir) / ".probe"
-    shutil.rmtree(folder, ignore_errors=True)
+    clean(data_dir)
+    folder = _folder(data_dir)
     folder.mkdir(mode=0o700, parents=True)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -107,7 +106,16 @@ async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdi
             end = await instance.wait()
             verdicts[Ability.ADOPT] = _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"it ended {end.reason}: {end.detail}")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        clean(data_dir)
+
+
+def clean(data_dir: Path) -> None:
+    """Remove what a probe that was killed left in the state directory. Nothing may be probing there."""
+    shutil.rmtree(_folder(data_dir), ignore_errors=True)
+
+
+def _folder(data_dir: Path) -> Path:
+    return sandboxes_folder(data_dir) / ".probe"  # not a ref, so a sweep takes it for no sandbox
 
 
 async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:

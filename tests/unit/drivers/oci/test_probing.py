@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
@@ -56,16 +57,27 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
     assert traces(tmp_path / "state", node) == ()
 
 
-def test_a_probe_is_made_once(tmp_path: Path) -> None:
+def test_a_yes_stays_and_a_no_is_looked_at_again(tmp_path: Path) -> None:
     asked = []
 
     def find() -> Runtime:
         asked.append(1)
-        raise HostError("none", code=ErrorCode.HOST_NOT_READY)
+        if len(asked) < 3:
+            raise HostError("none", code=ErrorCode.HOST_NOT_READY)
+        return find_runsc()
 
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find)
+    assert [driver.probe().can(Ability.BOOT) for _ in range(2)] == [False, False]
+    assert driver.probe().can(Ability.BOOT)
     assert driver.probe() is driver.probe()
-    assert asked == [1]
+
+
+def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
+    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find_runsc)
+    left = tmp_path / "sandboxes" / ".probe" / "root"
+    left.mkdir(parents=True)
+    assert asyncio.run(driver.sweep(())) == 0
+    assert list((tmp_path / "sandboxes").iterdir()) == []
 
 
 @pytest.mark.parametrize("machine", ["aarch64"])
