@@ -281,13 +281,13 @@ def removed(given: object) -> int:
 
 
 def python(given: object) -> str | None:
-    """The result of ``guest.wake``.
+    """The result of ``guest.wake``: where the image has its python.
 
     Raises:
         ProtocolError: It is none.
     """
-    version = fit("result", schema.CALLS["guest.wake"]["result"], given).get("python")
-    return None if version is None else text("python", version, "name")
+    path = fit("result", schema.CALLS["guest.wake"]["result"], given).get("python")
+    return None if path is None else text("python", path, "path")
 
 
 def error_of(reason: Mapping[str, Any]) -> SandlotError:

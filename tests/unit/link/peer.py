@@ -254,7 +254,7 @@ class Peer:
             self._spawn(self.handlers[call.name](call))
         elif call.name == "guest.wake":
             self.connection.asleep = False
-            call.result(python="3.11.2")
+            call.result(python="/usr/bin/python3")
 
     def _on_stream(self, call: PeerCall, event: events.StreamEvent) -> None:
         if isinstance(event, events.Bytes):

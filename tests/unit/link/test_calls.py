@@ -100,6 +100,8 @@ async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() ->
         process = await link.attach(ID, stdout_from=1000, stderr_from=None)
         assert await collect(process) == [Lost(1, 50, 1000), Output(1, 1050, b"abc"), Output(2, 0, b"de")]
         assert (await process.result()).process == ID
+        await peer.calls[-1].ended.wait()
+        assert peer.connection.streams == 0, "a process that ended takes no more input, also where nobody closed it"
         assert peer.calls[-1].args == {"process": ID, "stdout_from": 1000, "stderr_from": None}
         assert peer.calls[-1].id.hex() != ID, "attaching is a call of its own"
 
