@@ -118,7 +118,7 @@ class OciDriver:
         try:
             await self._prepare(holding, shape, runtime)
         except BaseException as error:
-            await _give_back_whatever_happens(holding)
+            await _give_back(holding)
             if isinstance(error, StageError | OSError):
                 raise HostError(
                     f"The host refused to prepare a sandbox: {error}.",
@@ -135,8 +135,6 @@ class OciDriver:
             NotFoundError: Nothing of that ref is alive, or it was being destroyed.
             ConflictError: This driver has it already.
         """
-        if ref in self._holdings:
-            raise ConflictError(f"Sandbox {ref} is already held.", code=ErrorCode.CONFLICT)
         if not is_ref(ref, self._settings.node):
             raise _not_alive(ref)
         folder = Folder(self._sandboxes / ref)
@@ -151,6 +149,8 @@ class OciDriver:
         if sandbox is None:
             raise _not_alive(ref)
         os.close(sandbox)
+        if ref in self._holdings:
+            raise ConflictError(f"Sandbox {ref} is already held.", code=ErrorCode.CONFLICT)
         holding = self._hold(ref)
         if started.sandbox.pid not in holding.cgroup.pids():
             self._holdings.pop(ref, None)
@@ -159,13 +159,20 @@ class OciDriver:
         return OciInstance(holding, record, started)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were."""
+        """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were.
+
+        Raises:
+            InternalError: Something could not be removed; all else was.
+        """
         strays = await run_blocking(self._refs_on_host)
         strays -= set(keep) | set(self._holdings)
-        await asyncio.gather(*(self._hold(ref).release() for ref in strays))
+        holdings = [self._hold(ref) for ref in strays]
+        failures = [failure for failure in await asyncio.gather(*map(_give_back, holdings)) if failure is not None]
         await run_blocking(self._forget_probes)
         # Empty parents that a killed service left; others' sandboxes keep them.
         await run_blocking(Cgroup(self._detected(), node_group(self._settings.node)).remove)
+        if failures:
+            raise failures[0]
         return len(strays)
 
     def _forget_probes(self) -> None:
@@ -276,7 +283,7 @@ class OciBlank:
         except BaseException as error:
             was_destroyed = holding.is_doomed()
             words = await run_blocking(_runtime_words, holding.folder) if isinstance(error, StageError) else ""
-            await _give_back_whatever_happens(holding)
+            await _give_back(holding)
             if was_destroyed and isinstance(error, StageError | OSError):
                 raise _destroyed(holding.ref) from None
             if isinstance(error, StageError | OSError):
@@ -314,10 +321,14 @@ def gvisor(settings: DriverSettings) -> OciDriver:
     return OciDriver("gvisor", settings, find_runsc)
 
 
-async def _give_back_whatever_happens(holding: Holding) -> None:
-    # The error that led here matters more than one of cleaning up, which the next sweep repeats.
-    with contextlib.suppress(Exception):
+async def _give_back(holding: Holding) -> Exception | None:
+    """Give everything back, for a holding that nobody will ask about again; what went wrong."""
+    try:
         await holding.release()
+    except Exception as failure:  # noqa: BLE001 - the next sweep tries again
+        holding.abandon()
+        return failure
+    return None
 
 
 def _runtime_words(folder: Folder) -> str:

@@ -107,6 +107,10 @@ class Holding:
             self._release = asyncio.ensure_future(self._give_back())
         await asyncio.shield(self._release)
 
+    def abandon(self) -> None:
+        """Nobody answers for it any more: whatever is left of it is a stray, for the next sweep."""
+        self._forget(self.ref)
+
     async def _give_back(self) -> None:
         try:
             if self.record is not None and self.folder.path.is_dir():
