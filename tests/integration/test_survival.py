@@ -41,6 +41,12 @@ class Request:
 CREATE = Request("POST", "/v1/sandboxes", {"template": TEMPLATE})
 
 
+def moments(*milliseconds: int, soak: tuple[int, ...]) -> pytest.MarkDecorator:
+    """When to kill; the soak run tries more of them."""
+    more = [pytest.param(each, marks=pytest.mark.soak) for each in soak]
+    return pytest.mark.parametrize("delay_ms", [*milliseconds, *more])
+
+
 @pytest.fixture
 def service() -> Iterator[LocalService]:
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
@@ -53,7 +59,7 @@ def service() -> Iterator[LocalService]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("delay_ms", [0, 5, 10, 15, 20, 30, 40, 50, 65, 80, 100, 130, 170, 220, 300, 400, 600])
+@moments(0, 20, 50, 100, 200, 400, soak=(5, 10, 15, 30, 40, 65, 80, 130, 170, 250, 300, 600, 800))
 def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int) -> None:
     service.start()
     begin(service, CREATE, CREATE)
@@ -61,7 +67,7 @@ def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int
     nothing_is_left(service)
 
 
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 10, 20, 50, 100, 300, 1000, 1800])
+@moments(0, 5, 20, 100, 1000, soak=(1, 2, 10, 50, 300, 500, 1800))
 def test_killed_while_a_sandbox_is_deleted(service: LocalService, delay_ms: int) -> None:
     service.start()
     url = create(service)
@@ -96,7 +102,7 @@ def test_killed_with_nothing_to_do(service: LocalService) -> None:
     nothing_is_left(service)
 
 
-@pytest.mark.parametrize("delay_ms", [0, 5, 20, 50, 100, 200, 500, 1000])
+@moments(0, 100, 500, soak=(5, 20, 50, 200, 1000))
 def test_killed_while_it_stops(service: LocalService, delay_ms: int) -> None:
     service.start()
     for _ in range(3):
@@ -106,7 +112,7 @@ def test_killed_while_it_stops(service: LocalService, delay_ms: int) -> None:
     nothing_is_left(service)
 
 
-@pytest.mark.parametrize("delay_ms", [200, 400, 600, 800, 1000, 1500])
+@moments(400, 800, soak=(200, 600, 1000, 1500))
 def test_killed_while_it_sweeps(service: LocalService, delay_ms: int) -> None:
     service.start()
     for _ in range(3):
