@@ -114,7 +114,7 @@ told["pid1"] = attempt(read, "/proc/1/cmdline")
     assert told["node"] == sandbox.id
     assert told["release"] != platform.release()
     text = repr(told)
-    host_says = [socket.gethostname(), platform.release()]
+    host_says = [platform.release(), *({socket.gethostname()} - {"localhost"})]
     for file in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/proc/cmdline"):
         path = Path(file)
         if path.exists() and len(path.read_text(encoding="ascii").strip()) > 8:

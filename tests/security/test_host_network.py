@@ -9,6 +9,7 @@ import socket
 import struct
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
@@ -37,35 +38,30 @@ class Listeners:
 
 @pytest.fixture
 def listeners() -> Iterator[Listeners]:
-    with tempfile.TemporaryDirectory() as folder:
-        tcp4, tcp6, udp = socket.socket(), socket.socket(socket.AF_INET6), socket.socket(type=socket.SOCK_DGRAM)
-        abstract, named = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        tcp4.bind(("127.0.0.1", 0))
-        port = tcp4.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        tcp = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = tcp.getsockname()[1]
+        udp = opened.enter_context(socket.socket(type=socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))
+        abstract, named = (opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
         abstract.bind(f"\0sandlot-test-{port}")
         named.bind(f"{folder}/socket")
         Path(folder).chmod(0o755)
         Path(f"{folder}/socket").chmod(0o777)
-        tcp = {"127.0.0.1": port}
-        try:
-            tcp6.bind(("::1", 0))
-            tcp6.listen()
-            tcp["::1"] = tcp6.getsockname()[1]
-        except OSError:
-            pass  # a host without IPv6
-        for listener in (tcp4, abstract, named):
-            listener.listen()
-        everyone = (tcp4, tcp6, udp, abstract, named)
+        streams, addresses = [tcp, abstract, named], {"127.0.0.1": port}
+        abstract.listen()
+        named.listen()
+        if socket.has_dualstack_ipv6():
+            tcp6 = opened.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
+            streams.append(tcp6)
+            addresses["::1"] = tcp6.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):  # they can be reached: from outside
-            tcp4.accept()[0].close()
-        yield Listeners(tcp, udp.getsockname()[1], f"sandlot-test-{port}", f"{folder}/socket")
-        for listener in everyone:
+            tcp.accept()[0].close()
+        yield Listeners(addresses, udp.getsockname()[1], f"sandlot-test-{port}", f"{folder}/socket")
+        for listener in (*streams, udp):
             listener.setblocking(False)
-            if listener is not tcp6 or "::1" in tcp:
-                with pytest.raises(BlockingIOError):
-                    listener.recv(1) if listener is udp else listener.accept()
-            listener.close()
+            with pytest.raises(BlockingIOError):
+                listener.recv(1) if listener is udp else listener.accept()
 
 
 @pytest.mark.parametrize("user", USERS)

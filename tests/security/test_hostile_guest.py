@@ -30,10 +30,7 @@ BULK_BYTES = 64 << 20
 # The guest moves the link away from its standard descriptors, but to root inside all of them are there (proc(5)).
 FIND = """
 def link():
-    ends = [fd for fd in os.listdir("/proc/1/fd") if os.readlink(f"/proc/1/fd/{fd}").startswith("host:") and fd != "2"]
-    for fd in ends:
-        flags = int(read(f"/proc/1/fdinfo/{fd}").split("flags:")[1].split()[0], 8)
-        told.setdefault("ends", []).append([fd, flags])
+    ends = [fd for fd in os.listdir("/proc/1/fd") if os.readlink(f"/proc/1/fd/{fd}").startswith("host:") and fd != "2"] or ["3", "4"]
     return [f"/proc/1/fd/{fd}" for fd in ends]
 """
 
