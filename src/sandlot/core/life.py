@@ -96,10 +96,21 @@ async def live(box: Sandbox, means: Means) -> None:
     if box.wanted_exit is not None:
         why = box.wanted_exit
     box.become(State.STOPPING)
-    removal = await _stop(box, holdings, why)
-    if not box.ready.done():
-        box.ready.set_exception(failure or box.ended_error())
-        box.ready.exception()  # whoever created it may be gone; then nobody fetches it
+    removal = asyncio.ensure_future(_destroy(box, holdings))
+    try:
+        await _until_dead(box, removal)
+    finally:
+        box.exit = why
+        box.become(state_after(why))
+        box.ended.set()
+        if not box.ready.done():
+            box.ready.set_exception(failure or box.ended_error())
+            box.ready.exception()  # whoever created it may be gone; then nobody fetches it
+    _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
+    if box.link is not None:
+        await box.link.aclose()
+    for task in tuple(box.tasks):
+        task.cancel()
     await removal
 
 
@@ -185,24 +196,15 @@ async def _last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
     return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
 
 
-async def _stop(box: Sandbox, holdings: list[Blank | Instance], why: Exit) -> asyncio.Future[None]:
-    """Return when the processes are dead and everybody was told; the future ends when all of it is removed."""
-    removal = asyncio.ensure_future(_destroy(box, holdings))
-    dead: set[asyncio.Future[Any]] = {removal}
+async def _until_dead(box: Sandbox, removal: asyncio.Future[None]) -> None:
+    """Return when the processes are dead, which is before the last trace of them is removed."""
+    waiting: set[asyncio.Future[Any]] = {removal}
     if box.instance is not None:
-        dead.add(asyncio.ensure_future(box.instance.wait()))
-    await asyncio.wait(dead, return_when=asyncio.FIRST_COMPLETED)
-    for future in dead - {removal}:
-        future.cancel()
-    box.exit = why
-    box.become(state_after(why))
-    box.ended.set()
-    _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
-    if box.link is not None:
-        await box.link.aclose()
-    for task in tuple(box.tasks):
-        task.cancel()
-    return removal
+        waiting.add(asyncio.ensure_future(box.instance.wait()))
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for future in waiting - {removal}:
+        if not future.cancel() and future.exception() is not None:
+            await removal  # the driver cannot tell; then they are dead when all is removed
 
 
 async def _destroy(box: Sandbox, holdings: list[Blank | Instance]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -75,10 +75,14 @@ class Base:
 
 
 class Templates(Protocol):
-    """Templates and their root file systems. The methods block: core calls them in a thread."""
+    """Templates and their root file systems. The methods block, but for ``names``: core calls them in a thread."""
+
+    def names(self) -> Collection[str]:
+        """All that a request may name."""
+        ...
 
     def all(self) -> Sequence[Template]:
-        """All that a request may name."""
+        """What is known of all of them."""
         ...
 
     def base(self, name: str) -> Base:

@@ -122,8 +122,8 @@ class Sandboxes:
         """
         isolation = admission.choose_isolation(asked.isolation, self._rules, self._drivers)
         network = admission.choose_network(asked.network)
+        self._check_template(asked.template)
         admission.check_host(await self.capabilities(isolation))
-        await self._check_template(asked.template)
         if self._closing:  # asked last, because the checks before it may have waited
             raise _stopping()
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
@@ -266,12 +266,14 @@ class Sandboxes:
             task.add_done_callback(lambda _: self._building.pop(template))
         return await asyncio.shield(task)
 
-    async def _check_template(self, name: str) -> None:
-        templates = await self.templates()
-        if name not in {template.name for template in templates}:
-            names = ", ".join(sorted(template.name for template in templates))
+    def _check_template(self, name: str) -> None:
+        names = self._templates.names()
+        if name not in names:
             raise NotFoundError(
-                f"There is no template {name[:64]!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND, hint=f"There are: {names}.", fields={"template": name[:64]}
+                f"There is no template {name[:64]!r}.",
+                code=ErrorCode.TEMPLATE_NOT_FOUND,
+                hint=f"There are: {', '.join(sorted(names))}.",
+                fields={"template": name[:64]},
             )
 
     def _gone(self, box: Sandbox) -> None:

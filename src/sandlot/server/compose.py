@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+import structlog
 
 from sandlot.core.admission import Rules
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
@@ -14,11 +17,14 @@ from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
+from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver
 from sandlot.server import state
 from sandlot.server.keys import KeyStore
 from sandlot.server.settings import Settings
+
+_log = structlog.get_logger("sandlot.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,33 @@ class ImageTemplates:
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
+        self._recipes = builtin()
+        self._stopping = threading.Event()
+
+    def names(self) -> Collection[str]:
+        """All that a request may name."""
+        return self._recipes
 
     def all(self) -> Sequence[Template]:
-        """All that a request may name."""
+        """What is known of all of them."""
         return [
             Template(name=name, description=recipe.description, digest=None if (image := self._store.find(name)) is None else image.digest)
-            for name, recipe in sorted(builtin().items())
+            for name, recipe in sorted(self._recipes.items())
         ]
 
     def base(self, name: str) -> Base:
-        """What a template gives; builds it first where nobody did."""
-        root = self._store.root(name)
+        """What a template gives; builds it first where nobody did, and logs how that goes."""
+        root = self._store.root(name, self._progress)
         return Base(root=root, env=self._store.ensure(name).env)
+
+    def stop(self) -> None:
+        """End what is being built at its next step: a service that is to end must not wait for minutes."""
+        self._stopping.set()
+
+    def _progress(self, line: str) -> None:
+        if self._stopping.is_set():
+            raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
+        _log.info("template.build", step=line)
 
 
 @asynccontextmanager
@@ -79,12 +100,13 @@ async def open_service(
         ConflictError: Another service runs on the data directory.
         HostError: The data directory cannot be used.
     """
+    images = ImageTemplates(ImageStore(settings.cache_dir))
     state.prepare(settings.data_dir)
     with state.locked(settings.data_dir):
         node = state.node(settings.data_dir)
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
-            templates=templates or ImageTemplates(ImageStore(settings.cache_dir)),
+            templates=templates or images,
             greet=Link.greet,
             clock=clock or SystemClock(),
             new_id=lambda: new_sandbox_id(node),
@@ -99,6 +121,7 @@ async def open_service(
         try:
             yield Service(settings=settings, node=node, sandboxes=sandboxes, keys=KeyStore(settings.data_dir), stop=asyncio.Event())
         finally:
+            images.stop()
             await sandboxes.aclose()
 
 

@@ -139,11 +139,12 @@ class _Exchange:
         )
 
     async def _drain(self) -> None:
+        drained = 0
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while self._has_body and self._more and self._taken < self._limit + DRAIN_MAX_BYTES:
-                    message: dict[str, Any] = dict(await self._receive())
-                    self._taken += len(message.get("body", b""))
+                while self._has_body and self._more and drained < DRAIN_MAX_BYTES:
+                    message = await self._receive()
+                    drained += len(message.get("body", b""))
                     self._more = message.get("more_body", False)
         except TimeoutError:
             pass  # the connection is closed instead

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -39,6 +40,7 @@ KEEP_ALIVE_S = 75
 GRACEFUL_S = 10
 """For answers that are under way when the service ends."""
 
+DESCRIPTORS = 65536
 _IDLE_CHECK_S = 1.0
 _log = structlog.get_logger("sandlot.server")
 
@@ -51,6 +53,9 @@ def main(settings: Settings, *, local: bool) -> int:
         local: Listen on the unix socket only, and end after ``idle_exit_s`` without a sandbox.
     """
     logs.configure(settings.log_level, settings.log_format)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Every sandbox and every client takes some; the usual 1,024 are there for programs that use select(2).
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most), most))
     try:
         uvloop.run(serve(settings, local=local))
     except ConflictError as error:
@@ -125,6 +130,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._service = service
+        self._signals = 0
 
     async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None = None, signals: bool = True) -> None:
         """Serve on these sockets until a request to stop, a signal, or idleness.
@@ -156,7 +162,8 @@ class Server(uvicorn.Server):
         await closing
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._service.stop.is_set():
+        self._signals += 1
+        if self._signals > 1:
             _log.warning("ended_at_once", signal=number.name, hint="The next start removes what is left.")
             os._exit(128 + number)
         self._service.stop.set()
