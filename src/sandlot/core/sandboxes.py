@@ -263,8 +263,14 @@ class Sandboxes:
         task = self._building.get(template)
         if task is None:
             task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
-            task.add_done_callback(lambda _: self._building.pop(template))
+            task.add_done_callback(lambda done: self._built(template, done))
         return await asyncio.shield(task)
+
+    def _built(self, template: str, task: asyncio.Task[Base]) -> None:
+        del self._building[template]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waited for it has been told; but they may all have gone away.
+            _log.warning("template.failed", template=template, error=str(error))
 
     def _check_template(self, name: str) -> None:
         names = self._templates.names()

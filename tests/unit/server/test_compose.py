@@ -1,0 +1,83 @@
+"""The composition root: a service out of settings, one at a time, with the drivers and templates that there are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.registry import driver_names
+from sandlot.images.store import DEFAULT_CACHE, ImageStore
+from sandlot.model.errors import ConflictError, UnavailableError
+from sandlot.model.ids import NodeId, node_of
+from sandlot.server.compose import ImageTemplates, open_service, own_drivers
+from sandlot.server.settings import Settings
+from tests.support.bare import BareDriver
+from tests.support.service import BASE, bench
+from tests.support.until import until
+
+SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
+
+
+async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) -> None:
+    settings = replace(SETTINGS, data_dir=folder / "data")
+    async with open_service(settings) as first:
+        with pytest.raises(ConflictError):
+            await open_service(settings).__aenter__()
+        node = first.node
+    async with open_service(settings) as again:
+        assert again.node == node
+
+
+async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
+    async with bench(folder) as at:
+        box = await at.sandbox()
+        assert node_of(box.id) == at.service.node
+    assert box.exit is not None
+    assert box.exit.detail == "the service was stopped"
+
+
+async def test_what_an_earlier_one_left_is_swept_before_anything_else(folder: Path) -> None:
+    class Sweeping(BareDriver):
+        kept: object = None
+
+        async def sweep(self, keep: object) -> int:
+            self.kept = keep
+            return 3
+
+    driver = Sweeping(folder)
+    async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}):
+        assert driver.kept == ()
+
+
+def test_every_installed_driver_is_there() -> None:
+    drivers = own_drivers(SETTINGS, NodeId("aaaa"))
+    assert tuple(drivers) == driver_names()
+    assert all(driver.name == name for name, driver in drivers.items())
+
+
+def test_templates_are_the_recipes_and_bring_their_environment() -> None:
+    templates = ImageTemplates(ImageStore(DEFAULT_CACHE))
+    assert set(templates.names()) == {each.name for each in templates.all()} >= {"base", "code-interpreter"}
+    base = templates.base("base")
+    assert base.root.path.is_dir()
+    assert "/usr/bin" in base.env["PATH"]
+
+
+def test_what_is_not_built_yet_has_no_digest(tmp_path: Path) -> None:
+    assert {each.digest for each in ImageTemplates(ImageStore(tmp_path)).all()} == {None}
+
+
+async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> None:
+    settings = replace(SETTINGS, data_dir=folder / "data", cache_dir=folder / "cache")
+    below = folder / "driver"
+    below.mkdir()
+    async with open_service(settings, drivers={"gvisor": BareDriver(below)}) as service:
+        creating = asyncio.create_task(service.sandboxes.create(BASE))
+        await until(lambda: (folder / "cache").exists())
+    with pytest.raises(UnavailableError):
+        await creating
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert ImageStore(folder / "cache").find("base") is None
