@@ -8,7 +8,6 @@ Laws:
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -81,7 +80,7 @@ def _one_of(what: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def _seconds(what: str, value: float) -> float:
-    if not math.isfinite(value) or not 0 <= value <= _DURATION_MAX_S:
+    if not 0 <= value <= _DURATION_MAX_S:  # which a NaN is not either
         raise ProtocolError(f"{what} is {value}")
     return float(value)
 

@@ -159,30 +159,35 @@ async def test_a_guest_that_gives_up_ends_the_service() -> None:
 
 
 async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
-    running = most = 0
+    running = most = refused = 0
+    may_end = asyncio.Event()
 
-    async def stubborn(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+    async def stubborn(stream: GuestStream, _args: Mapping[str, Any]) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
+        await stream.send({})
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.05)
+            await may_end.wait()  # as one that has to clean up does
             running -= 1
 
     async with linked(services={"stubborn": stubborn}) as (link, peer):
-        for _ in range(50):
-            for _ in range(20):
-                stream = peer.open_service({"service": "stubborn", "args": {}})
-                peer.connection.send(stream, {})
-                peer.raw(b"")
-                peer.connection.reset(stream, "cancelled", "no")
-                peer.raw(b"")
-            await asyncio.sleep(0)
-        assert most <= GUEST_STREAMS_MAX
+        for _ in range(GUEST_STREAMS_MAX + 20):
+            stream = peer.open_service({"service": "stubborn", "args": {}})
+            answer = await peer.services[stream].get()
+            refused += isinstance(answer, events.WasReset) and answer.reason["code"] == "busy"
+            peer.connection.reset(stream, "cancelled", "no")
+        assert most == GUEST_STREAMS_MAX
+        assert refused == 20
         assert not link.closed
-        assert not link._pump.handlers  # noqa: SLF001
+        peer.flush()
+        await until(lambda: not link._pump.handlers)  # noqa: SLF001
+        may_end.set()
+        await until(lambda: not running)
+        stream = peer.open_service({"service": "stubborn", "args": {}})
+        assert isinstance(await peer.services[stream].get(), events.Received)
 
 
 async def test_what_comes_after_the_service_is_done_is_dropped() -> None:
