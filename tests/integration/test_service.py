@@ -98,6 +98,16 @@ def test_a_signal_ends_it_with_its_sandboxes_and_tells_those_who_wait(number: si
         service.start()
 
 
+def test_a_second_signal_ends_it_at_once_and_the_next_one_cleans_up() -> None:
+    with local_service() as service:
+        for _ in range(3):
+            create(service)
+        os.kill(service.pid, signal.SIGTERM)
+        assert service.end(signal.SIGINT) in {0, 128 + signal.SIGINT}, service.log()
+        service.start()
+        settle(service.traces, NOTHING)
+
+
 def test_a_local_service_leaves_when_nothing_lived_for_a_while(folder: Path) -> None:
     service = LocalService(folder, {"SANDLOT_IDLE_EXIT_S": "2"})
     try:

@@ -27,9 +27,11 @@ def configure(level: str, form: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    # Tracebacks without the values of local variables: those are code, environments and keys.
+    tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+    last: list[Any] = [tracebacks, structlog.processors.JSONRenderer()]
     if as_text:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

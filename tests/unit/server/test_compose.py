@@ -76,7 +76,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": BareDriver(below)}) as service:
         creating = asyncio.create_task(service.sandboxes.create(BASE))
-        await until(lambda: (folder / "cache").exists())
+        await until((folder / "cache").exists)
     with pytest.raises(UnavailableError):
         await creating
     await asyncio.get_running_loop().shutdown_default_executor()
