@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sandlot.core.processes import STDERR, STDOUT, finite
+from sandlot.core.outcomes import finite
+from sandlot.core.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import CellCall
 from sandlot.link.types import CellError, CellResult, Display, Lost, Output

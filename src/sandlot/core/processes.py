@@ -9,15 +9,14 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import math
 import signal as signals
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
+from sandlot.core.outcomes import Finished, Outcome, outcome_of
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
-from sandlot.link.types import Lost, Output, ProcessInfo, ProcessResult
+from sandlot.link.types import Lost, Output, ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, ProcessId, new_process_id
@@ -27,34 +26,6 @@ STDOUT = 1
 STDERR = 2
 
 _PIECE_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a process ended.
-
-    Args:
-        process: Its id.
-        exit_code: As a shell says it: 128 + signal where a signal ended it.
-        signal: The signal's number; None where it exited.
-        reason: exited, signalled, timeout or pids.
-        duration_s: From start to end, as the guest measured it.
-    """
-
-    process: ProcessId
-    exit_code: int
-    signal: int | None
-    reason: str
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A process that was run to its end, and what it wrote."""
-
-    outcome: Outcome
-    stdout: Capture
-    stderr: Capture
 
 
 class Run:
@@ -115,7 +86,7 @@ class Run:
             SandboxEndedError: The sandbox ended first; says why.
         """
         try:
-            outcome = _outcome(self._call.id, await self._call.result())
+            outcome = outcome_of(self._call.id, await self._call.result())
         except (SandboxEndedError, UnavailableError) as error:
             self._over = True
             raise await self._box.explain(error) from None
@@ -384,23 +355,3 @@ def _collect(captures: Mapping[int, Capture], event: Output | Lost) -> None:
 
 def _size(event: Output | Lost) -> int:
     return len(event.data) if isinstance(event, Output) else event.bytes
-
-
-def _outcome(process: ProcessId, result: ProcessResult) -> Outcome:
-    return Outcome(
-        process=process,
-        exit_code=exit_code(result.exit_code, result.signal),
-        signal=result.signal,
-        reason=result.reason or "",
-        duration_s=finite(result.duration_s),
-    )
-
-
-def exit_code(code: int | None, signal: int | None) -> int:
-    """An exit code as a shell says it: 128 + signal where a signal ended it."""
-    return 128 + signal if signal is not None else code or 0
-
-
-def finite(seconds: float) -> float:
-    """A duration that JSON can carry, whatever a guest said."""
-    return seconds if math.isfinite(seconds) and seconds >= 0 else 0.0

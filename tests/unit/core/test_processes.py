@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core import processes
+from sandlot.core import outcomes, processes
 from sandlot.core.processes import STDERR, STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
@@ -190,7 +190,7 @@ def test_no_signals(asked: str | int) -> None:
 
 @pytest.mark.parametrize("seconds,told", [(1.5, 1.5), (0, 0), (-1, 0), (float("nan"), 0), (float("inf"), 0)])
 def test_a_duration_that_json_carries(seconds: float, told: float) -> None:
-    assert processes.finite(seconds) == told
+    assert outcomes.finite(seconds) == told
 
 
 def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user: User = User.USER) -> ProcessSpec:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from sandlot.core import processes
+from sandlot.core import outcomes
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, ProcessSpec, User, shell_argv
@@ -66,7 +66,7 @@ class ExitedAnswer(Answer):
     duration: float = Field(description="Seconds.")
 
     @classmethod
-    def of(cls, outcome: processes.Outcome) -> ExitedAnswer:
+    def of(cls, outcome: outcomes.Outcome) -> ExitedAnswer:
         """What is told of it."""
         return cls(**_exited(outcome))
 
@@ -80,7 +80,7 @@ class FinishedAnswer(ExitedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: processes.Finished) -> FinishedAnswer:
+    def finished(cls, done: outcomes.Finished) -> FinishedAnswer:
         """What is told of it."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr))
 
@@ -120,7 +120,7 @@ class ProcessAnswer(Answer):
     @classmethod
     def of(cls, info: ProcessInfo) -> ProcessAnswer:
         """What is told of it."""
-        code = processes.exit_code(info.exit_code, info.signal) if not info.running else None
+        code = outcomes.exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
             process=info.process,
             pid=info.pid,
@@ -157,7 +157,7 @@ def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
 
 
-def _exited(outcome: processes.Outcome) -> dict[str, Any]:
+def _exited(outcome: outcomes.Outcome) -> dict[str, Any]:
     return {
         "process": outcome.process,
         "exit_code": outcome.exit_code,
