@@ -128,8 +128,13 @@ def local_service(env: Mapping[str, str] | None = None) -> Iterator[LocalService
     service = LocalService(folder, env)
     try:
         service.start()
+        opened = service.descriptors()
         yield service
         assert service.is_alive(), service.log()
+        for left in service.client.sandboxes():
+            service.client.kill(left.id)
+        settle(service.traces, NOTHING)
+        settle(service.descriptors, opened)
         assert service.end() == 0, service.log()
         settle(service.traces, NOTHING)
     finally:
