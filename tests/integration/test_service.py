@@ -23,7 +23,7 @@ import pytest
 
 from sandlot.server.keys import KeyStore
 from tests.support.localservice import TEMPLATE, LocalService, local_service
-from tests.support.traces import NOTHING, settle
+from tests.support.traces import NOTHING, descriptors, settle
 
 CREATE = {"template": TEMPLATE}
 
@@ -77,7 +77,7 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_with_its_sandboxes_and_tells_those_who_wait(number: signal.Signals) -> None:
     with local_service() as service:
         url = create(service)
@@ -225,6 +225,19 @@ def test_large_files_pass_through_without_staying(service: LocalService, http: h
     http.delete(url)
 
 
+def test_what_was_used_is_given_back(service: LocalService) -> None:
+    def rounds(count: int) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: use(service), range(count)))
+        settle(service.traces, NOTHING)
+
+    rounds(4)  # threads, modules and pools that stay are there after the first round
+    before, threads = descriptors(service.pid), threads_of(service.pid)
+    rounds(8)
+    settle(lambda: descriptors(service.pid), before)
+    assert threads_of(service.pid) <= threads + 2
+
+
 def test_on_tcp_a_key_opens_it(folder: Path) -> None:
     _, secret = KeyStore(folder).create("test")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -247,6 +260,27 @@ def test_on_tcp_a_key_opens_it(folder: Path) -> None:
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0
+
+
+def use(service: LocalService) -> None:
+    """A sandbox with everything in it, left in the middle of some."""
+    url = create(service)
+    with client(service) as http:
+        http.post(url + "/code", json={"code": "print(1)"}).raise_for_status()
+        http.put(url + "/files/content", params={"path": "/workspace/a"}, content=b"x" * 1_000_000).raise_for_status()
+        http.post(url + "/processes", json={"command": "sleep 1000", "background": True}).raise_for_status()
+        for request in (
+            http.build_request("POST", url + "/processes", json={"command": "yes"}, headers={"Accept": "text/event-stream"}),
+            http.build_request("GET", url + "/files/content", params={"path": "/workspace/a"}),
+        ):
+            response = http.send(request, stream=True)
+            next(response.iter_raw())
+            response.close()
+        assert http.delete(url).status_code == 204
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def run(data_dir: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

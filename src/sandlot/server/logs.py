@@ -6,10 +6,18 @@ Never logged: code, environments, keys, file contents, query strings.
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import structlog
+
+from sandlot.model.specs import MIB
+
+STDOUT, STDERR = 1, 2
+MAX_BYTES = 16 * MIB
+"""Of a local service's log file; as much again is kept of what came before."""
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -49,3 +57,30 @@ def configure(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+def turn_over(path: Path, max_bytes: int = MAX_BYTES) -> bool:
+    """Where standard error is that file and the file is long: begin a new one, and keep the old one beside it.
+
+    Args:
+        path: The log file that whoever started a local service gave it.
+        max_bytes: What is long.
+
+    Returns:
+        Whether it was done.
+    """
+    try:
+        ours, there = os.fstat(STDERR), path.stat()
+    except OSError:
+        return False
+    if not os.path.samestat(ours, there) or ours.st_size < max_bytes:
+        return False
+    path.replace(path.with_name(f"{path.name}.1"))
+    fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.dup2(fresh, STDERR)
+        if os.path.samestat(os.fstat(STDOUT), ours):
+            os.dup2(fresh, STDOUT)
+    finally:
+        os.close(fresh)
+    return True

@@ -2,7 +2,7 @@
 
 Laws:
 - What an earlier service left is removed before the first request is answered.
-- SIGTERM, SIGINT, ``sandlot stop`` and idleness end it the same way: no new connections, its sandboxes ended (running calls
+- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, its sandboxes ended (running calls
   are told so), every trace removed, exit code 0. A second signal ends it at once; the next start removes what is left.
 """
 
@@ -41,6 +41,10 @@ GRACEFUL_S = 10
 """For answers that are under way when the service ends."""
 
 DESCRIPTORS = 65536
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOG = "service.log"
+"""In the data directory: where a local service's standard error goes."""
+
 _IDLE_CHECK_S = 1.0
 _log = structlog.get_logger("sandlot.server")
 
@@ -138,10 +142,11 @@ class Server(uvicorn.Server):
         Args:
             listeners: Listening sockets; closed in the end.
             idle_exit_s: Seconds without a sandbox until it ends by itself; None is never.
-            signals: Whether SIGTERM and SIGINT end it.
+            signals: Whether those in ``ENDING`` end it.
         """
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        # Whoever started it with nohup(1) does not want to hear of SIGHUP.
+        numbers = [number for number in ENDING if signals and signal.getsignal(number) is not signal.SIG_IGN]
         for number in numbers:
             loop.add_signal_handler(number, self._signalled, number)
         watcher = asyncio.create_task(self._watch(idle_exit_s))
@@ -175,6 +180,8 @@ class Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if idle_exit_s is None else _IDLE_CHECK_S):
                     await stop.wait()
+            if idle_exit_s is not None:
+                logs.turn_over(self._service.settings.data_dir / LOG)
             if idle_exit_s is not None and self._service.sandboxes.idle_s() >= idle_exit_s and not self.server_state.tasks:
                 _log.info("idle", seconds=idle_exit_s)
                 break

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 SPEAK = """
 import logging, sys, structlog
@@ -42,6 +44,35 @@ def test_text_for_people() -> None:
 def test_the_level_decides() -> None:
     assert json.loads(spoken("debug", "json")[0])["event"] == "quiet"
     assert [json.loads(line)["event"] for line in spoken("error", "json")] == ["failed"]
+
+
+TURN = """
+import os, sys
+from pathlib import Path
+from sandlot.server.logs import turn_over
+path = Path(sys.argv[1])
+for number in range(3):
+    print("line", number, "x" * 600, file=sys.stderr, flush=True)
+    print(turn_over(path, 1000), flush=True)
+"""
+
+
+def test_a_file_that_is_long_is_turned_over(tmp_path: Path) -> None:
+    path = tmp_path / "service.log"
+    with path.open("ab") as log:
+        done = subprocess.run([sys.executable, "-c", TURN, str(path)], stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "False"]
+    assert "line 2" in path.read_text()
+    assert "line 1" in (tmp_path / "service.log.1").read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_not_standard_error_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "service.log"
+    path.write_text("x" * 10_000)
+    done = subprocess.run([sys.executable, "-c", TURN, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"] * 3
+    assert [each.name for each in tmp_path.iterdir()] == ["service.log"]
 
 
 def spoken(level: str, form: str) -> list[str]:
