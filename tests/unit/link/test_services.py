@@ -170,7 +170,8 @@ async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await may_end.wait()  # as one that has to clean up does
+            async with asyncio.timeout(60):
+                await may_end.wait()  # as one that has to clean up does
             running -= 1
 
     async with linked(services={"stubborn": stubborn}) as (link, peer):
