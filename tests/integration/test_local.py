@@ -68,8 +68,6 @@ def test_an_empty_folder_that_is_open_to_others_is_made_private_and_used(folder:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-# httpcore 1.0 leaves the socket of a refused connection to the garbage collector; this one sees what others never do.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
     with Client(data_dir=folder) as client:
         first = client.version()["pid"]
