@@ -34,6 +34,7 @@ class Pipes:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
         self.frames: list[int] = []
+        self.reads = 0
         self.is_closed = False
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
@@ -41,9 +42,12 @@ class Pipes:
     async def receive(self, max_bytes: int) -> bytes:
         while True:
             try:
-                return os.read(self.read_fd, max_bytes)
+                data = os.read(self.read_fd, max_bytes)
             except BlockingIOError:
                 await self._ready(self.read_fd, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+            else:
+                self.reads += 1
+                return data
 
     def try_send(self, frame: bytes) -> bool:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -17,7 +19,7 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import frames, schema, values
 from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
-from tests.unit.link.peer import ENTRY, PeerCall, ended, linked, until
+from tests.unit.link.peer import ENTRY, PeerCall, Pipes, ended, linked, until
 from tests.unit.link.test_client import CASES, CELL, ENDED, PROCESS
 
 ID = ProcessId("ab" * 16)
@@ -296,6 +298,35 @@ async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_o
             with contextlib.suppress(asyncio.CancelledError):
                 await flooding
         assert not hostile.closed
+
+
+async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
+    """The flood comes from a process of its own, so that there is always more to read."""
+
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
+    async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
+        await hostile.stat("/f")
+        # Opened anew, so that the flooder may block where the peer must not: O_NONBLOCK belongs to the open file, open(2).
+        pipe = os.open(f"/proc/self/fd/{flooder.stream.write_fd}", os.O_WRONLY)
+        program = f"import os\npast = bytes.fromhex({past.hex()!r})\nwhile True: os.write(1, past); os.write(2, b'.')"
+        flood = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=pipe, stderr=asyncio.subprocess.PIPE)
+        os.close(pipe)
+        assert flood.stderr is not None
+        stream = hostile._pump._stream  # noqa: SLF001 - the test's own end of the pipe
+        assert isinstance(stream, Pipes)
+        try:
+            await flood.stderr.readexactly(20)
+            before = stream.reads
+            for _ in range(200):
+                assert (await honest.stat("/f")).path == "/f"
+            assert stream.reads - before < 200, "the flood had more turns than the calls"
+            assert not hostile.closed
+        finally:
+            flood.kill()
+            await flood.communicate()
 
 
 async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory() -> None:
