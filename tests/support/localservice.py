@@ -134,7 +134,7 @@ def local_service(env: Mapping[str, str] | None = None) -> Iterator[LocalService
         for left in service.client.sandboxes():
             service.client.kill(left.id)
         settle(service.traces, NOTHING)
-        settle(lambda: service.descriptors() - opened, Counter())  # no more than at its start
+        settle(lambda: service.descriptors() - opened, Counter[str]())  # no more than at its start
         assert service.end() == 0, service.log()
         settle(service.traces, NOTHING)
     finally:
