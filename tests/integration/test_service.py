@@ -180,7 +180,8 @@ def test_killed_by_several_at_once_and_while_it_is_created(service: LocalService
     settle(service.traces, NOTHING)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3])
+# No later: a create takes 0.25 s at least, and one whose answer was sent before its client went away is that client's sandbox.
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 def test_a_creator_that_goes_away_leaves_nothing(service: LocalService, delay_s: float) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(service.data_dir / "sandlot.sock"))
