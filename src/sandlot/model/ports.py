@@ -1,8 +1,9 @@
 """The isolation seam: what only a driver can do. Exec and files are the guest's, so every driver behaves the same.
 
 Laws:
-- Every optional ability is a pair: a probe whose answer never changes while the service runs, and a method whose
-  precondition is that probe. A method called without its ability raises ``UnsupportedError``.
+- Every optional ability is a pair: a probe, and a method whose precondition is that probe. A yes never changes while the
+  service runs; a no may become a yes once the host was mended. A method called without its ability raises
+  ``UnsupportedError``.
 - ``destroy`` is idempotent and complete: no process, mount, loop device, cgroup or file of the sandbox is left.
 - ``sweep`` touches only what carries this state directory's node id.
 """
