@@ -29,7 +29,7 @@ PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pid
 _PATIENCE_S = 60.0
 _YES = Verdict(ok=True)
 _TRIED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.PAUSE, Ability.ADOPT)
-_NOT_YET = (Ability.SNAPSHOT, Ability.CONFIGURE)
+_NOT_YET = {Ability.SNAPSHOT: LATER, Ability.CONFIGURE: "changing the limits of a live sandbox comes in a later version"}
 
 _BASE = 0x400000
 _HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
@@ -72,7 +72,7 @@ def probe(name: str, find_runtime: Callable[[], Runtime], driver: Driver, data_d
         data_dir: Where the tiny root is put for the time being.
     """
     version = ""
-    verdicts: dict[Ability, Verdict] = {ability: Verdict(ok=False, reason=f"{LATER}") for ability in _NOT_YET}
+    verdicts: dict[Ability, Verdict] = {ability: Verdict(ok=False, reason=reason) for ability, reason in _NOT_YET.items()}
     try:
         runtime = find_runtime()
         version = f"{runtime.name} {runtime.version} ({runtime.path})"
