@@ -49,3 +49,4 @@ async def test_a_whole_family_is_killed_also_where_it_left_its_session() -> None
     assert await shell.wait() == -signal.SIGKILL
     # A signal that was sent is a death that is certain, but on a busy host not one that has happened yet.
     await until(lambda: not {found.pid for found in tasks()} & set(family))
+    assert await shell.stdout.read() == b"", "everybody who held the pipe is gone, and so is its transport"
