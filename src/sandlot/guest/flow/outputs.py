@@ -54,11 +54,6 @@ class Buffer:
             at += len(chunk)
         return b""
 
-    def clear(self) -> None:
-        """Drop everything; offsets stay."""
-        self._chunks.clear()
-        self.start = self.end
-
 
 class Reader:
     """One attached reader: where it is in each channel. What it is told goes through ``port``."""
