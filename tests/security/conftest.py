@@ -1,6 +1,7 @@
-"""One service for each file of promises, and one sandbox to try from.
+"""For each file of promises and each kind of isolation one service, and one sandbox to try from.
 
-A test that harms its sandbox makes one of its own.
+A test that harms its sandbox makes one of its own: ``service.create()`` makes it of the isolation whose turn it is. Where a
+promise differs between the two, the test asks ``isolation`` and says in its docstring what is true of which, and why.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from collections.abc import Iterator
 import pytest
 
 from sandlot import Sandbox
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> str:
+    """What the sandboxes of this test's service are."""
+    chosen: str = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service() as running:
+def service(isolation: str) -> Iterator[LocalService]:
+    with local_service(isolation=isolation) as running:
         yield running
 
 

@@ -162,8 +162,8 @@ def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_sandbox_ends_with_its_service_or_is_swept_by_the_next(number: signal.Signals) -> None:
-    with local_service() as mortal:
+def test_a_sandbox_ends_with_its_service_or_is_swept_by_the_next(isolation: str, number: signal.Signals) -> None:
+    with local_service(isolation=isolation) as mortal:
         made = mortal.create()
         made.commands.run("setsid sleep 1000 & echo started", user="root")
         mortal.end(number)

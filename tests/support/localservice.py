@@ -28,6 +28,8 @@ from tests.support.traces import NOTHING, Traces, descriptors, settle, traces
 
 TEMPLATE = "base"
 """What tests start from unless they need more: Debian with python3, and its plain kernel."""
+ISOLATIONS = ("gvisor", "container")
+"""What the promises of tests/security are held by, each of them by each."""
 START_PATIENCE_S = 60.0
 
 
@@ -37,10 +39,12 @@ class LocalService:
     Args:
         data_dir: Its state directory; an earlier service's can be taken over.
         env: Settings and anything else for its environment.
+        isolation: What its sandboxes are unless a test says otherwise; by default whatever the service's own default is.
     """
 
-    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None, *, isolation: str | None = None) -> None:
         self.data_dir = data_dir
+        self.isolation = isolation
         self.secret = f"sandlot-test-secret-{secrets.token_hex(16)}"
         """Stands in the service's environment, so that tests can look for it elsewhere."""
         self._env = dict(env or {})
@@ -75,7 +79,9 @@ class LocalService:
         self.client.version()
 
     def create(self, template: str = TEMPLATE, **options: Any) -> Sandbox:  # noqa: ANN401 - whatever Sandbox.create takes
-        """A sandbox of this service."""
+        """A sandbox of this service, of its isolation unless told otherwise."""
+        if self.isolation is not None:
+            options.setdefault("isolation", self.isolation)
         return Sandbox.create(template, client=self.client, **options)
 
     def refs(self) -> frozenset[str]:
@@ -121,11 +127,17 @@ class LocalService:
 
 
 @contextmanager
-def local_service(env: Mapping[str, str] | None = None) -> Iterator[LocalService]:
-    """A service for some tests; afterwards it must have ended well and left nothing on the host."""
+def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None = None) -> Iterator[LocalService]:
+    """A service for some tests; afterwards it must have ended well and left nothing on the host.
+
+    Args:
+        env: Settings and anything else for its environment.
+        isolation: What its sandboxes are unless a test says otherwise; the service then allows every one of :data:`ISOLATIONS`.
+    """
+    allowed = {} if isolation is None else {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    service = LocalService(folder, env)
+    service = LocalService(folder, {**allowed, **(env or {})}, isolation=isolation)
     try:
         service.start()
         opened = service.descriptors()

@@ -15,10 +15,10 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.specs import Limits
-from sandlot.server import listen
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
+from sandlot.server.web import listen
 from tests.support.bare import BareDriver
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
