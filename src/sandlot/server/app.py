@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from sandlot import __version__
-from sandlot.server import errors
-from sandlot.server.frame import Frame
 from sandlot.server.native import code, files, processes, sandboxes, service
+from sandlot.server.web import errors
+from sandlot.server.web.frame import Frame
 
 if TYPE_CHECKING:
     from sandlot.server.compose import Service

@@ -24,10 +24,11 @@ import uvloop
 
 from sandlot import __version__
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.server import listen, logs
+from sandlot.server import logs
 from sandlot.server.app import create_app
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
+from sandlot.server.web import listen
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2

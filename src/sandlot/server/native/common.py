@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.server.compose import Service
-from sandlot.server.errors import BodyTooLargeError
 from sandlot.server.native.schemas.base import Answer
-from sandlot.server.streams import gone
+from sandlot.server.web.errors import BodyTooLargeError
+from sandlot.server.web.streams import gone
 
 _Result = TypeVar("_Result")
 

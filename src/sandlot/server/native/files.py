@@ -22,7 +22,7 @@ from sandlot.server.native.schemas.files import (
     StatQuery,
     WriteQuery,
 )
-from sandlot.server.streams import Stream
+from sandlot.server.web.streams import Stream
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 

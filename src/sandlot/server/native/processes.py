@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core import processes
 from sandlot.core.processes import Run
 from sandlot.model.errors import InvalidRequestError
-from sandlot.server import streams
 from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.processes import (
     ExitedAnswer,
@@ -25,6 +24,7 @@ from sandlot.server.native.schemas.processes import (
     StartedAnswer,
     captured,
 )
+from sandlot.server.web import streams
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 

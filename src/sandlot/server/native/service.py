@@ -9,8 +9,6 @@ from fastapi import APIRouter, Request, Response
 from sandlot import __version__
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.protocol.connection import GENERATION
-from sandlot.server.auth import OWNER
-from sandlot.server.frame import state
 from sandlot.server.native.common import also, reply, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
@@ -22,6 +20,8 @@ from sandlot.server.native.schemas.service import (
     VerdictAnswer,
     VersionAnswer,
 )
+from sandlot.server.web.auth import OWNER
+from sandlot.server.web.frame import state
 
 router = APIRouter(tags=["service"])
 

@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB
-from sandlot.server import errors
-from sandlot.server.auth import authenticate
-from sandlot.server.errors import BodyTooLargeError
 from sandlot.server.keys import KeyStore
+from sandlot.server.web import errors
+from sandlot.server.web.auth import authenticate
+from sandlot.server.web.errors import BodyTooLargeError
 
 JSON_MAX_BYTES = 8 * MIB
 RAW_SUFFIXES = ("/files/content", "/stdin")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import AuthenticationError
-from sandlot.server.auth import OWNER, authenticate, presented
 from sandlot.server.keys import KeyStore
+from sandlot.server.web.auth import OWNER, authenticate, presented
 
 
 @pytest.mark.parametrize(

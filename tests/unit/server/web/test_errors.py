@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.server.errors import MEDIA_TYPE, answer, defect, validation
+from sandlot.server.web.errors import MEDIA_TYPE, answer, defect, validation
 
 
 @pytest.mark.parametrize("code", ErrorCode)

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from sandlot.core.processes import STDERR, STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import SandlotError
-from sandlot.server import errors
+from sandlot.server.web import errors
 
 EVENTS = "text/event-stream"
 KEEP_ALIVE_S = 15.0

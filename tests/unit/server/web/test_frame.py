@@ -14,9 +14,9 @@ import pytest
 
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.specs import MIB
-from sandlot.server import frame, listen
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
+from sandlot.server.web import frame, listen
 from tests.support.service import Bench, bench, client
 
 CODE = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code"

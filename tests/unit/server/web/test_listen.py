@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sandlot.model.errors import HostError, InvalidRequestError
-from sandlot.server import listen
+from sandlot.server.web import listen
 from tests.support.service import Bench, unix_client
 
 
