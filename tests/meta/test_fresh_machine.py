@@ -83,7 +83,7 @@ def deb822(root: Path, release: str, mirror: str) -> None:
 
 
 @pytest.mark.parametrize("configure", [one_line, deb822])
-def test_a_bare_machine_gets_a_runsc_and_nothing_else_is_changed(
+def test_a_bare_machine_gets_its_runtimes_and_nothing_else_is_changed(
     machine: Path, release: str, mirror: str, configure: Callable[[Path, str, str], None]
 ) -> None:
     configure(machine, release, mirror)
@@ -97,7 +97,7 @@ def test_a_bare_machine_gets_a_runsc_and_nothing_else_is_changed(
     after = contents(machine)
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     assert changed == (OWN if release == "bookworm" else set())
-    assert enter(machine, "runsc --version && mmdebstrap --version && mkfs.ext4 -V && losetup --version").returncode == 0
+    assert enter(machine, "runsc --version && crun --version && mmdebstrap --version && mkfs.ext4 -V && losetup --version").returncode == 0
     # Nothing but runsc comes from the added source.
     if release == "bookworm":
         assert enter(machine, "dpkg-query -W -f '${Package} ${Version}\\n' | grep '~bpo' | cut -d' ' -f1").stdout.split() == ["runsc"]
