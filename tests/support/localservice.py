@@ -40,14 +40,18 @@ class LocalService:
         data_dir: Its state directory; an earlier service's can be taken over.
         env: Settings and anything else for its environment.
         isolation: What its sandboxes are unless a test says otherwise; by default whatever the service's own default is.
+        program: The module that is the service.
     """
 
-    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None, *, isolation: str | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, env: Mapping[str, str] | None = None, *, isolation: str | None = None, program: str = "sandlot.server"
+    ) -> None:
         self.data_dir = data_dir
         self.isolation = isolation
         self.secret = f"sandlot-test-secret-{secrets.token_hex(16)}"
         """Stands in the service's environment, so that tests can look for it elsewhere."""
         self._env = dict(env or {})
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self.client = Client(data_dir=data_dir, autostart=False)
 
@@ -63,7 +67,7 @@ class LocalService:
             env.pop(name, None)
         with (self.data_dir / "service.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sandlot.server", "--local"],
+                [sys.executable, "-P", "-m", self._program, "--local"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -127,17 +131,20 @@ class LocalService:
 
 
 @contextmanager
-def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None = None) -> Iterator[LocalService]:
+def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None = None, roots: Path | None = None) -> Iterator[LocalService]:
     """A service for some tests; afterwards it must have ended well and left nothing on the host.
 
     Args:
         env: Settings and anything else for its environment.
         isolation: What its sandboxes are unless a test says otherwise; the service then allows every one of :data:`ISOLATIONS`.
+        roots: A folder whose folders are its templates (``served.py``), in place of the image store's.
     """
     allowed = {} if isolation is None else {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    service = LocalService(folder, {**allowed, **(env or {})}, isolation=isolation)
+    own = {} if roots is None else {"SANDLOT_TEST_ROOTS": str(roots), "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = "sandlot.server" if roots is None else "tests.support.served"
+    service = LocalService(folder, {**allowed, **own, **(env or {})}, isolation=isolation, program=program)
     try:
         service.start()
         opened = service.descriptors()

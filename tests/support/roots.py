@@ -1,0 +1,90 @@
+"""Root file systems of a test's own: odd images, with the guest that the product puts in, or with another in its place.
+
+They lie beside the image cache, because their files are hard links to it: nothing is copied, and nothing may be written in
+place - replace a file, never overwrite one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandlot.images import tree
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.link.payload import GUEST_ROOT
+from tests.support.localservice import TEMPLATE
+
+GUEST = GUEST_ROOT.strip("/")
+
+
+class Roots:
+    """A folder of roots.
+
+    Args:
+        folder: Where they are; on the image cache's file system.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.image = ImageStore(cache_from(os.environ)).root(TEMPLATE).path
+        """The root of the usual template, guest and all."""
+
+    def add(self, name: str, image: Path | None = None) -> Path:
+        """A new root: a copy of an image by hard links, or empty; with the guest.
+
+        Args:
+            name: What the template is called.
+            image: The tree to copy; its own guest, where it has one, gives way to ours.
+        """
+        root = self.folder / name
+        if image is None:
+            root.mkdir(mode=0o755)
+        else:
+            tree.link(image, root)
+        if os.path.lexists(root / GUEST):
+            tree.remove(root / GUEST)
+        tree.link(self.image / GUEST, root / GUEST)
+        return root
+
+    def add_impostor(self, name: str, before: str = "") -> Path:
+        """The usual image with a hostile guest (``impostor.py``) where the guest was.
+
+        Args:
+            name: What the template is called.
+            before: What it does before it greets, in Python.
+        """
+        root = self.add(name, self.image)
+        guest = root / GUEST
+        (guest / "guest.zip").rename(guest / "real.zip")
+        package = guest / "guest.zip" / "sandlot" / "guest"
+        package.mkdir(parents=True)
+        for folder in (package.parent, package):
+            (folder / "__init__.py").write_text("")
+        (package / "main.py").write_bytes(Path(__file__).with_name("impostor.py").read_bytes())
+        (guest / "before.py").write_text(before)
+        return root
+
+
+def replace(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Put a file in a root, in the place of whatever has the name."""
+    if os.path.lexists(path):
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.chmod(mode)
+
+
+@contextmanager
+def own_roots() -> Iterator[Roots]:
+    """A folder for roots; gone afterwards."""
+    cache = cache_from(os.environ)
+    ImageStore(cache).root(TEMPLATE)
+    folder = Path(tempfile.mkdtemp(prefix="test-roots-", dir=cache))
+    try:
+        yield Roots(folder)
+    finally:
+        shutil.rmtree(folder)
