@@ -44,10 +44,19 @@ def run_inside(sandbox: Sandbox, program: str, *, user: str = "user", given: Map
         given: What it finds as ``given``.
         timeout: Seconds.
     """
-    text = f"{PREAMBLE}\n{program}\nprint(json.dumps(told))\n"
-    # Not as plain text: what the program looks for must not be found in its own command line.
-    encoded = base64.b64encode(json.dumps(dict(given or {})).encode()).decode()
-    done = sandbox.commands.run(["python3", "-c", text, encoded], user=user, timeout=timeout)
+    done = sandbox.commands.run(["python3", *arguments(program, given)], user=user, timeout=timeout)
     assert done.exit_code == 0, f"{done.reason} {done.exit_code}: {done.stderr[-2000:]}"
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
+
+
+def arguments(program: str, given: Mapping[str, Any] | None = None) -> list[str]:
+    """What a python is to be given to run a program as :func:`run_inside` does.
+
+    Args:
+        program: Python; it finds the names of :data:`PREAMBLE`.
+        given: What it finds as ``given``.
+    """
+    text = f"{PREAMBLE}\n{program}\nprint(json.dumps(told))\n"
+    # Not as plain text: what the program looks for must not be found in its own command line.
+    return ["-c", text, base64.b64encode(json.dumps(dict(given or {})).encode()).decode()]

@@ -1,0 +1,224 @@
+"""Promise: no file of /proc, /sys, /dev or the control groups gives anybody inside a hold on the host, as user or as root.
+
+What Linux shows there of itself is either not there, or cannot be read and written, or is the sandbox's own. Every file that
+is there is tried, not only those that are known; what the host has in the same place is compared before and after.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from tests.support.attempts import not_refused, outcomes
+from tests.support.hoststate import changes, host_state
+from tests.support.inside import USERS, run_inside
+from tests.support.localservice import LocalService
+from tests.support.traces import node_of
+
+TRIGGERS = {
+    "sysrq": 'write("/proc/sysrq-trigger", "h")',
+    "core_pattern": 'write("/proc/sys/kernel/core_pattern", "|/tmp/sandlot-evil")',
+    "modprobe": 'write("/proc/sys/kernel/modprobe", "/tmp/sandlot-evil")',
+    "hotplug": 'write("/proc/sys/kernel/hotplug", "/tmp/sandlot-evil")',
+    "uevent_helper": 'write("/sys/kernel/uevent_helper", "/tmp/sandlot-evil")',
+    "uevent": 'write("/sys/class/mem/null/uevent", "change")',
+    "poweroff_cmd": 'write("/proc/sys/kernel/poweroff_cmd", "/tmp/sandlot-evil")',
+    "binfmt_misc": 'write("/proc/sys/fs/binfmt_misc/register", ":sandlot:M::sandlot-evil::/tmp/sandlot-evil:")',
+    "panic": 'write("/proc/sys/kernel/panic_on_oops", "1")',
+    "dmesg_restrict": 'write("/proc/sys/kernel/dmesg_restrict", "0")',
+    "ptrace_scope": 'write("/proc/sys/kernel/yama/ptrace_scope", "0")',
+    "unprivileged bpf": 'write("/proc/sys/kernel/unprivileged_bpf_disabled", "0")',
+    "overcommit": 'write("/proc/sys/vm/overcommit_memory", "1")',
+    "panic_on_oom": 'write("/proc/sys/vm/panic_on_oom", "1")',
+    "mmap_min_addr": 'write("/proc/sys/vm/mmap_min_addr", "0")',
+    "drop_caches": 'write("/proc/sys/vm/drop_caches", "1")',
+    "protected links": 'write("/proc/sys/fs/protected_symlinks", "0")',
+    "suid_dumpable": 'write("/proc/sys/fs/suid_dumpable", "2")',
+    "kernel log's level": 'write("/proc/sys/kernel/printk", "8")',
+    "own OOM score below what it was": 'write("/proc/self/oom_score_adj", "-1000")',
+    "identity map": 'write("/proc/self/uid_map", "0 0 4294967295")',
+    "an identity map of others": 'write("/proc/1/uid_map", "0 0 4294967295")',
+    "release agent": 'write("/sys/fs/cgroup/memory/release_agent", "/tmp/sandlot-evil")',
+    "memory limit": 'write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "-1")',
+    "memory limit, version 2": 'write("/sys/fs/cgroup/memory.max", "max")',
+    "a control group": 'os.mkdir("/sys/fs/cgroup/memory/sandlot-evil")',
+    "a control group, version 2": 'os.mkdir("/sys/fs/cgroup/sandlot-evil")',
+    "out of its control group": 'write("/sys/fs/cgroup/memory/cgroup.procs", "0")',
+    "out of its control group, version 2": 'write("/sys/fs/cgroup/cgroup.procs", "0")',
+    "processor off": 'write("/sys/devices/system/cpu/cpu1/online", "0")',
+    "huge pages": 'write("/sys/kernel/mm/transparent_hugepage/enabled", "never")',
+    "power": 'write("/sys/power/state", "mem")',
+    "a module's setting": 'write("/sys/module/overlay/parameters/metacopy", "Y")',
+    "a driver": 'write("/sys/bus/pci/drivers_probe", "0000:00:00.0")',
+    "firmware": 'write("/sys/module/firmware_class/parameters/path", "/tmp")',
+    "a security module": 'write("/sys/kernel/security/apparmor/.remove", "x")',
+    "kernel symbols": 'nonzero("/proc/kallsyms")',
+    "the kernel's memory": 'open("/proc/kcore", "rb").read(64) or gone()',
+    "kernel log": 'os.read(os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64)',
+    "log device": 'os.read(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64)',
+    "pages of memory": 'open("/proc/kpagecount", "rb").read(8) or gone()',
+    "flags of memory": 'open("/proc/kpageflags", "rb").read(8) or gone()',
+    "timers": 'open("/proc/timer_list").read(64) or gone()',
+    "schedule": 'open("/proc/sched_debug").read(64) or gone()',
+    "keys": 'open("/proc/keys").read(64) or gone()',
+    "interrupts' affinity": 'write("/proc/irq/default_smp_affinity", "1")',
+    "scsi": 'write("/proc/scsi/scsi", "scsi add-single-device 0 0 0 0")',
+    "ports": 'open("/dev/port", "rb").read(1)',
+    "memory": 'open("/dev/mem", "rb").read(1)',
+    "kvm": 'os.open("/dev/kvm", os.O_RDWR)',
+    "fuse": 'os.open("/dev/fuse", os.O_RDWR)',
+    "tun": 'os.open("/dev/net/tun", os.O_RDWR)',
+    "loop": 'os.open("/dev/loop-control", os.O_RDWR)',
+    "a disk": 'os.open("/dev/vda", os.O_RDONLY)',
+    "device mapper": 'os.open("/dev/mapper/control", os.O_RDWR)',
+    "vhost": 'os.open("/dev/vhost-vsock", os.O_RDWR)',
+    "performance of processors": 'os.open("/dev/cpu_dma_latency", os.O_RDWR)',
+    "registers of processors": 'os.open("/dev/cpu/0/msr", os.O_RDONLY)',
+    "graphics": 'os.open("/dev/dri/card0", os.O_RDWR)',
+    "the console": 'os.open("/dev/console", os.O_RDWR | os.O_NOCTTY)',
+    "a virtual console": 'os.open("/dev/tty1", os.O_RDWR | os.O_NOCTTY)',
+    "input": 'os.open("/dev/uinput", os.O_RDWR)',
+    "a host's socket": 'socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock")',
+    "an init's socket": 'socket.socket(socket.AF_UNIX).connect("/run/systemd/private")',
+}
+"""What has given containers away, and what belongs to a whole machine."""
+
+SETUP = """
+def gone():
+    raise OSError(errno.ENOENT, "there, and empty")
+def write(path, text):
+    # No O_CREAT: a file that is not there is not to be made up.
+    fd = os.open(path, os.O_WRONLY)
+    os.write(fd, text.encode())
+def nonzero(path):
+    with open(path) as file:
+        if not any(line.split()[0].strip("0") for line in file):
+            raise OSError(errno.EPERM, "nothing but zeros")
+"""
+
+
+# Of that kernel, not of the host's: scores that nobody acts on, a switch for tracers inside, and devices that need a mount or an
+# interface to be of any use, which lead no further than the sandbox.
+GVISOR_OWN = {"own OOM score below what it was", "ptrace_scope", "fuse", "tun", "identity map"}
+GVISOR_EIO = ("sysrq", "overcommit", "mmap_min_addr")
+"""Files that are there, and which take nothing."""
+DEVICES = {
+    *((1, minor) for minor in (3, 5, 7, 8, 9)),  # null, zero, full, random, urandom: Documentation/admin-guide/devices.txt of Linux
+    *((5, minor) for minor in (0, 2)),  # tty and ptmx: the terminal of whoever opens it, and new ones
+}
+GVISOR_DEVICES = DEVICES | {(10, 200), (10, 229)}
+"""tun and fuse, see above."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_host_is_as_it_was(isolation: str) -> Iterator[None]:
+    before = host_state()
+    yield
+    assert changes(before, host_state()) == {}, f"changed from inside of {isolation}"
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_file_that_rules_a_machine_can_be_used(sandbox: Sandbox, isolation: str, user: str) -> None:
+    """In gVisor a few of them are there, with no more meaning than ``GVISOR_OWN`` says. A container refuses all."""
+    found = outcomes(sandbox, {**TRIGGERS, "control": 'write("/proc/self/oom_score_adj", "1000")'}, user=user, setup=SETUP)
+    assert found.pop("control") == "ok"
+    own_kernel = isolation == "gvisor"
+    allowed, also = (GVISOR_OWN, {name: {"EIO"} for name in GVISOR_EIO}) if own_kernel else (set(), {})
+    assert not_refused(found, allowed=allowed, also=also) == {}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_file_of_proc_and_sys_takes_what_is_written(sandbox: Sandbox, isolation: str, user: str) -> None:
+    """Of all that are there, whatever their names; those of processes inside are left out, which are their own.
+
+    In gVisor root may open many, which are that kernel's; the fixture sees to it that the host's are as they were. In a container
+    none can even be opened for writing.
+    """
+    told = run_inside(
+        sandbox,
+        """
+told["opened"], told["tried"] = [], 0
+for top in ("/proc", "/sys"):
+    for where, folders, files in os.walk(top):
+        if where == "/proc":
+            folders[:] = [name for name in folders if not name.isdecimal() and name not in ("self", "thread-self")]
+        for name in files:
+            path = os.path.join(where, name)
+            told["tried"] += 1
+            got = attempt(os.open, path, os.O_RDWR | os.O_NONBLOCK)
+            got = attempt(os.open, path, os.O_WRONLY | os.O_NONBLOCK) if "error" in got else got
+            if "got" in got:
+                told["opened"].append(path)
+                attempt(os.write, got["got"], attempt(read, path, 4096).get("got", "1").encode("latin-1") or b"1")
+                os.close(got["got"])
+""",
+        user=user,
+    )
+    assert told["tried"] > 20
+    if isolation != "gvisor":
+        assert told["opened"] == []
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_the_devices_are_those_that_hold_nothing(sandbox: Sandbox, isolation: str, user: str) -> None:
+    """In gVisor, /dev has tun and fuse besides, of that kernel."""
+    told = run_inside(
+        sandbox,
+        """
+told["devices"] = []
+for where, _, files in os.walk("/"):
+    if where.startswith("/proc"):
+        continue
+    for name in files:
+        path = os.path.join(where, name)
+        got = attempt(os.lstat, path).get("got")
+        if got and (stat.S_ISBLK(got.st_mode) or stat.S_ISCHR(got.st_mode)):
+            told["devices"].append([path, stat.S_ISBLK(got.st_mode), os.major(got.st_rdev), os.minor(got.st_rdev)])
+""",
+        user=user,
+    )
+    known = GVISOR_DEVICES if isolation == "gvisor" else DEVICES
+    assert [1, 3] in [numbers for _, _, *numbers in told["devices"]], "null is there, so that was a real look"
+    strange = [(path, block, *numbers) for path, block, *numbers in told["devices"] if block or tuple(numbers) not in known]
+    assert [device for device in strange if not device[0].startswith("/dev/pts/")] == []
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_control_group_of_the_host_is_seen_or_ruled(sandbox: Sandbox, service: LocalService, user: str) -> None:
+    """What the host limits a sandbox with is neither named inside nor can it be entered, left or mounted; the groups stay as they were."""
+    groups = {group: _limits(group) for group in _groups(service)}
+    assert groups, "there are some, so that was a real look"
+    told = run_inside(
+        sandbox,
+        """
+told["named"] = {name: attempt(read, f"/proc/{name}").get("got", "") for name in ("self/cgroup", "1/cgroup", "cgroups", "self/mountinfo")}
+told["files"] = [os.path.join(where, name) for where, _, names in os.walk("/sys/fs/cgroup") for name in names]
+told["written"] = []
+for path in told["files"]:
+    got = attempt(os.open, path, os.O_WRONLY | os.O_NONBLOCK)
+    if "got" in got:
+        for text in ("0", "-1", "max", "/tmp/evil", "1"):
+            if "got" in attempt(os.write, got["got"], text.encode()):
+                told["written"].append([path, text])
+""",
+        user=user,
+    )
+    node = node_of(service.data_dir)
+    assert node not in repr(told["named"])
+    assert not any("release_agent" in path for path in told["files"])
+    assert told["written"] == []
+    assert {group: _limits(group) for group in groups} == groups
+
+
+def _groups(service: LocalService) -> list[Path]:
+    """The control groups of the service's sandboxes, of every hierarchy."""
+    return [Path(where) for where, _, _ in os.walk("/sys/fs/cgroup") if f"/sandlot/{node_of(service.data_dir)}" in where]
+
+
+def _limits(group: Path) -> dict[str, str]:
+    names = ("memory.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "notify_on_release", "memory.max", "cpu.max", "memory.oom_control")
+    return {name: (group / name).read_text(encoding="ascii").split("under_oom")[0] for name in names if (group / name).exists()}
