@@ -22,7 +22,6 @@ from sandlot.protocol.errors import ProtocolError
 _DURATION_MAX_S = 1e10
 _MIME_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+;= -]{1,127}")
 _HINT_CHARS = 1024
-_REASON_FIELDS = 16
 
 
 def fit(what: str, fields: Mapping[str, str], given: object) -> Mapping[str, Any]:
@@ -290,17 +289,10 @@ def python(given: object) -> str | None:
 
 
 def error_of(reason: Mapping[str, Any]) -> SandlotError:
-    """The error of a RESET that the guest sent."""
+    """The error of a RESET that the guest sent: its code, message and hint. Other fields of it are not taken.
+
+    The fields of an error are the service's own words to its clients, some of which become headers of the answer.
+    """
     code = reason["code"] if reason["code"] in schema.RESET_CODES else "internal"
     hint = reason.get("hint")
-    fields = {
-        name: value
-        for name, value in reason.items()
-        if name not in {"code", "message", "hint"} and (type(value) in {int, bool} or (type(value) is str and len(value) <= schema.LIMITS["path"]))
-    }
-    return from_code(
-        code,
-        reason["message"][: schema.LIMITS["text"]],
-        hint=hint[:_HINT_CHARS] if type(hint) is str else "",
-        fields=dict(list(fields.items())[:_REASON_FIELDS]),
-    )
+    return from_code(code, reason["message"][: schema.LIMITS["text"]], hint=hint[:_HINT_CHARS] if type(hint) is str else "")

@@ -111,11 +111,13 @@ def test_every_code_of_a_guest_is_the_models() -> None:
 
 
 def test_an_error_is_bounded_whatever_it_says() -> None:
-    flood = {f"field{number}": "x" for number in range(1000)}
-    wrong = {"list": [1], "bytes": b"x", "long": "x" * 5000}
-    error = parse.error_of({"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000, **wrong, **flood})
+    error = parse.error_of({"code": "conflict", "message": "m" * 100_000, "hint": "h" * 100_000})
     assert len(error.message) == schema.LIMITS["text"]
     assert len(error.hint) <= 1024
-    assert len(error.fields) <= 16
-    assert not wrong.keys() & error.fields.keys()
     assert parse.error_of({"code": "conflict", "message": "m", "hint": b"h"}).hint == ""
+
+
+def test_the_fields_of_an_error_are_never_a_guests() -> None:
+    """One of them becomes a header of the answer, another one names the request."""
+    forged = {"retry_after_s": "1\r\nSet-Cookie: a=b", "request_id": "forged", "sandbox": "another"}
+    assert not parse.error_of({"code": "busy", "message": "m", **forged}).fields

@@ -208,7 +208,7 @@ async def test_an_error_of_the_guest_is_raised_as_the_models(code: str) -> None:
             await link.stat("/f")
         assert raised.value.code == code
         assert raised.value.hint == "Look elsewhere."
-        assert dict(raised.value.fields) == {"path": "/f"}
+        assert not raised.value.fields
 
 
 async def test_patience_ends_a_call_that_should_be_short() -> None:

@@ -87,8 +87,9 @@ def answer(error: SandlotError, request_id: str, *, status: int | None = None, h
     if status is not None:
         body["status"], body["title"] = status, HTTPStatus(status).phrase
     more = dict(headers or {})
-    if "retry_after_s" in error.fields:
-        more["Retry-After"] = str(error.fields["retry_after_s"])
+    wait_s = error.fields.get("retry_after_s")
+    if isinstance(wait_s, int):  # never a text: it would be written into the answer's head as it is
+        more["Retry-After"] = str(wait_s)
     if body["status"] == HTTPStatus.UNAUTHORIZED:
         more["WWW-Authenticate"] = "Bearer"
     content = json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")

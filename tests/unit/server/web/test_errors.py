@@ -24,6 +24,11 @@ def test_every_code_has_its_answer(code: ErrorCode) -> None:
     assert ("www-authenticate" in response.headers) == (response.status_code == 401)
 
 
+def test_a_header_is_never_a_text_that_somebody_else_chose() -> None:
+    forged = class_of(ErrorCode.BUSY)("busy", code=ErrorCode.BUSY, fields={"retry_after_s": "1\r\nSet-Cookie: a=b"})
+    assert "retry-after" not in answer(forged, "x").headers
+
+
 def test_text_that_utf_8_cannot_carry_is_still_an_answer() -> None:
     body = answer(class_of(ErrorCode.NOT_FOUND)("\ud800", code=ErrorCode.NOT_FOUND), "x").body
     assert json.loads(bytes(body))["detail"] == "?"
