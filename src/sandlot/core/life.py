@@ -36,6 +36,9 @@ GUEST_GRACE_S = 60.0
 _LAST_WORD_S = 3.0
 """How long a driver may take to say how a sandbox ended whose link broke."""
 
+_SAID_CHARS = 500
+"""Of what a guest says of itself, in an error."""
+
 _DESTROY_TRIES = 4
 _DESTROY_PAUSE_S = 1.0
 
@@ -153,8 +156,11 @@ async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str
             pids=box.spec.limits.pids,
             deadline_s=box.spec.timeout_s + GUEST_GRACE_S,
         )
-    except BaseException:
+    except BaseException as error:
         await link.aclose()
+        if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
+            # Whatever it says: the client asked for a sandbox, and its guest is not one to answer with a refusal.
+            raise _bad_guest(f"its guest refused to begin: {error.message[:_SAID_CHARS]}") from None
         raise
     return link
 
@@ -269,11 +275,15 @@ async def _first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits:
             hint="Raise limits.memory_bytes.",
             fields={"field": "limits.memory_bytes"},
         )
-    raise HostError(
+    raise _bad_guest(detail, died.reason)
+
+
+def _bad_guest(detail: str, reason: ExitReason = ExitReason.CRASHED) -> HostError:
+    return HostError(
         f"The sandbox ended while it was starting ({detail}).",
         code=ErrorCode.HOST_NOT_READY,
         hint="'sandlot doctor' checks the host and names every fix.",
-        fields={"reason": str(died.reason)},
+        fields={"reason": str(reason)},
     )
 
 
