@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from sandlot.drivers.oci.config import oci_config
-from sandlot.drivers.oci.plan import group_limits
-from sandlot.drivers.oci.runtime import find_runsc
+from sandlot.drivers.oci.gvisor.config import oci_config
+from sandlot.drivers.oci.gvisor.plan import group_limits
+from sandlot.drivers.oci.gvisor.runtime import find_runsc
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link

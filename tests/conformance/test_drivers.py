@@ -25,3 +25,9 @@ class TestGvisor(DriverSuite):
     @pytest.fixture
     def bench(self, root: RootFs, tmp_path: Path) -> Bench:
         return Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
+
+
+class TestContainer(DriverSuite):
+    @pytest.fixture
+    def bench(self, root: RootFs, tmp_path: Path) -> Bench:
+        return Bench("container", root=root, node=new_node_id(), data_dir=tmp_path / "state")

@@ -14,8 +14,8 @@ import pytest
 pytest.register_assert_rewrite("sandlot.testing")
 
 from sandlot.drivers.oci.driver import OciDriver  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
 from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
-from sandlot.drivers.oci.runtime import Runsc, find_runsc  # noqa: E402
 from sandlot.drivers.registry import DriverSettings  # noqa: E402
 from sandlot.host import disks  # noqa: E402
 from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
@@ -181,8 +181,8 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench,
     strip = 'for word; do shift; case "$word" in --overlay2=*) word="${word%,size=*}";; esac; set -- "$@" "$word"; done'
     wrapper.write_text(f'#!/bin/sh\n{strip}\nexec {real.path} "$@"\n')
     wrapper.chmod(0o755)
-    runtime = Runsc(wrapper, real.sha256, real.version, limits_disk=True)
-    driver = OciDriver("gvisor", DriverSettings(bench.node, bench.data_dir), lambda: runtime)
+    program = dataclasses.replace(real, path=wrapper, limits_disk=True)
+    driver = OciDriver("gvisor", DriverSettings(bench.node, bench.data_dir), Runsc(lambda: program))
     instance = await bench.boot(driver)
     async with meet(instance) as subject:
         assert (await subject.run("dd", "if=/dev/zero", "of=/home/user/file", "bs=1M", "count=8")).code == 0

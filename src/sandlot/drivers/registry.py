@@ -39,7 +39,7 @@ class DriverSettings:
 
 DriverFactory = Callable[[DriverSettings], Driver]
 
-_OWN: Mapping[str, str] = MappingProxyType({"gvisor": "sandlot.drivers.oci.driver:gvisor"})
+_OWN: Mapping[str, str] = MappingProxyType({"gvisor": "sandlot.drivers.oci.driver:gvisor", "container": "sandlot.drivers.oci.driver:container"})
 
 
 def driver_names() -> tuple[str, ...]:

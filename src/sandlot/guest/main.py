@@ -209,6 +209,8 @@ class Guest:
 
 
 def _set_hostname(name: str) -> None:
+    if socket.gethostname() == name:  # a container was given it, and may not change it
+        return
     try:
         socket.sethostname(name)
     except OSError as error:

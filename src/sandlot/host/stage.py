@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# linux/sched.h, linux/mount.h, linux/prctl.h, linux/loop.h, linux/fcntl.h, linux/signal.h; `signal` itself imports enum.
-CLONE_NEWNS = 0x00020000
+# linux/sched.h, linux/mount.h, asm/unistd.h, linux/prctl.h, linux/loop.h, linux/fcntl.h, linux/signal.h; `signal` itself imports enum.
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 8, 32, 1024, 4096, 16384, 1 << 19
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
+AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
@@ -55,6 +58,12 @@ def checked(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
+
+
+def called(result: int, what: str) -> int:
+    """The result of a system call; raise what errno says if it failed."""
+    checked(min(0, result), what)
+    return int(result)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -84,14 +93,16 @@ def tmpfs(target: str, options: str) -> None:
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
-def mkdir(path: str) -> None:
-    """A folder, and its parents."""
+def mkdir(path: str, mode: int = 0o700) -> None:
+    """A folder, and its parents, which are private."""
     os.makedirs(path, 0o700, exist_ok=True)
+    os.chmod(path, mode)
 
 
-def file(path: str, text: str) -> None:
+def file(path: str, text: str, mode: int = 0o600) -> None:
     """A small file."""
     write(path, text)
+    os.chmod(path, mode)
 
 
 def bind(source: str, target: str, access: str) -> None:
@@ -101,14 +112,71 @@ def bind(source: str, target: str, access: str) -> None:
     mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | read_only)
 
 
+def idmapped(source: str, target: str, first_id: int, ids: int) -> None:
+    """Show a folder at another place, read-only, every owner 0 to ``ids`` as ``first_id`` and up (mount_setattr(2)). Linux 5.12."""
+    namespace = user_namespace(first_id, ids)
+    try:
+        tree = called(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
+        try:
+            flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_IDMAP
+            attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, 0, 0, namespace))  # struct mount_attr
+            called(_libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes)), f"idmapped mount of {source}")
+            called(_libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+        finally:
+            os.close(tree)
+    finally:
+        os.close(namespace)
+
+
+def user_namespace(first_id: int, ids: int) -> int:
+    """A descriptor of a user namespace with that mapping, user and group ids alike, that nobody is in (user_namespaces(7))."""
+    ready_out, ready_in = os.pipe()
+    done_out, done_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(done_in)
+        status = _libc.unshare(CLONE_NEWUSER)
+        os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if status else 0,)))
+        os.read(done_out, 1)
+        os._exit(0)
+    try:
+        number = os.read(ready_out, 1)[0]
+        if number:
+            raise OSError(number, os.strerror(number), "user namespace")
+        for file_name in ("uid_map", "gid_map"):
+            handle = os.open(f"/proc/{child}/{file_name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(handle, f"0 {first_id} {ids}".encode())
+            finally:
+                os.close(handle)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for handle in (ready_out, ready_in, done_out, done_in):
+            os.close(handle)
+        os.waitpid(child, 0)
+
+
+def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
+    """A file system that shows ``lower`` and writes to ``disk_folder``; its root belongs to ``owner``.
+
+    ``volatile``: it is never synced to the disk, because nobody reads the disk after a crash.
+    """
+    upper, work = f"{disk_folder}/upper", f"{disk_folder}/work"
+    for path in (upper, work):
+        os.mkdir(path)
+        os.chmod(path, 0o755)  # noqa: S103 - as / is everywhere
+        os.chown(path, owner, owner)
+    mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, f"lowerdir={lower},upperdir={upper},workdir={work},volatile")
+
+
 def disk(image: str, target: str) -> None:
     """Mount an ext4 image through a loop device that clears itself when its last user ends (loop(4))."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         number, device = attach_loop(backing)
         try:
-            # Discarding gives the host back what the guest deletes.
-            mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME, "discard")
+            # Discarding gives the host back what the guest deletes. noinit_itable: see mkfs_argv in disks.py.
+            mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME, "discard,noinit_itable")
         finally:
             os.close(device)
     finally:
@@ -150,18 +218,19 @@ def oom_score(value: str) -> None:
 
 
 def limit(name: str, soft: int, hard: int) -> None:
-    """A resource limit, by its name in :mod:`resource`; never above the hard limit that is already there."""
+    """A resource limit, by its name in :mod:`resource`; not above the hard limit of one who may not raise it."""
     kind = getattr(resource, name)
-    _, ceiling = resource.getrlimit(kind)
-    if ceiling != resource.RLIM_INFINITY and os.geteuid() != 0:
-        soft, hard = min(soft, ceiling), min(hard, ceiling)
-    resource.setrlimit(kind, (soft, hard))
+    try:
+        resource.setrlimit(kind, (soft, hard))
+    except ValueError:
+        ceiling = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (min(soft, ceiling), min(hard, ceiling)))
 
 
 OPERATIONS: dict[str, Callable[..., None]] = {
-    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, disk, oom_score, limit)
+    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, idmapped, overlay, disk, oom_score, limit)
 }
-SOURCES = {"bind", "disk"}
+SOURCES = {"bind", "disk", "idmapped"}
 """Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a
 folder found before belongs to the other namespace and cannot be bound (mount(2), EINVAL)."""
 

@@ -27,6 +27,8 @@ class Ability(StrEnum):
     LIMIT_CPU = "limit.cpu"
     LIMIT_PIDS = "limit.pids"
     LIMIT_DISK = "limit.disk"
+    SHOW_LIMITS = "limit.shown"
+    """What programs inside read of the machine's memory (MemTotal) is their limit, not the host's."""
     PAUSE = "pause"
     SNAPSHOT = "snapshot"
     CONFIGURE = "configure"
@@ -93,6 +95,36 @@ class Usage:
     memory_peak_bytes: int
     pids: int
     disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """An amount of what a host has.
+
+    Args:
+        memory_bytes: Memory.
+        disk_bytes: Space where the state directory is.
+        pids: Tasks of the host: processes and threads.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+    pids: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a host has, and what nobody uses of it at this moment.
+
+    Args:
+        has: All of it: memory within the limit that the service was started in, the size of the file system, the most tasks.
+        free: What is not in use, by whomever.
+        held_disk_bytes: What the sandboxes of this node occupy on the disk by now.
+    """
+
+    has: Resources
+    free: Resources
+    held_disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +223,10 @@ class Driver(Protocol):
 
     def fingerprint(self) -> str:
         """Everything that its snapshots depend on."""
+        ...
+
+    def takes(self, limits: Limits) -> Resources:
+        """The most that a sandbox of these limits can take of the host, its runtime and its keeper included. Pure."""
         ...
 
     async def prepare(self, shape: Shape) -> Blank:

@@ -46,10 +46,12 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_the_memory_limit_is_what_is_seen_inside(self, bench: Bench) -> None:
-        async with bench.sandbox(await _able(bench, Ability.LIMIT_MEMORY)) as subject:
+        driver = await _able(bench, Ability.LIMIT_MEMORY)
+        async with bench.sandbox(driver) as subject:
             done = await subject.run("sh", "-c", "grep MemTotal /proc/meminfo; nproc")
         memory, processors = done.stdout.splitlines()
-        assert int(memory.split()[1]) * 1024 <= SMALL.memory_bytes
+        shown = int(memory.split()[1]) * 1024 <= SMALL.memory_bytes
+        assert shown == driver.probe().can(Ability.SHOW_LIMITS)
         assert int(processors) >= 1
 
     @pytest.mark.parametrize("hog", [_ONE_PROCESS_HOG, _NOBODYS_HOG, _SHARED_HOG], ids=["one-process", "nobodys", "shared"])

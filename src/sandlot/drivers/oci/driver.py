@@ -18,32 +18,37 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Collection
+import uuid
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sandlot.drivers.oci import probing
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.config import oci_config
+from sandlot.drivers.oci.container.runtime import Crun
+from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
-from sandlot.drivers.oci.instance import LATER, OciInstance
+from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.places import VIEW_FOLDER, Folder, is_ref, new_ref, node_group, sandboxes_folder
-from sandlot.drivers.oci.plan import group_limits, stage_plan
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import Runtime, find_runsc
-from sandlot.drivers.registry import DriverSettings
+from sandlot.drivers.oci.runtime import Place, Program, Runtime
+from sandlot.drivers.registry import DriverSettings, driver_names
 from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
 from sandlot.host.hierarchies import Layout
+from sandlot.host.idranges import RANGES, IdRanges
 from sandlot.host.launch import Order, Stage, StageError, read_started
 from sandlot.host.processes import open_process
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, Blank, Capabilities, Instance
-from sandlot.model.specs import SandboxSpec, Shape
+from sandlot.model.ports import Ability, Blank, Capabilities, Instance, Resources
+from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _TEMPLATES_KEPT = 16
 """Empty disks of so many sizes are remembered, about 0.2 MiB each."""
+
+_FOLDER_BYTES = 1024 * 1024
+"""A sandbox's folder beside its disk: bundle, state and logs, all bounded."""
 
 
 class OciDriver:
@@ -52,16 +57,16 @@ class OciDriver:
     Args:
         name: What people choose it by.
         settings: Node and state directory.
-        find_runtime: Finds the runtime's program; called again only when that changed.
+        runtime: What is particular to the runtime.
     """
 
-    def __init__(self, name: str, settings: DriverSettings, find_runtime: Callable[[], Runtime]) -> None:
+    def __init__(self, name: str, settings: DriverSettings, runtime: Runtime) -> None:
         self.name = name
         self._settings = settings
-        self._find_runtime = find_runtime
+        self._runtime = runtime
         self._sandboxes = sandboxes_folder(settings.data_dir)
         self._holdings: dict[str, Holding] = {}
-        self._runtime: tuple[Runtime, tuple[int, ...]] | None = None
+        self._program: tuple[Program, tuple[int, ...]] | None = None
         self._layout: Layout | None = None
         self._disks: dict[int, disks.DiskTemplate] = {}
         self._lock = threading.Lock()
@@ -76,9 +81,9 @@ class OciDriver:
         with self._lock:
             if self._probed is None or not self._probed.can(Ability.BOOT):
                 # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
-                fresh = OciDriver(self.name, self._settings, self._find_runtime)
+                fresh = OciDriver(self.name, self._settings, self._runtime)
                 fresh._holdings = self._holdings
-                self._probed = probing.probe(self.name, self.runtime, fresh, self._settings.data_dir)
+                self._probed = probing.probe(self.name, self.program, self._runtime.absent, fresh, self._settings.data_dir)
             return self._probed
 
     def fingerprint(self) -> str:
@@ -87,23 +92,29 @@ class OciDriver:
         Raises:
             HostError: There is no runtime.
         """
-        runtime = self.runtime()
-        return f"{runtime.name}:{runtime.sha256}"
+        program = self.program()
+        return f"{program.name}:{program.sha256}"
 
-    def runtime(self) -> Runtime:
-        """The runtime in use. Blocks for some ten milliseconds when its program is new, else for a stat.
+    def program(self) -> Program:
+        """The runtime's program. Blocks for some ten milliseconds when it is new, else for a stat.
 
         Raises:
             HostError: It is not installed, or too old.
         """
-        if self._runtime is not None:
-            known, seen = self._runtime
+        if self._program is not None:
+            known, seen = self._program
             with contextlib.suppress(FileNotFoundError):
                 if _stamp(known.path) == seen:
                     return known
-        found = self._find_runtime()
-        self._runtime = found, _stamp(found.path)
+        found = self._runtime.find()
+        self._program = found, _stamp(found.path)
         return found
+
+    def takes(self, limits: Limits) -> Resources:
+        """The most that a sandbox can take of the host; the runtime and the keeper are in its group, so they are paid from its limits."""
+        group = self._runtime.group_limits(limits)
+        image = disks.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
+        return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
     async def prepare(self, shape: Shape) -> Blank:
         """Make a blank sandbox: everything but the runtime's own processes. About 15 ms.
@@ -113,10 +124,10 @@ class OciDriver:
         """
         if not (shape.root.path / "").is_dir():
             raise InternalError(f"The root file system {shape.root.path} does not exist.")
-        runtime = await run_blocking(self.runtime)
+        program = await run_blocking(self.program)
         holding = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
-            await self._prepare(holding, shape, runtime)
+            first_id = await self._prepare(holding, shape, program)
         except BaseException as error:
             await _give_back(holding)
             if isinstance(error, StageError | OSError):
@@ -126,7 +137,7 @@ class OciDriver:
                     hint="`sandlot doctor` says what is missing.",
                 ) from error
             raise
-        return OciBlank(holding, shape, runtime)
+        return OciBlank(holding, shape, self._runtime, program, first_id)
 
     async def adopt(self, ref: str) -> Instance:
         """Take over a live sandbox after the service restarted.
@@ -156,7 +167,7 @@ class OciDriver:
             self._holdings.pop(ref, None)
             raise _not_alive(ref)
         holding.record = record
-        return OciInstance(holding, record, started)
+        return OciInstance(holding, record, started, self._runtime)
 
     async def sweep(self, keep: Collection[str]) -> int:
         """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were.
@@ -166,6 +177,7 @@ class OciDriver:
         """
         strays = await run_blocking(self._refs_on_host)
         strays -= set(keep) | set(self._holdings)
+        strays -= await run_blocking(self._others, strays)
         holdings = [self._hold(ref) for ref in strays]
         failures = [failure for failure in await asyncio.gather(*map(_give_back, holdings)) if failure is not None]
         await run_blocking(self._forget_probes)
@@ -179,7 +191,7 @@ class OciDriver:
         """Remove what a probe left that was killed; one that goes on holds the lock."""
         if self._lock.acquire(blocking=False):
             try:
-                probing.clean(self._settings.data_dir)
+                probing.clean(self.name, self._settings.data_dir)
             finally:
                 self._lock.release()
 
@@ -199,14 +211,15 @@ class OciDriver:
     def _forget(self, ref: str) -> None:
         self._holdings.pop(ref, None)
 
-    async def _prepare(self, holding: Holding, shape: Shape, runtime: Runtime) -> None:
+    async def _prepare(self, holding: Holding, shape: Shape, program: Program) -> int | None:
+        """Everything; the first of its own ids, where it takes some."""
         folder = holding.folder
         record = Record(
             ref=folder.ref,
             step=Step.PREPARE,
             driver=self.name,
-            runtime=str(runtime.path),
-            runtime_sha256=runtime.sha256,
+            runtime=str(program.path),
+            runtime_sha256=program.sha256,
             root_digest=shape.root.digest,
             memory_bytes=shape.limits.memory_bytes,
             disk_bytes=shape.limits.disk_bytes,
@@ -215,24 +228,42 @@ class OciDriver:
         # The interpreter starts while the rest is made.
         spawning = asyncio.ensure_future(Stage.spawn(folder.ref, folder.stage_log))
         try:
-            await run_blocking(self._furnish, holding, shape, runtime)
+            first_id = await run_blocking(self._furnish, holding, shape, program)
         finally:
             holding.stage = await spawning
-        has_tmp = await run_blocking(_is_empty, shape.root.path / "tmp")
-        plan = stage_plan(shape, folder, holding.cgroup.doors, has_image=not runtime.limits_disk, has_tmp=has_tmp)
-        await holding.stage.carry_out(plan)
+        place = Place(
+            shape=shape,
+            folder=folder,
+            doors=holding.cgroup.doors,
+            has_image=not program.limits_disk,
+            has_tmp=await run_blocking(_is_empty, shape.root.path / "tmp"),
+            first_id=first_id,
+            boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
+        )
+        await holding.stage.carry_out(self._runtime.plan(place))
+        return first_id
 
-    def _furnish(self, holding: Holding, shape: Shape, runtime: Runtime) -> None:
+    def _furnish(self, holding: Holding, shape: Shape, program: Program) -> int | None:
         template = None
-        if not runtime.limits_disk:
+        if not program.limits_disk:
             size = shape.limits.disk_bytes
             template = self._disks.get(size)
             if template is None:
-                template = disks.make_template(size, holding.folder.path)
+                template = disks.make_template(size, holding.folder.path, self._runtime.bytes_per_inode)
                 if len(self._disks) >= _TEMPLATES_KEPT:
                     self._disks.clear()
                 self._disks[size] = template
-        holding.furnish(group_limits(shape.limits), template)
+        holding.furnish(self._runtime.group_limits(shape.limits), template)
+        if not self._runtime.own_ids:
+            return None
+        # After the group was made: a range whose owner has none is anybody's.
+        layout, start = self._detected(), int.from_bytes(self._settings.ids(2), "big") % RANGES
+        return IdRanges().take(str(holding.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
+
+    def _others(self, refs: Collection[str]) -> set[str]:
+        """Those that say of themselves that another driver made them; it will sweep them, or holds them."""
+        found = {ref: records.read(Folder(self._sandboxes / ref).record) for ref in refs}
+        return {ref for ref, record in found.items() if record is not None and record.driver != self.name and record.driver in driver_names()}
 
     def _refs_on_host(self) -> set[str]:
         node = self._settings.node
@@ -240,18 +271,21 @@ class OciDriver:
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self._sandboxes))  # noqa: PTH208 - names, not paths
         names.update(file.parent.name for file in disks.loops_below(self._sandboxes).values())
+        names.update(PurePosixPath(owner).name for owner in IdRanges().owners())
         return {name for name in names if is_ref(name, node)}
 
 
 class OciBlank:
     """A prepared sandbox, nothing running in it; made by the driver."""
 
-    __slots__ = ("_booted", "_holding", "_runtime", "_shape")
+    __slots__ = ("_booted", "_first_id", "_holding", "_program", "_runtime", "_shape")
 
-    def __init__(self, holding: Holding, shape: Shape, runtime: Runtime) -> None:
+    def __init__(self, holding: Holding, shape: Shape, runtime: Runtime, program: Program, first_id: int | None) -> None:
         self._holding = holding
         self._shape = shape
         self._runtime = runtime
+        self._program = program
+        self._first_id = first_id
         self._booted = False
 
     async def boot(self, spec: SandboxSpec) -> Instance:
@@ -272,7 +306,7 @@ class OciBlank:
             await run_blocking(self._write_bundle, spec, record)
             started = await stage.start(
                 Order(
-                    argv=self._runtime.run_argv(holding.ref, self._shape.limits.disk_bytes),
+                    argv=self._runtime.run_argv(self._program, holding.ref, self._shape.limits.disk_bytes),
                     env={},
                     folder=VIEW_FOLDER,
                     stdin=f"{VIEW_FOLDER}/in",
@@ -288,7 +322,7 @@ class OciBlank:
                 raise _destroyed(holding.ref) from None
             if isinstance(error, StageError | OSError):
                 raise HostError(
-                    f"{self._runtime.name} could not start the sandbox: {words or error}",
+                    f"{self._program.name} could not start the sandbox: {words or error}",
                     code=ErrorCode.HOST_NOT_READY,
                     hint="`sandlot doctor` says what is missing.",
                 ) from error
@@ -296,7 +330,7 @@ class OciBlank:
         if holding.is_doomed():
             await holding.release()
             raise _destroyed(holding.ref)
-        return OciInstance(holding, record, started)
+        return OciInstance(holding, record, started, self._runtime)
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:  # noqa: ARG002 - the port's
         """Not yet.
@@ -304,7 +338,7 @@ class OciBlank:
         Raises:
             UnsupportedError: Always.
         """
-        raise UnsupportedError(f"A snapshot cannot be restored: {LATER}.", code=ErrorCode.UNSUPPORTED)
+        raise UnsupportedError(f"A snapshot cannot be restored: {self._runtime.absent[Ability.SNAPSHOT]}.", code=ErrorCode.UNSUPPORTED)
 
     async def destroy(self) -> None:
         """Give everything back, also while or after it boots. Idempotent."""
@@ -312,13 +346,18 @@ class OciBlank:
 
     def _write_bundle(self, spec: SandboxSpec, record: Record) -> None:
         self._holding.intend(record)
-        config = oci_config(self._shape, spec, group_limits(self._shape.limits))
+        config = self._runtime.config(self._shape, spec, self._first_id)
         self._holding.folder.config.write_text(json.dumps(config), encoding="utf-8")
 
 
 def gvisor(settings: DriverSettings) -> OciDriver:
     """The ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
-    return OciDriver("gvisor", settings, find_runsc)
+    return OciDriver("gvisor", settings, Runsc())
+
+
+def container(settings: DriverSettings) -> OciDriver:
+    """The ``container`` driver: crun, on the host's own kernel."""
+    return OciDriver("container", settings, Crun())
 
 
 async def _give_back(holding: Holding) -> Exception | None:
@@ -339,6 +378,8 @@ def _runtime_words(folder: Folder) -> str:
 
 
 def _is_empty(folder: Path) -> bool:
+    if folder.is_symlink():  # an image may say so; it must not lead a mount astray
+        return False
     try:
         return next(folder.iterdir(), None) is None
     except OSError:

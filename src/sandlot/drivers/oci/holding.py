@@ -25,6 +25,7 @@ from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup
 from sandlot.host.fifos import make_pipes
 from sandlot.host.hierarchies import GroupLimits
+from sandlot.host.idranges import IdRanges
 from sandlot.host.launch import Stage
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import InternalError
@@ -118,6 +119,7 @@ class Holding:
                     self.intend(replace(self.record, step=Step.DESTROY))
             await self._end_processes()
             await self._free_loops()
+            await run_blocking(IdRanges().release, str(self.cgroup.name))
             await run_blocking(_remove_folder, self.folder.path)
         except BaseException:
             self._release = None  # so that it can be tried again

@@ -15,14 +15,14 @@ from pathlib import Path
 from sandlot.drivers.oci.exits import Evidence, explain
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.record import Record
+from sandlot.drivers.oci.runtime import Runtime
 from sandlot.host.fifos import PipeStream
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import ByteStream, Change, Exit, Usage
+from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
 
-LATER = "snapshots come in a later version"
 _KEEPER_PATIENCE_S = 2.0
 _FREEZE_PATIENCE_S = 10.0
 _FREEZE_PAUSE_S = 0.0005
@@ -38,15 +38,17 @@ class OciInstance:
         holding: All that it holds.
         record: What it was made from.
         started: Its processes.
+        runtime: What is particular to its runtime.
     """
 
-    __slots__ = ("_end", "_holding", "_record", "_started", "_stream", "ref")
+    __slots__ = ("_end", "_holding", "_record", "_runtime", "_started", "_stream", "ref")
 
-    def __init__(self, holding: Holding, record: Record, started: Started) -> None:
+    def __init__(self, holding: Holding, record: Record, started: Started, runtime: Runtime) -> None:
         self.ref = holding.ref
         self._holding = holding
         self._record = record
         self._started = started
+        self._runtime = runtime
         self._stream: PipeStream | None = None
         self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
 
@@ -112,7 +114,7 @@ class OciInstance:
         Raises:
             UnsupportedError: Always.
         """
-        raise UnsupportedError(f"This sandbox cannot be written to a snapshot: {LATER}.", code=ErrorCode.UNSUPPORTED)
+        raise UnsupportedError(f"This sandbox cannot be written to a snapshot: {self._runtime.absent[Ability.SNAPSHOT]}.", code=ErrorCode.UNSUPPORTED)
 
     async def usage(self) -> Usage:
         """What it has used so far; ``pids`` are tasks of the host, the runtime's own included.
@@ -123,7 +125,7 @@ class OciInstance:
         await self._check_live()
         try:
             group = await run_blocking(self._holding.cgroup.usage)
-            disk_bytes = await run_blocking(_disk_bytes, self._started.sandbox.pid)
+            disk_bytes = await run_blocking(self._runtime.disk_bytes, self._started)
         except FileNotFoundError:
             raise await self._ended_error() from None
         return Usage(
@@ -204,14 +206,3 @@ def _has_ended(identity: Identity) -> bool:
         return bool(select.select([handle], [], [], 0)[0])
     finally:
         os.close(handle)
-
-
-def _disk_bytes(sandbox_pid: int) -> int:
-    # runsc keeps all that is written in one file, deleted and held open; what it takes is what the disk limit counts.
-    folder = Path(f"/proc/{sandbox_pid}/fd")
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if "/runsc-filestore-" in os.readlink(entry.path):  # noqa: PTH115 - a link that points nowhere
-                    return os.stat(entry.path).st_blocks * 512  # noqa: PTH116 - the file itself, through the link
-    return 0

@@ -30,6 +30,8 @@ VIEW = f"{VIEW_MOUNT}/sandlot"
 VIEW_FOLDER = f"{VIEW}/instance"
 VIEW_ROOT = f"{VIEW}/root"
 VIEW_DISK = f"{VIEW}/disk"
+VIEW_LOWER = f"{VIEW}/lower"
+VIEW_BOOT_ID = f"{VIEW}/boot_id"
 
 
 def new_ref(node: NodeId, source: IdSource) -> str:

@@ -11,12 +11,11 @@ import platform
 import shutil
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sandlot.drivers.oci.instance import LATER
 from sandlot.drivers.oci.places import sandboxes_folder
-from sandlot.drivers.oci.runtime import Runtime
+from sandlot.drivers.oci.runtime import Program
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import missing
 from sandlot.link.payload import GUEST_ARGV
@@ -28,8 +27,11 @@ from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
 _PATIENCE_S = 60.0
 _YES = Verdict(ok=True)
-_TRIED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.PAUSE, Ability.ADOPT)
-_NOT_YET = {Ability.SNAPSHOT: LATER, Ability.CONFIGURE: "changing the limits of a live sandbox comes in a later version"}
+_TRIED = (
+    *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.SHOW_LIMITS),
+    *(Ability.PAUSE, Ability.ADOPT),
+)
+_NOT_YET = {Ability.CONFIGURE: "changing the limits of a live sandbox comes in a later version"}
 
 _BASE = 0x400000
 _HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
@@ -62,20 +64,21 @@ def make_tiny_root(folder: Path) -> RootFs:
     return RootFs(folder, "tiny")
 
 
-def probe(name: str, find_runtime: Callable[[], Runtime], driver: Driver, data_dir: Path) -> Capabilities:
+def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str], driver: Driver, data_dir: Path) -> Capabilities:
     """Try everything; blocks for about a second.
 
     Args:
         name: The driver's.
-        find_runtime: The driver's own.
+        find: Finds the runtime's program; the driver's own.
+        absent: What the runtime cannot do anywhere, and why.
         driver: One that nobody else uses: it is driven from an event loop of its own.
         data_dir: Where the tiny root is put for the time being.
     """
     version = ""
-    verdicts: dict[Ability, Verdict] = {ability: Verdict(ok=False, reason=reason) for ability, reason in _NOT_YET.items()}
+    verdicts = {ability: Verdict(ok=False, reason=reason) for ability, reason in {**_NOT_YET, **absent}.items()}
     try:
-        runtime = find_runtime()
-        version = f"{runtime.name} {runtime.version} ({runtime.path})"
+        program = find()
+        version = f"{program.name} {program.version} ({program.path})"
         if platform.machine() != "x86_64":
             raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
         if lacking := missing(detect_layout()):
@@ -92,8 +95,8 @@ def probe(name: str, find_runtime: Callable[[], Runtime], driver: Driver, data_d
 
 
 async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdict]) -> None:
-    clean(data_dir)
-    folder = _folder(data_dir)
+    clean(driver.name, data_dir)
+    folder = _folder(driver.name, data_dir)
     folder.mkdir(mode=0o700, parents=True)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -106,16 +109,16 @@ async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdi
             end = await instance.wait()
             verdicts[Ability.ADOPT] = _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"it ended {end.reason}: {end.detail}")
     finally:
-        clean(data_dir)
+        clean(driver.name, data_dir)
 
 
-def clean(data_dir: Path) -> None:
-    """Remove what a probe that was killed left in the state directory. Nothing may be probing there."""
-    shutil.rmtree(_folder(data_dir), ignore_errors=True)
+def clean(name: str, data_dir: Path) -> None:
+    """Remove what a driver's probe that was killed left in the state directory. It may not be probing there."""
+    shutil.rmtree(_folder(name, data_dir), ignore_errors=True)
 
 
-def _folder(data_dir: Path) -> Path:
-    return sandboxes_folder(data_dir) / ".probe"  # not a ref, so a sweep takes it for no sandbox
+def _folder(name: str, data_dir: Path) -> Path:
+    return sandboxes_folder(data_dir) / f".probe-{name}"  # not a ref, so a sweep takes it for no sandbox
 
 
 async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
@@ -129,6 +132,7 @@ async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
     for ability in (Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS):
         verdicts[ability] = _YES if counted else Verdict(ok=False, reason="the sandbox runs outside of its control group")
     verdicts[Ability.LIMIT_DISK] = _YES
+    verdicts.setdefault(Ability.SHOW_LIMITS, _YES)
     await instance.pause()
     await instance.resume()
     verdicts[Ability.PAUSE] = _YES

@@ -1,154 +1,157 @@
-"""The runtime's program: found, told apart by its content, asked what it can do, and how it is called.
+"""What the driver needs to know of an OCI runtime, and how its program is found and told apart.
 
 Laws:
-- The newest runsc on PATH is taken; one older than :data:`FLOOR` is refused, because what it lacks is needed.
-- What a program can do is found by trying, once per content: a package may be replaced while the service runs.
-- No flag weakens the boundary: no host network, no host sockets, no direct access to host files, no flag overrides.
+- A program is known by its content: a package may be replaced while the service runs.
+- Everything about a runtime that needs no program, such as where it counts a disk, works without one: a sandbox goes on
+  after its runtime was uninstalled, and is adopted and removed all the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.drivers.oci.places import Folder
+from sandlot.host.hierarchies import GroupLimits
+from sandlot.host.launch import Operation, Started
+from sandlot.model.ports import Ability
+from sandlot.model.specs import Limits, SandboxSpec, Shape
 
-FLOOR = 20240729
-"""The oldest release, by date, that this is written for: Debian backports' for Debian 12."""
-INSTALL_HINT = (
-    "Install gVisor: on Debian 12 `apt-get install -t bookworm-backports runsc`, or an official release from "
-    "https://gvisor.dev/docs/user_guide/install/. In a checkout, scripts/setup does it."
-)
+OOM_SCORE = 900
+"""Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
+
 _ASK_TIMEOUT_S = 30.0
-_DATE = re.compile(r"(?:^|[-~.])(20\d{6})(?:\.|$)")
-
-
-class Runtime(Protocol):
-    """An OCI runtime as the driver needs it."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """Its program, absolute."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """Of its content, in hexadecimal."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """What it calls itself."""
-        ...
-
-    @property
-    def limits_disk(self) -> bool:
-        """Whether it limits the disk itself; otherwise it is given a file system of the right size."""
-        ...
-
-    def run_argv(self, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """The command that starts a sandbox and returns once it runs, having written its pid to ``VIEW_FOLDER/pid``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Runsc:
-    """gVisor's runtime.
+class Program:
+    """A runtime's program on this host.
 
     Args:
-        path: Its program, absolute.
+        name: What it is called.
+        path: Where it is, absolute.
         sha256: Of its content, in hexadecimal.
         version: What it calls itself.
-        limits_disk: Whether ``--overlay2`` takes ``size=``.
+        limits_disk: Whether it limits the disk itself; otherwise it is given a file system of the right size.
     """
 
+    name: str
     path: Path
     sha256: str
     version: str
-    limits_disk: bool
-    name: str = "runsc"
-
-    def run_argv(self, ref: str, disk_bytes: int) -> tuple[str, ...]:
-        """The command that starts a sandbox and returns once it runs.
-
-        Args:
-            ref: Its name to the runtime, which has a state folder for this one sandbox alone.
-            disk_bytes: The limit of its disk.
-        """
-        size = f",size={disk_bytes}" if self.limits_disk else ""
-        return (
-            str(self.path),
-            f"--root={VIEW_FOLDER}/runtime",
-            f"--log={VIEW_FOLDER}/runtime.log",
-            "--log-format=json",
-            f"--panic-log={VIEW_FOLDER}/panic.log",
-            "--platform=systrap",
-            "--network=none",
-            # The process that runs the tenant's system calls gets no access to host files of its own, and uid 65534.
-            "--directfs=false",
-            "--host-uds=none",
-            "--host-fifo=none",
-            f"--overlay2=root:dir={VIEW_DISK}{size}",
-            # What a sandbox sees of the host's processors follows its limit, as far as the runtime goes (at least 2).
-            "--cpu-num-from-quota",
-            "run",
-            "-detach",
-            f"-bundle={VIEW_FOLDER}/bundle",
-            f"-pid-file={VIEW_FOLDER}/pid",
-            ref,
-        )
+    limits_disk: bool = False
 
 
-def release_date(version: str) -> int:
-    """The date in a version such as ``0.0~20240729.0`` or ``release-20260817.0``; 0 if there is none."""
-    found = _DATE.search(version)
-    return int(found[1]) if found else 0
-
-
-def find_runsc(search_path: str | None = None) -> Runsc:
-    """The newest runsc on PATH, and what it can do. Takes some ten milliseconds.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a sandbox is made of on the host, for a runtime to say how it is put together.
 
     Args:
-        search_path: Folders separated by colons; None is this process's PATH.
+        shape: What was asked for.
+        folder: Its folder.
+        doors: The files that take a process into its control group.
+        has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
+        has_tmp: Whether its root has an empty ``/tmp``.
+        first_id: The first of its own user and group ids on the host; None where the runtime takes none.
+        boot_id: What the sandbox is to take for the id of its boot: a random UUID.
+    """
 
-    Raises:
-        HostError: There is none, or none that is new enough.
+    shape: Shape
+    folder: Folder
+    doors: tuple[Path, ...]
+    has_image: bool
+    has_tmp: bool
+    first_id: int | None
+    boot_id: str
+
+
+class Runtime(Protocol):
+    """An OCI runtime, whether its program is there or not."""
+
+    @property
+    def own_ids(self) -> bool:
+        """Whether each sandbox takes user and group ids of the host for itself."""
+        ...
+
+    @property
+    def bytes_per_inode(self) -> int | None:
+        """How many files a disk of its own must be able to hold; None where it holds one large file."""
+        ...
+
+    @property
+    def absent(self) -> Mapping[Ability, str]:
+        """What it cannot do anywhere, and why; for people."""
+        ...
+
+    def find(self) -> Program:
+        """Its program. Takes some ten milliseconds.
+
+        Raises:
+            HostError: It is not installed, or too old.
+        """
+        ...
+
+    def group_limits(self, limits: Limits) -> GroupLimits:
+        """What the whole sandbox may use on the host."""
+        ...
+
+    def plan(self, place: Place) -> tuple[Operation, ...]:
+        """What the stage does before it starts the program."""
+        ...
+
+    def config(self, shape: Shape, spec: SandboxSpec, first_id: int | None) -> dict[str, Any]:
+        """The bundle's ``config.json``."""
+        ...
+
+    def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
+        """The command that starts a sandbox and returns once it runs, having written its pid to ``VIEW_FOLDER/pid``.
+
+        Args:
+            program: To run.
+            ref: The sandbox's name to the runtime, which has a state folder for this one sandbox alone.
+            disk_bytes: The limit of its disk.
+        """
+        ...
+
+    def disk_bytes(self, started: Started) -> int:
+        """What a sandbox that runs has written to its disk. Blocks for microseconds."""
+        ...
+
+
+def programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, str]]:
+    """Every program of a name and the first line that it answers to ``--version``, in the order of the search path.
+
+    Args:
+        name: Its file's name.
+        search_path: Folders separated by colons; None is this process's PATH.
     """
     folders = (search_path if search_path is not None else os.environ.get("PATH", os.defpath)).split(":")
-    candidates = {file.resolve(): None for folder in folders if (file := Path(folder, "runsc")).is_file() and os.access(file, os.X_OK)}
-    versions = [(release_date(version), version, file) for file in candidates if (version := _ask_version(file))]
-    if not versions:
-        raise HostError("gVisor's runtime, runsc, is not installed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
-    # max() keeps the first of equals: the one that comes first on PATH.
-    date, version, file = max(versions, key=lambda candidate: candidate[0])
-    if date < FLOOR:
-        raise HostError(f"{file} is version {version}; at least {FLOOR} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
-    with file.open("rb") as content:
-        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    # With "memory" on purpose: an old one takes everything after "dir=" for a path, and would not object.
-    tried = _ask(file, "--overlay2=root:memory,size=16777216", "--version")
-    return Runsc(file, sha256, version, limits_disk=tried.returncode == 0)
+    candidates = {file.resolve(): None for folder in folders if (file := Path(folder, name)).is_file() and os.access(file, os.X_OK)}
+    for file in candidates:
+        try:
+            answer = ask(file, "--version")
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0:
+            yield file, answer.stdout.decode(errors="replace").partition("\n")[0].strip()
 
 
-def _ask_version(file: Path) -> str:
-    try:
-        answer = _ask(file, "--version")
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    first = answer.stdout.decode(errors="replace").partition("\n")[0]
-    return first.removeprefix("runsc version ").strip() if answer.returncode == 0 else ""
+def ask(file: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program for what it says, without an environment.
 
-
-def _ask(file: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    Raises:
+        OSError: It cannot be run.
+        subprocess.TimeoutExpired: It does not answer.
+    """
     return subprocess.run([str(file), *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=_ASK_TIMEOUT_S, check=False, env={})
+
+
+def content_sha256(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

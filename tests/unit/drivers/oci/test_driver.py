@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.places import new_ref, node_group
-from sandlot.drivers.oci.runtime import Runsc, Runtime
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.hierarchies import GroupLimits
@@ -24,10 +25,10 @@ def settings(tmp_path: Path) -> DriverSettings:
 
 
 def driver(settings: DriverSettings, program: Path = Path("/bin/true")) -> OciDriver:
-    def find() -> Runtime:
-        return Runsc(program, program.read_text(encoding="latin-1")[:8], "x", limits_disk=False)
+    def find() -> Program:
+        return Program("runsc", program, program.read_text(encoding="latin-1")[:8], "x")
 
-    return OciDriver("gvisor", settings, find)
+    return OciDriver("gvisor", settings, Runsc(find))
 
 
 def stray(settings: DriverSettings, *, folder: bool, group: bool) -> str:
@@ -81,7 +82,7 @@ def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings,
     program.write_text("one")
     made = driver(settings, program)
     assert made.fingerprint() == "runsc:one"
-    assert made.runtime() is made.runtime()
+    assert made.program() is made.program()
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").rename(program)
     assert made.fingerprint() == "runsc:two"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.probing import make_tiny_root, tiny_program
-from sandlot.drivers.oci.runtime import Runtime, find_runsc
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.registry import DriverSettings
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, HostError
@@ -34,10 +35,10 @@ def test_the_tiny_root_holds_it_where_the_guest_starts(tmp_path: Path) -> None:
 
 
 def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path: Path) -> None:
-    def missing() -> Runtime:
+    def missing() -> Program:
         raise HostError("runsc is not installed.", code=ErrorCode.HOST_NOT_READY, hint="Install it.")
 
-    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), missing).probe()
+    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc(missing)).probe()
     assert not any(can.can(ability) for ability in Ability)
     assert can.why_not(Ability.BOOT) == "runsc is not installed. Install it."
     assert can.runtime == ""
@@ -48,8 +49,7 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
     broken = tmp_path / "runsc"
     broken.write_text("#!/bin/sh\necho no luck today >&2; exit 3\n")
     broken.chmod(0o755)
-    runsc = find_runsc()
-    driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), lambda: type(runsc)(broken, "00", "broken", limits_disk=False))
+    driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), Runsc(lambda: Program("runsc", broken, "00", "broken")))
     can = driver.probe()
     assert not can.can(Ability.BOOT)
     assert "no luck today" in can.why_not(Ability.BOOT)
@@ -60,21 +60,21 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
 def test_a_yes_stays_and_a_no_is_looked_at_again(tmp_path: Path) -> None:
     asked = []
 
-    def find() -> Runtime:
+    def find() -> Program:
         asked.append(1)
         if len(asked) < 3:
             raise HostError("none", code=ErrorCode.HOST_NOT_READY)
         return find_runsc()
 
-    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find)
+    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc(find))
     assert [driver.probe().can(Ability.BOOT) for _ in range(2)] == [False, False]
     assert driver.probe().can(Ability.BOOT)
     assert driver.probe() is driver.probe()
 
 
 def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
-    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find_runsc)
-    left = tmp_path / "sandboxes" / ".probe" / "root"
+    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
+    left = tmp_path / "sandboxes" / ".probe-gvisor" / "root"
     left.mkdir(parents=True)
     assert asyncio.run(driver.sweep(())) == 0
     assert list((tmp_path / "sandboxes").iterdir()) == []
@@ -83,5 +83,5 @@ def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("machine", ["aarch64"])
 def test_another_machine_is_told_so(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), find_runsc).probe()
+    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc()).probe()
     assert machine in can.why_not(Ability.BOOT)

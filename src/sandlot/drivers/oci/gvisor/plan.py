@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
 
-from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT, Folder
+from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT
+from sandlot.drivers.oci.runtime import OOM_SCORE, Place
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
-from sandlot.model.specs import Limits, Shape
-
-OOM_SCORE = 900
-"""Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
+from sandlot.model.specs import Limits
 
 HOST_TASKS_BASE = 256
 HOST_TASKS_PER_PROCESS = 4
@@ -37,35 +33,28 @@ def group_limits(limits: Limits) -> GroupLimits:
     )
 
 
-def stage_plan(shape: Shape, folder: Folder, doors: Sequence[Path], *, has_image: bool, has_tmp: bool) -> tuple[Operation, ...]:
-    """What the stage does before it starts the runtime.
-
-    Args:
-        shape: What the sandbox is made from.
-        folder: Its folder.
-        doors: The files that take a process into its control group.
-        has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
-        has_tmp: Whether its ``/tmp`` is to start with the content of ``folder.tmp``.
-    """
+def stage_plan(place: Place) -> tuple[Operation, ...]:
+    """What the stage does before it starts the runtime."""
+    shape, folder = place.shape, place.folder
     limits = group_limits(shape.limits)
     return (
         # First of all: whatever follows is counted, limited and found by the group's name.
-        *(("join", str(door)) for door in doors),
+        *(("join", str(door)) for door in place.doors),
         ("oom_score", str(OOM_SCORE)),
         # A runtime that crashes must not write a memory image of tenants to the host's disk.
         ("limit", "RLIMIT_CORE", 0, 0),
         ("private_mounts",),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
         *_shown_cgroups(limits),
-        *(("mkdir", place) for place in (VIEW, VIEW_FOLDER, VIEW_ROOT, VIEW_DISK)),
+        *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
         ("bind", str(shape.root.path), VIEW_ROOT, "ro"),
         *(
             [("bind", str(folder.tmp), f"{VIEW_ROOT}/tmp", "ro")]  # noqa: S108 - the sandbox's
-            if has_tmp
+            if place.has_tmp
             else []
         ),
-        ("disk", str(folder.disk_image), VIEW_DISK) if has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
+        ("disk", str(folder.disk_image), VIEW_DISK) if place.has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
     )
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sandlot.drivers.oci.config import oci_config
-from sandlot.drivers.oci.plan import group_limits
+from sandlot.drivers.oci.gvisor.config import oci_config
+from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape

@@ -1,4 +1,4 @@
-"""Pure: from a shape and a spec to the ``config.json`` of an OCI bundle.
+"""Pure: from a shape and a spec to the ``config.json`` of an OCI bundle for runsc.
 
 Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and what runsc makes of it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
-from sandlot.drivers.oci.plan import OOM_SCORE
+from sandlot.drivers.oci.runtime import OOM_SCORE
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape

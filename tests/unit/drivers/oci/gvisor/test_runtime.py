@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.runtime import FLOOR, Runsc, find_runsc, release_date
+from sandlot.drivers.oci.gvisor.runtime import FLOOR, Runsc, find_runsc, release_date
+from sandlot.drivers.oci.runtime import Program
 from sandlot.model.errors import HostError
 
 
@@ -70,7 +71,8 @@ def test_the_one_on_this_machine_will_do() -> None:
 
 @pytest.mark.parametrize("limits_disk", [True, False])
 def test_no_flag_weakens_the_boundary(limits_disk: bool) -> None:  # noqa: FBT001
-    argv = Runsc(Path("/usr/bin/runsc"), "00", "x", limits_disk=limits_disk).run_argv("ab27-aaaaaaaaaaaaaaaa", 64 << 20)
+    program = Program("runsc", Path("/usr/bin/runsc"), "00", "x", limits_disk=limits_disk)
+    argv = Runsc().run_argv(program, "ab27-aaaaaaaaaaaaaaaa", 64 << 20)
     assert argv[0] == "/usr/bin/runsc"
     assert argv[-1] == "ab27-aaaaaaaaaaaaaaaa"
     assert {"--platform=systrap", "--network=none", "--directfs=false", "--host-uds=none", "--host-fifo=none"} <= set(argv)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.plan import group_limits, stage_plan
+from sandlot.drivers.oci.runtime import Place
 from sandlot.host import stage
 from sandlot.host.launch import Operation
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
@@ -18,7 +19,7 @@ DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgrou
 
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(SHAPE, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp)
+    return stage_plan(Place(SHAPE, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
 def test_it_is_made_of_the_stages_operations() -> None:

@@ -1,0 +1,110 @@
+"""Which system calls a container may make of the host's kernel: a list of what is allowed, everything else is refused.
+
+Laws:
+- What is on no list gets ENOSYS, as from a kernel that does not have it: programs and libraries fall back, also from calls
+  that are newer than this list.
+- What administers a machine, opens a namespace or reaches into another process's kernel objects gets EPERM, so that the
+  program says what is wrong.
+- One architecture: a call by 32-bit or x32 numbers ends the process (libseccomp's answer to a foreign architecture).
+
+Sources: syscalls(2) and the manual page of each call. The numbers are x86-64's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+EPERM, ENOSYS = 1, 38  # errno(3)
+
+CLONE_NAMESPACES = 0x7E020000
+"""All flags of clone(2) that make a namespace: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6 (socket(2))."""
+AF_NETLINK, NETLINK_ROUTE = 16, 0
+"""Of netlink only what getifaddrs(3) asks; others reach the host kernel's crypto, audit and firewall code."""
+PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
+"""Linux, Linux32 and their UNAME26; without address randomisation, for debuggers; a question (personality(2))."""
+
+ALLOWED = (
+    # Files and folders.
+    *("access", "chdir", "chmod", "chown", "close", "close_range", "copy_file_range", "creat", "dup", "dup2", "dup3", "faccessat", "faccessat2"),
+    *("fadvise64", "fallocate", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "fgetxattr", "flistxattr"),
+    *("flock", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync", "ftruncate", "futimesat", "getcwd", "getdents", "getdents64", "getxattr"),
+    *("ioctl", "lchown", "lgetxattr", "link", "linkat", "listxattr", "llistxattr", "lremovexattr", "lseek", "lsetxattr", "lstat", "mkdir"),
+    *("mkdirat", "mknod", "mknodat", "newfstatat", "open", "openat", "openat2", "pread64", "preadv", "preadv2", "pwrite64", "pwritev", "pwritev2"),
+    *("read", "readahead", "readlink", "readlinkat", "readv", "removexattr", "rename", "renameat", "renameat2", "rmdir", "sendfile", "setxattr"),
+    *("splice", "stat", "statfs", "statx", "symlink", "symlinkat", "sync", "sync_file_range", "syncfs", "tee", "truncate", "umask", "unlink"),
+    *("unlinkat", "utime", "utimensat", "utimes", "vmsplice", "write", "writev"),
+    *("inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch"),
+    *("landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self"),
+    # Processes, threads and their signals.
+    *("arch_prctl", "execve", "execveat", "exit", "exit_group", "fork", "futex", "futex_requeue", "futex_wait", "futex_waitv", "futex_wake"),
+    *("get_robust_list", "getcpu", "getegid", "geteuid", "getgid", "getgroups", "getpgid", "getpgrp", "getpid", "getppid", "getpriority"),
+    *("getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "gettid", "getuid", "ioprio_get", "ioprio_set", "kill", "membarrier"),
+    *("pause", "pidfd_open", "pidfd_send_signal", "prctl", "prlimit64", "restart_syscall", "rseq", "rt_sigaction", "rt_sigpending"),
+    *("rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait", "rt_tgsigqueueinfo", "sched_get_priority_max"),
+    *("sched_get_priority_min", "sched_getaffinity", "sched_getattr", "sched_getparam", "sched_getscheduler", "sched_rr_get_interval"),
+    *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "seccomp", "set_robust_list"),
+    *("set_tid_address", "setfsgid", "setfsuid", "setgid", "setgroups", "setpgid", "setpriority", "setregid", "setresgid", "setresuid"),
+    *("setreuid", "setrlimit", "setsid", "setuid", "sigaltstack", "signalfd", "signalfd4", "tgkill", "tkill", "vfork", "wait4", "waitid"),
+    # Roots of one's own below one's own root, and the capabilities that one has.
+    *("capget", "capset", "chroot"),
+    # Debuggers and profilers of one's own processes: the kernel lets nobody trace across a user namespace.
+    *("kcmp", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace"),
+    # Memory.
+    *("brk", "cachestat", "get_mempolicy", "madvise", "memfd_create", "mincore", "mlock", "mlock2", "mlockall", "mmap", "mprotect", "mremap"),
+    *("msync", "munlock", "munlockall", "munmap", "pkey_alloc", "pkey_free", "pkey_mprotect", "remap_file_pages", "set_mempolicy"),
+    # Sockets; which kinds is said below.
+    *("accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg"),
+    *("sendmsg", "sendto", "setsockopt", "shutdown", "socketpair"),
+    # Talk between processes of one sandbox: an IPC namespace of its own.
+    *("mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "pipe"),
+    *("pipe2", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
+    # Waiting and time; no clock is set.
+    *("alarm", "clock_getres", "clock_gettime", "clock_nanosleep", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_ctl_old", "epoll_pwait"),
+    *("epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2", "getitimer", "gettimeofday", "nanosleep", "poll", "ppoll"),
+    *("pselect6", "select", "setitimer", "time", "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime"),
+    *("timerfd_create", "timerfd_gettime", "timerfd_settime", "times"),
+    # Asynchronous files, the old way; io_uring has been the kernel's weakest part.
+    *("io_cancel", "io_destroy", "io_getevents", "io_pgetevents", "io_setup", "io_submit"),
+    # What kind of machine this is.
+    *("getrandom", "sysinfo", "uname"),
+)
+
+REFUSED = (
+    # Mounts and roots.
+    *("mount", "umount2", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+    *("statmount", "listmount", "swapon", "swapoff", "quotactl", "quotactl_fd", "name_to_handle_at", "open_by_handle_at"),
+    # Namespaces.
+    *("setns", "unshare"),
+    # The machine: its modules, its next kernel, its clock, its name, its ports, its log.
+    *("init_module", "finit_module", "delete_module", "create_module", "query_module", "get_kernel_syms", "kexec_load", "kexec_file_load"),
+    *("reboot", "acct", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "syslog"),
+    *("vhangup", "nfsservctl", "lookup_dcookie", "fanotify_init", "fanotify_mark"),
+    # Keys are kept per user of the host's, not per namespace.
+    *("add_key", "keyctl", "request_key"),
+    # Programs and probes in the kernel; pages of others; descriptors of others.
+    *("bpf", "perf_event_open", "userfaultfd", "pidfd_getfd", "move_pages", "migrate_pages", "mbind", "modify_ldt"),
+)
+
+
+def seccomp_filter() -> dict[str, Any]:
+    """The ``linux.seccomp`` of an OCI configuration (config-linux.md)."""
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": ENOSYS,
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": [
+            {"names": list(ALLOWED), "action": "SCMP_ACT_ALLOW"},
+            {"names": list(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM},
+            # clone3 takes its flags by pointer, where no filter sees them: C libraries fall back to clone.
+            {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, CLONE_NAMESPACES, "SCMP_CMP_MASKED_EQ", 0)]},
+            *({"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, family)]} for family in FAMILIES),
+            {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, AF_NETLINK), _argument(2, NETLINK_ROUTE)]},
+            *({"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, kind)]} for kind in PERSONALITIES),
+        ],
+    }
+
+
+def _argument(index: int, value: int, comparison: str = "SCMP_CMP_EQ", second: int = 0) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": second, "op": comparison}

@@ -1,0 +1,1 @@
+"""``gvisor``: runsc, a kernel in user space between the code and the host."""
