@@ -19,8 +19,8 @@ from pathlib import Path
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
-from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Usage, Verdict
-from sandlot.model.specs import SandboxSpec, Shape
+from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
+from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _ABILITIES = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
 
@@ -192,6 +192,9 @@ class BareDriver:
 
     def fingerprint(self) -> str:
         return "bare"
+
+    def takes(self, limits: Limits) -> Resources:
+        return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
     async def prepare(self, shape: Shape) -> BareBlank:
         await self.faults.at("prepare")

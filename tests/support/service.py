@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
@@ -26,6 +27,10 @@ BASE = NewSandbox(template="base", limits=Limits(pids=32768))
 
 The guest's limit of processes counts those of its users (RLIMIT_NPROC), and without isolation those of the whole machine.
 """
+
+_ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
+BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+"""A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
 
 @dataclass
@@ -44,13 +49,15 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, settings: Settings | None = None, clock: Clock | None = None) -> AsyncIterator[Bench]:
+async def bench(
+    folder: Path, settings: Settings | None = None, clock: Clock | None = None, read_host: Callable[[], Reading] = lambda: BOUNDLESS
+) -> AsyncIterator[Bench]:
     """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
     below = folder / "driver"
     below.mkdir()
     driver = BareDriver(below)
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
-    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock) as service:
+    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host) as service:
         yield Bench(service, driver)
     assert driver.left() == []
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from sandlot.core.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, Limits, Network, check_text
@@ -26,9 +27,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_BYTES = 16 * KIB
 
-RETRY_AFTER_S = 2
-"""What a client is told to wait when the service is full: about the time in which a sandbox is removed."""
-
 _NEEDED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
 
 
@@ -43,6 +41,7 @@ class Rules:
         max_creates: Being prepared or booted at once. Creating is bound by the CPU (about 100 ms of it each), so more
             at once only makes all of them later.
         max_waiting: Waiting for that; more are refused.
+        shares: How much of the host may be promised to sandboxes.
     """
 
     isolation_default: str = "gvisor"
@@ -50,6 +49,7 @@ class Rules:
     max_sandboxes: int = 50
     max_creates: int = 4
     max_waiting: int = 100
+    shares: Shares = field(default_factory=Shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ _LAST_WORD_S = 3.0
 _SAID_CHARS = 500
 """Of what a guest says of itself, in an error."""
 
-_DESTROY_TRIES = 4
 _DESTROY_PAUSE_S = 1.0
+_DESTROY_PAUSE_MAX_S = 60.0
 
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("sandlot.core")
@@ -215,13 +215,15 @@ async def _until_dead(box: Sandbox, removal: asyncio.Future[None]) -> None:
 
 async def _destroy(box: Sandbox, holdings: list[Blank | Instance]) -> None:
     for held in reversed(holdings):
-        for attempt in range(1, _DESTROY_TRIES + 1):
+        pause_s = _DESTROY_PAUSE_S
+        while True:
             try:
                 await held.destroy()
                 break
-            except Exception:  # noqa: BLE001 - the next try, or the next start of the service, removes it
-                _log.exception("sandbox.destroy_failed", sandbox=box.id, attempt=attempt, last=attempt == _DESTROY_TRIES)
-                await asyncio.sleep(_DESTROY_PAUSE_S * attempt)
+            except Exception:  # noqa: BLE001 - whatever it is: what is left is still taken, so it is neither forgotten nor given to others
+                _log.exception("sandbox.destroy_failed", sandbox=box.id, next_try_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _DESTROY_PAUSE_MAX_S)
 
 
 @contextlib.asynccontextmanager

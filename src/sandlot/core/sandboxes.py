@@ -1,7 +1,8 @@
 """All sandboxes of this service: created, found, prolonged, killed, and remembered for a while after their end.
 
 Laws:
-- A sandbox counts against the service's bound from the request that creates it until its last trace is removed.
+- A sandbox counts against the service's bound, and against what the host has (:mod:`sandlot.core.capacity`), from the request
+  that creates it until its last trace is removed.
 - A client that goes away while its sandbox is created leaves nothing behind.
 - Killing is idempotent; any number of callers may wait for the same end.
 - What is remembered of an ended sandbox is bounded, and holds nothing of its environment.
@@ -18,12 +19,14 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import NewSandbox, Rules
+from sandlot.core.capacity import Figures
+from sandlot.core.ledger import Ledger
 from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
 from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Driver, Exit, ExitReason, Usage
+from sandlot.model.ports import Ability, Capabilities, Driver, Exit, ExitReason, Reading, Usage
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
 
@@ -55,10 +58,19 @@ class Sandboxes:
         clock: The time.
         new_id: Makes ids that carry this node.
         rules: What the operator decided.
+        read_host: Looks at what the host has; blocks for some milliseconds.
     """
 
     def __init__(
-        self, *, drivers: Mapping[str, Driver], templates: Templates, greet: Greet, clock: Clock, new_id: Callable[[], SandboxId], rules: Rules
+        self,
+        *,
+        drivers: Mapping[str, Driver],
+        templates: Templates,
+        greet: Greet,
+        clock: Clock,
+        new_id: Callable[[], SandboxId],
+        rules: Rules,
+        read_host: Callable[[], Reading],
     ) -> None:
         self._drivers = drivers
         self._templates = templates
@@ -66,6 +78,7 @@ class Sandboxes:
         self._clock = clock
         self._new_id = new_id
         self._rules = rules
+        self._ledger = Ledger(read_host, rules.shares, clock)
         self._turns = asyncio.Semaphore(rules.max_creates)
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
         self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
@@ -112,7 +125,7 @@ class Sandboxes:
         """Create a sandbox and wait until it runs.
 
         Raises:
-            InvalidRequestError: The request makes no sense.
+            InvalidRequestError: The request makes no sense, or can never fit on this node.
             ForbiddenError: The operator does not allow the isolation.
             UnsupportedError: It asks for what cannot be enforced yet.
             NotFoundError: ``template_not_found``.
@@ -124,6 +137,7 @@ class Sandboxes:
         network = admission.choose_network(asked.network)
         self._check_template(asked.template)
         admission.check_host(await self.capabilities(isolation))
+        reading = await self._ledger.look()
         if self._closing:  # asked last, because the checks before it may have waited
             raise _stopping()
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
@@ -139,6 +153,7 @@ class Sandboxes:
             isolation=isolation,
         )
         box = Sandbox(spec, name=asked.name, created_at=self._clock.now())
+        self._ledger.promise(box.id, self._drivers[isolation].takes(asked.limits), reading)
         means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
         task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
         self._lives[box.id] = (box, task)
@@ -236,6 +251,10 @@ class Sandboxes:
                 raise box.ended_error()
             return await box.instance.usage()
 
+    async def figures(self) -> Figures:
+        """What this node may promise, and what it has promised."""
+        return await self._ledger.figures()
+
     async def templates(self) -> list[Template]:
         """What a sandbox can be started from."""
         return list(await asyncio.to_thread(self._templates.all))
@@ -285,6 +304,7 @@ class Sandboxes:
     def _gone(self, box: Sandbox) -> None:
         """Every trace of a sandbox is removed."""
         del self._lives[box.id]
+        self._ledger.give_up(box.id)
         self._idle_since_monotonic_s = self._clock.monotonic_s()
         # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
         if box.expires_at is not None or box.wanted_exit is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,16 @@ import structlog
 from sandlot.core.admission import Rules
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
+from sandlot.host.capacity import Host, own_bounds
+from sandlot.host.cgroups import detect_layout
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
-from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.errors import ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
-from sandlot.model.ports import Driver
+from sandlot.model.ports import Driver, Reading
 from sandlot.server import state
 from sandlot.server.keys import KeyStore
 from sandlot.server.settings import Settings
@@ -80,13 +83,23 @@ class ImageTemplates:
 
     def _progress(self, line: str) -> None:
         if self._stopping.is_set():
-            raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again once it has started anew.")
+            raise UnavailableError(
+                "The service is stopping.",
+                code=ErrorCode.SERVICE_UNAVAILABLE,
+                hint="Try again once it has started anew.",
+                fields={"retry_after_s": 1},
+            )
         _log.info("template.build", step=line)
 
 
 @asynccontextmanager
 async def open_service(
-    settings: Settings, *, drivers: Mapping[str, Driver] | None = None, templates: Templates | None = None, clock: Clock | None = None
+    settings: Settings,
+    *,
+    drivers: Mapping[str, Driver] | None = None,
+    templates: Templates | None = None,
+    clock: Clock | None = None,
+    read_host: Callable[[], Reading] | None = None,
 ) -> AsyncIterator[Service]:
     """Be the service of a data directory: lock it, remove what an earlier one left, and in the end remove every sandbox.
 
@@ -95,6 +108,7 @@ async def open_service(
         drivers: Isolation name -> driver, in place of those that Sandlot has.
         templates: In place of the image store.
         clock: In place of the machine's.
+        read_host: In place of a look at the machine.
 
     Raises:
         ConflictError: Another service runs on the data directory.
@@ -115,7 +129,9 @@ async def open_service(
                 isolation_allowed=settings.isolation_allowed,
                 max_sandboxes=settings.max_sandboxes,
                 max_creates=settings.max_creates,
+                shares=settings.shares,
             ),
+            read_host=read_host or own_host(settings).read,
         )
         await sandboxes.open()
         try:
@@ -123,6 +139,15 @@ async def open_service(
         finally:
             images.stop()
             await sandboxes.aclose()
+
+
+def own_host(settings: Settings) -> Host:
+    """This machine, as the sandboxes of this service find it."""
+    try:
+        layout = detect_layout()
+    except HostError:  # no sandbox can be limited then, and a driver's probe says so
+        layout = None
+    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=own_bounds(layout))
 
 
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:

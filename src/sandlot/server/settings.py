@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
+from sandlot.core.capacity import Shares
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import MIB
+from sandlot.model.specs import GIB, MIB
 
 SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
 SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
+_RATIOS = (0.01, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,12 @@ class Settings:
         isolation_allowed: What a request may ask for, separated by commas.
         max_sandboxes: Live ones at once, 1 to 10,000.
         max_creates: Being created at once, 1 to 64.
+        memory_ratio: Memory that may be promised to sandboxes, to memory that there is; 0.01 to 100.
+        disk_ratio: The same of disk space where the data directory is. More than 1 trusts that sandboxes do not fill their disks.
+        pids_ratio: The same of processes and threads.
+        memory_reserve_bytes: Memory that is kept for the host and the service; None is 5 %, from 512 MiB to 4 GiB.
+        disk_reserve_bytes: Disk space that is kept; None is 5 %, from 1 to 4 GiB.
+        pids_reserve: Tasks that are kept; None is 5 %, from 512 to 4,096.
         upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
         log_level: debug, info, warning or error.
@@ -48,6 +56,12 @@ class Settings:
     isolation_allowed: tuple[str, ...] = ("gvisor",)
     max_sandboxes: int = 50
     max_creates: int = 4
+    memory_ratio: float = 1.0
+    disk_ratio: float = 1.0
+    pids_ratio: float = 1.0
+    memory_reserve_bytes: int | None = None
+    disk_reserve_bytes: int | None = None
+    pids_reserve: int | None = None
     upload_max_bytes: int = 100 * MIB
     idle_exit_s: float = 600.0
     log_level: str = "info"
@@ -57,6 +71,18 @@ class Settings:
     def socket(self) -> Path:
         """The unix socket of this service."""
         return self.data_dir / "sandlot.sock"
+
+    @property
+    def shares(self) -> Shares:
+        """How much of the host may be promised to sandboxes."""
+        return Shares(
+            memory=self.memory_ratio,
+            disk=self.disk_ratio,
+            pids=self.pids_ratio,
+            memory_reserve_bytes=self.memory_reserve_bytes,
+            disk_reserve_bytes=self.disk_reserve_bytes,
+            pids_reserve=self.pids_reserve,
+        )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
@@ -86,6 +112,12 @@ class Settings:
             isolation_allowed=allowed,
             max_sandboxes=_whole(source, "MAX_SANDBOXES", 50, 1, 10_000),
             max_creates=_whole(source, "MAX_CREATES", 4, 1, 64),
+            memory_ratio=_number(source, "MEMORY_RATIO", 1.0, *_RATIOS),
+            disk_ratio=_number(source, "DISK_RATIO", 1.0, *_RATIOS),
+            pids_ratio=_number(source, "PIDS_RATIO", 1.0, *_RATIOS),
+            memory_reserve_bytes=_whole_or_none(source, "MEMORY_RESERVE_BYTES", 1024 * GIB),
+            disk_reserve_bytes=_whole_or_none(source, "DISK_RESERVE_BYTES", 1024 * GIB),
+            pids_reserve=_whole_or_none(source, "PIDS_RESERVE", 4_194_304),
             upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
             log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
@@ -116,14 +148,18 @@ def _whole(env: Mapping[str, str], name: str, default: int, low: int, high: int)
     return int(text)
 
 
-def _number(env: Mapping[str, str], name: str, default: float, low: float) -> float:
+def _whole_or_none(env: Mapping[str, str], name: str, high: int) -> int | None:
+    return _whole(env, name, 0, 0, high) if _text(env, name, "") else None
+
+
+def _number(env: Mapping[str, str], name: str, default: float, low: float, high: float = math.inf) -> float:
     text = _text(env, name, str(default))
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= low):
-        raise _bad(name, text, f"a number of at least {low:g}")
+    if not (math.isfinite(value) and low <= value <= high):
+        raise _bad(name, text, f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}")
     return value
 
 

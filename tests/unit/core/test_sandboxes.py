@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import sandboxes
+from sandlot.core.capacity import NOTHING
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import (
     ErrorCode,
@@ -21,7 +22,8 @@ from sandlot.model.errors import (
     UnsupportedError,
 )
 from sandlot.model.ids import SANDBOX_ID, node_of
-from sandlot.model.specs import Limits
+from sandlot.model.ports import Reading, Resources
+from sandlot.model.specs import GIB, Limits
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
 from tests.support.clock import START, ManualClock
@@ -202,3 +204,39 @@ async def test_templates_and_capabilities_are_told(at: Bench) -> None:
     assert names["base"].description
     (found,) = await at.sandboxes.all_capabilities()
     assert found.driver == "gvisor"
+
+
+async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:
+    has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
+    settings = Settings(memory_reserve_bytes=GIB // 2)
+    async with bench(tmp_path, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as at:
+        boxes = [await at.sandbox(), await at.sandbox()]
+        found = await at.sandboxes.figures()
+        assert (found.promised.memory_bytes, found.free.memory_bytes, found.sandboxes) == (2 * GIB, GIB // 2, 2)
+        with pytest.raises(UnavailableError, match="promised its memory") as full:
+            await at.sandbox()
+        assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
+        with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+        assert at.sandboxes.held == 2
+        await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)))
+        at.driver.faults.raises["clean"] = [OSError("busy")]
+        await at.sandboxes.kill(boxes[0].id)
+        # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
+        assert (await at.sandboxes.figures()).free.memory_bytes == 0
+        await until(lambda: at.sandboxes.held == 2)
+        assert (await at.sandboxes.figures()).free.memory_bytes == GIB
+        await at.sandbox()
+
+
+async def test_a_promise_is_kept_while_a_sandbox_is_made_and_given_up_when_that_fails(at: Bench) -> None:
+    at.driver.faults.hold("prepare")
+    at.driver.faults.raises["prepare"] = [HostError("no")]
+    making = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("prepare")
+    assert (await at.sandboxes.figures()).promised.memory_bytes == GIB
+    at.driver.faults.holds["prepare"].set()
+    with pytest.raises(HostError):
+        await making
+    await until(lambda: at.sandboxes.held == 0)
+    assert (await at.sandboxes.figures()).promised == NOTHING

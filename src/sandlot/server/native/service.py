@@ -1,4 +1,4 @@
-"""The service itself: health, version, what it can do, what it can start from, and its end."""
+"""The service itself: health, version, what it can do and hold, what it can start from, and its end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sandlot.protocol.connection import GENERATION
 from sandlot.server.native.common import also, reply, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
+    CapacityAnswer,
     DriverAnswer,
     HealthAnswer,
     StoppingAnswer,
@@ -67,6 +68,13 @@ async def capabilities(request: Request) -> Response:
             ]
         )
     )
+
+
+@router.get("/v1/capacity", responses=also(CapacityAnswer, "As of a second ago at most."))
+async def capacity(request: Request) -> Response:
+    """What this node may promise to sandboxes, what it has promised, and what is left."""
+    service = service_of(request)
+    return reply(CapacityAnswer.of(await service.sandboxes.figures(), service.settings.max_sandboxes))
 
 
 @router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends its sandboxes and then itself.", 202))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from pydantic import Field
 
+from sandlot.core.capacity import Figures
+from sandlot.model.ports import Resources
 from sandlot.server.native.schemas.base import Answer
 
 
@@ -50,6 +54,35 @@ class CapabilitiesAnswer(Answer):
     """What this host can do."""
 
     drivers: list[DriverAnswer]
+
+
+class ResourcesAnswer(Answer):
+    """An amount of what the host has."""
+
+    memory_bytes: int
+    disk_bytes: int
+    pids: int = Field(description="Tasks of the host: a process inside may take several.")
+
+    @classmethod
+    def of(cls, amount: Resources) -> Self:
+        """An amount, told."""
+        return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
+
+
+class CapacityAnswer(Answer):
+    """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
+
+    total: ResourcesAnswer = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
+    promised: ResourcesAnswer
+    free: ResourcesAnswer
+    sandboxes: int = Field(description="How many hold a promise, those included that are being created or removed.")
+    max_sandboxes: int
+
+    @classmethod
+    def of(cls, found: Figures, max_sandboxes: int) -> Self:
+        """The figures, told."""
+        total, promised, free = (ResourcesAnswer.of(each) for each in (found.total, found.promised, found.free))
+        return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
 
 
 class HealthAnswer(Answer):

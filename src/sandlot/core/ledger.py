@@ -1,0 +1,122 @@
+"""The promises that this node has made, and the one place where one more is made.
+
+Laws:
+- A promise is made before anything of it is taken, and given up only once everything of it has been given back.
+- Looking at the host and promising are two steps, and nobody comes between the check and the promise: the second does not wait.
+- A change of a promise counts as the larger of both until it is done, and as the old one where it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+
+from sandlot.core import capacity
+from sandlot.core.capacity import Figures, Shares
+from sandlot.core.ports import Clock
+from sandlot.model.errors import InternalError
+from sandlot.model.ports import Reading, Resources
+
+FRESH_S = 1.0
+"""How old a look at the host may be: promises are exact all the same, and a flood of requests costs one look a second."""
+
+
+class Ledger:
+    """Who was promised what.
+
+    Args:
+        read: Looks at the host; blocks for some milliseconds, so it is called in a thread.
+        shares: How much of the host may be promised.
+        clock: The time.
+    """
+
+    def __init__(self, read: Callable[[], Reading], shares: Shares, clock: Clock) -> None:
+        self._read = read
+        self._shares = shares
+        self._clock = clock
+        self._promises: dict[str, Resources] = {}
+        self._looking: asyncio.Task[Reading] | None = None
+        self._seen: tuple[float, Reading] | None = None
+
+    @property
+    def holders(self) -> Collection[str]:
+        """Who has a promise."""
+        return self._promises.keys()
+
+    async def look(self) -> Reading:
+        """The host as it was at most a second ago."""
+        if self._seen is not None and self._clock.monotonic_s() - self._seen[0] < FRESH_S:
+            return self._seen[1]
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        return await asyncio.shield(self._looking)
+
+    def promise(self, holder: str, asked: Resources, reading: Reading) -> None:
+        """Promise something to somebody who has no promise yet.
+
+        Args:
+            holder: A sandbox's id.
+            asked: What.
+            reading: The host, by :meth:`look`.
+
+        Raises:
+            InvalidRequestError: It can never fit on this node.
+            UnavailableError: ``busy``: not now.
+        """
+        if holder in self._promises:
+            raise InternalError(f"{holder} has a promise already.")
+        # First whether it can ever fit: no pressure of the moment makes that worth another try.
+        capacity.check(asked, self._promises.values(), reading, self._shares)
+        capacity.check_pressure(reading, self._shares)
+        self._promises[holder] = asked
+
+    def give_up(self, holder: str) -> None:
+        """Everything that was promised has been given back. Idempotent."""
+        self._promises.pop(holder, None)
+
+    @asynccontextmanager
+    async def changing(self, holder: str, asked: Resources) -> AsyncIterator[None]:
+        """Change a promise around the work that puts it into effect; what fails in the body leaves the old one.
+
+        A promise that becomes smaller, or stays, is never refused. One change of a holder at a time.
+
+        Args:
+            holder: Who has one.
+            asked: What it is to be.
+
+        Raises:
+            InvalidRequestError: It can never fit on this node.
+            UnavailableError: ``busy``: not now.
+            InternalError: There is no such promise.
+        """
+        reading = await self.look()
+        before = self._promises.get(holder)
+        if before is None:
+            raise InternalError(f"{holder} has no promise that could be changed.")
+        meanwhile = capacity.larger(before, asked)
+        if meanwhile != before:
+            others = [promise for name, promise in self._promises.items() if name != holder]
+            capacity.check(meanwhile, others, reading, self._shares)
+            capacity.check_pressure(reading, self._shares)
+        self._promises[holder] = meanwhile
+        after = before
+        try:
+            yield
+            after = asked
+        finally:
+            if holder in self._promises:  # it may have ended meanwhile
+                self._promises[holder] = after
+
+    async def figures(self) -> Figures:
+        """How this node stands."""
+        reading = await self.look()
+        return capacity.figures(self._promises.values(), reading, self._shares)
+
+    async def _look(self) -> Reading:
+        try:
+            reading = await asyncio.to_thread(self._read)
+            self._seen = self._clock.monotonic_s(), reading
+            return reading
+        finally:
+            self._looking = None

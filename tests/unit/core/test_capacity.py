@@ -1,0 +1,141 @@
+"""What a node may promise: never more than it has, and a clear word where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.core.capacity import (
+    LEAST_RESERVE,
+    MOST_RESERVE,
+    NOTHING,
+    RETRY_AFTER_S,
+    Shares,
+    added,
+    amount,
+    check,
+    check_pressure,
+    figures,
+    larger,
+    reserve,
+    smaller,
+    total,
+)
+from sandlot.model.errors import InvalidRequestError, UnavailableError
+from sandlot.model.ports import Reading, Resources
+from sandlot.model.specs import GIB, MIB
+
+BARE = Shares(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
+"""Everything may be promised."""
+HOST = Reading(has=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), held_disk_bytes=10 * GIB)
+ONE = Resources(1 * GIB, 5 * GIB, 1000)
+
+amounts = st.builds(Resources, *[st.integers(0, 50)] * 3)
+
+
+@given(asked=amounts, others=st.lists(amounts, max_size=5), has=amounts, free=amounts, held=st.integers(0, 50))
+def test_no_promise_that_is_made_goes_beyond_what_there_is(
+    asked: Resources, others: list[Resources], has: Resources, free: Resources, held: int
+) -> None:
+    reading = Reading(has=has, free=free, held_disk_bytes=held)
+    fits = all(
+        getattr(added([*others, asked]), name) <= most or getattr(asked, name) == 0
+        for name, most in (("memory_bytes", has.memory_bytes), ("disk_bytes", free.disk_bytes + held), ("pids", has.pids))
+    )
+    try:
+        check(asked, others, reading, BARE)
+    except InvalidRequestError:
+        with pytest.raises(InvalidRequestError):  # whatever else ends, it would not fit
+            check(asked, [], reading, BARE)
+        assert not fits
+    except UnavailableError:
+        check(asked, [], reading, BARE)  # once others have ended, it does
+        assert not fits
+    else:
+        assert fits
+
+
+def test_memory_and_tasks_are_what_the_host_has_and_disk_what_is_free_or_held_by_sandboxes() -> None:
+    assert total(HOST, BARE) == Resources(8 * GIB, 50 * GIB, 30_000)
+
+
+def test_what_a_sandbox_writes_changes_nothing() -> None:
+    written = replace(HOST, free=replace(HOST.free, disk_bytes=37 * GIB), held_disk_bytes=13 * GIB)
+    assert total(written, Shares()) == total(HOST, Shares())
+
+
+def test_what_somebody_else_writes_is_not_promised() -> None:
+    less = replace(HOST, free=replace(HOST.free, disk_bytes=30 * GIB))
+    assert total(less, BARE).disk_bytes == total(HOST, BARE).disk_bytes - 10 * GIB
+
+
+def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
+    usual = reserve(HOST, Shares())
+    assert usual == Resources(LEAST_RESERVE.memory_bytes, MOST_RESERVE.disk_bytes, 1500)
+    assert reserve(HOST, Shares(memory_reserve_bytes=0, disk_reserve_bytes=1, pids_reserve=2)) == Resources(0, 1, 2)
+    huge = replace(HOST, has=Resources(1024 * GIB, 1, 4_194_304))
+    assert reserve(huge, Shares()) == Resources(MOST_RESERVE.memory_bytes, LEAST_RESERVE.disk_bytes, MOST_RESERVE.pids)
+
+
+def test_ratios_apply_to_what_the_reserve_leaves() -> None:
+    shares = Shares(memory=0.5, disk=4, pids=2, memory_reserve_bytes=GIB, disk_reserve_bytes=10 * GIB, pids_reserve=1000)
+    assert total(HOST, shares) == Resources(7 * GIB // 2, 160 * GIB, 58_000)
+
+
+def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
+    tiny = Reading(has=Resources(256 * MIB, GIB, 100), free=NOTHING, held_disk_bytes=0)
+    assert total(tiny, Shares()) == NOTHING
+    with pytest.raises(InvalidRequestError):
+        check(ONE, [], tiny, Shares())
+
+
+@pytest.mark.parametrize(
+    "name, asked, said",
+    [
+        ("memory_bytes", replace(ONE, memory_bytes=9 * GIB), "9.0 GiB of memory on the host; the node has 8.0 GiB"),
+        ("disk_bytes", replace(ONE, disk_bytes=51 * GIB), "51.0 GiB of disk on the host; the node has 50.0 GiB"),
+        ("pids", replace(ONE, pids=30_001), "30001 of tasks on the host; the node has 30000"),
+    ],
+)
+def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str, asked: Resources, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said) as refused:
+        check(asked, [ONE] * 8, HOST, BARE)  # also where the node is full besides
+    assert not refused.value.retryable
+    assert refused.value.fields["field"] == f"limits.{name}"
+    assert refused.value.fields["capacity"] == getattr(total(HOST, BARE), name)
+
+
+def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
+    check(ONE, [ONE] * 7, HOST, BARE)
+    with pytest.raises(UnavailableError, match=r"0 MiB of 8.0 GiB are left, 1.0 GiB are needed") as refused:
+        check(ONE, [ONE] * 8, HOST, BARE)
+    assert refused.value.retryable
+    assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", RETRY_AFTER_S)
+
+
+@pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
+def test_a_host_under_pressure_gets_nothing_more_whatever_the_promises_say(name: str) -> None:
+    floor = getattr(reserve(HOST, Shares()), name) // 2
+    check_pressure(replace(HOST, free=replace(HOST.free, **{name: floor})), Shares())
+    with pytest.raises(UnavailableError, match="short of") as refused:
+        check_pressure(replace(HOST, free=replace(HOST.free, **{name: floor - 1})), Shares())
+    assert refused.value.retryable
+    assert refused.value.fields["retry_after_s"] > 0
+    check_pressure(replace(HOST, free=NOTHING), BARE)  # an operator who keeps nothing is not protected
+
+
+def test_figures() -> None:
+    found = figures([ONE, ONE], HOST, BARE)
+    assert (found.total, found.promised, found.sandboxes) == (Resources(8 * GIB, 50 * GIB, 30_000), Resources(2 * GIB, 10 * GIB, 2000), 2)
+    assert found.free == Resources(6 * GIB, 40 * GIB, 28_000)
+    assert figures([ONE] * 20, HOST, BARE).free == Resources(0, 0, 10_000)  # a host that shrank
+
+
+def test_sums_and_bounds() -> None:
+    assert added([]) == NOTHING
+    assert larger(Resources(1, 5, 3), Resources(2, 4, 3)) == Resources(2, 5, 3)
+    assert smaller(Resources(1, 5, 3), Resources(2, 4, 3)) == Resources(1, 4, 3)
+    assert [amount("memory_bytes", GIB), amount("disk_bytes", 3 * MIB + 5), amount("pids", 7)] == ["1.0 GiB", "3 MiB", "7"]

@@ -1,0 +1,138 @@
+"""Promises over time: made at once or not at all, kept until given up, changed around the work that changes them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sandlot.core.capacity import NOTHING, Shares
+from sandlot.core.ledger import FRESH_S, Ledger
+from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
+from sandlot.model.ports import Reading, Resources
+from tests.support.clock import ManualClock
+
+SHARES = Shares(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
+HAS = Resources(100, 100, 100)
+TEN = Resources(10, 10, 10)
+
+
+class Host:
+    """What a test says that it is."""
+
+    def __init__(self) -> None:
+        self.reading = Reading(has=HAS, free=HAS, held_disk_bytes=0)
+        self.looks = 0
+
+    def read(self) -> Reading:
+        self.looks += 1
+        return self.reading
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def ledger(host: Host, clock: ManualClock) -> Ledger:
+    return Ledger(host.read, SHARES, clock)
+
+
+async def promised(ledger: Ledger) -> Resources:
+    return (await ledger.figures()).promised
+
+
+async def test_a_promise_counts_until_it_is_given_up(ledger: Ledger) -> None:
+    reading = await ledger.look()
+    for number in range(10):
+        ledger.promise(f"box-{number}", TEN, reading)
+    with pytest.raises(UnavailableError):
+        ledger.promise("one more", TEN, reading)
+    assert await promised(ledger) == HAS
+    ledger.give_up("box-3")
+    ledger.give_up("box-3")
+    ledger.promise("one more", TEN, reading)
+    assert "one more" in ledger.holders
+    assert "box-3" not in ledger.holders
+
+
+async def test_nobody_is_promised_twice(ledger: Ledger) -> None:
+    reading = await ledger.look()
+    ledger.promise("a", TEN, reading)
+    with pytest.raises(InternalError):
+        ledger.promise("a", TEN, reading)
+    assert await promised(ledger) == TEN
+
+
+async def test_what_was_refused_is_not_promised(ledger: Ledger) -> None:
+    with pytest.raises(InvalidRequestError):
+        ledger.promise("a", replace(TEN, pids=101), await ledger.look())
+    assert await promised(ledger) == NOTHING
+
+
+async def test_however_many_ask_the_host_is_looked_at_once_a_second(ledger: Ledger, host: Host, clock: ManualClock) -> None:
+    await asyncio.gather(*(ledger.look() for _ in range(50)))
+    assert host.looks == 1
+    clock.advance(FRESH_S)
+    host.reading = replace(host.reading, held_disk_bytes=7)
+    assert (await ledger.look()).held_disk_bytes == 7
+    assert host.looks == 2
+
+
+async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
+    failures = [OSError("no")]
+
+    def read() -> Reading:
+        if failures:
+            raise failures.pop()
+        return Reading(has=HAS, free=HAS, held_disk_bytes=0)
+
+    ledger = Ledger(read, SHARES, clock)
+    with pytest.raises(OSError, match="no"):
+        await ledger.look()
+    assert (await ledger.look()).has == HAS
+
+
+async def test_a_change_counts_as_the_larger_of_both_until_it_is_done(ledger: Ledger) -> None:
+    ledger.promise("a", TEN, await ledger.look())
+    async with ledger.changing("a", Resources(20, 5, 10)):
+        assert await promised(ledger) == Resources(20, 10, 10)
+    assert await promised(ledger) == Resources(20, 5, 10)
+
+
+async def test_a_change_that_fails_leaves_the_old_promise(ledger: Ledger) -> None:
+    ledger.promise("a", TEN, await ledger.look())
+    with pytest.raises(OSError, match="it did not work"):
+        async with ledger.changing("a", Resources(20, 20, 20)):
+            raise OSError("it did not work")
+    assert await promised(ledger) == TEN
+
+
+async def test_a_raise_is_refused_where_it_does_not_fit_and_a_cut_never(ledger: Ledger, host: Host, clock: ManualClock) -> None:
+    reading = await ledger.look()
+    ledger.promise("a", TEN, reading)
+    ledger.promise("b", Resources(85, 85, 85), reading)
+    with pytest.raises(UnavailableError):
+        async with ledger.changing("a", replace(TEN, memory_bytes=16)):
+            raise AssertionError("not refused")
+    with pytest.raises(InvalidRequestError):
+        async with ledger.changing("a", replace(TEN, memory_bytes=101)):
+            raise AssertionError("not refused")
+    assert await promised(ledger) == Resources(95, 95, 95)
+    host.reading = Reading(has=NOTHING, free=NOTHING, held_disk_bytes=0)
+    clock.advance(FRESH_S)
+    async with ledger.changing("a", Resources(10, 1, 1)):
+        pass
+    assert await promised(ledger) == Resources(95, 86, 86)
+
+
+async def test_a_holder_that_ends_while_its_promise_is_changed_has_none_afterwards(ledger: Ledger) -> None:
+    ledger.promise("a", TEN, await ledger.look())
+    async with ledger.changing("a", Resources(20, 20, 20)):
+        ledger.give_up("a")
+    assert await promised(ledger) == NOTHING
+    with pytest.raises(InternalError):
+        async with ledger.changing("a", TEN):
+            raise AssertionError("nobody was promised that")

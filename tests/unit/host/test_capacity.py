@@ -1,0 +1,116 @@
+"""What the machine has: texts of the kernel read right, and this very machine makes sense."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandlot.host.capacity import GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, read_meminfo, tasks
+from sandlot.host.hierarchies import Hierarchy, Layout
+
+MEMINFO = "MemTotal:       24684084 kB\nMemFree:        23387756 kB\nMemAvailable:   23939160 kB\nHugePages_Total:       3\n"
+V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,cpuacct:/x\n8:pids:/tasks/of:it\n0::/unified.slice\n"
+
+
+def test_meminfo() -> None:
+    assert read_meminfo(MEMINFO) == {
+        "MemTotal": 24684084 * 1024,
+        "MemFree": 23387756 * 1024,
+        "MemAvailable": 23939160 * 1024,
+        "HugePages_Total": 3,
+    }
+
+
+def test_tasks() -> None:
+    assert tasks("0.57 0.62 1.00 1/132 6997\n") == 132
+
+
+@pytest.mark.parametrize(
+    "text, controller, group",
+    [
+        (V1, "memory", "system.slice/sandlot.service"),
+        (V1, "cpuacct", "x"),
+        (V1, "pids", "tasks/of:it"),
+        (V1, "rdma", "unified.slice"),
+        ("0::/a/b\n", "memory", "a/b"),
+        ("0::/\n", "pids", "."),
+    ],
+)
+def test_the_group_of_a_controller(text: str, controller: str, group: str) -> None:
+    assert group_of(text, controller) == Path(group)
+
+
+def fake_proc(folder: Path, cgroup: str) -> Path:
+    proc = folder / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(cgroup)
+    (proc / "sys/kernel").mkdir(parents=True)
+    (proc / "sys/kernel/pid_max").write_text("32768\n")
+    (proc / "sys/kernel/threads-max").write_text("20000\n")
+    (proc / "meminfo").write_text(MEMINFO)
+    (proc / "loadavg").write_text("0.57 0.62 1.00 1/132 6997\n")
+    return proc
+
+
+def test_the_least_of_a_group_and_those_above_it_bounds_version_2(tmp_path: Path) -> None:
+    mount = tmp_path / "cgroup"
+    (mount / "a/b").mkdir(parents=True)
+    (mount / "a/memory.max").write_text("1000\n")
+    (mount / "a/b/memory.max").write_text("2000\n")
+    (mount / "a/b/pids.max").write_text("max\n")
+    layout = Layout(2, (Hierarchy(mount, frozenset({"memory", "pids"})),))
+    assert own_bounds(layout, fake_proc(tmp_path, "0::/a/b\n")) == GroupBounds(memory_bytes=1000, pids=None)
+
+
+def test_version_1_says_no_limit_by_a_huge_number(tmp_path: Path) -> None:
+    memory, pids = tmp_path / "memory", tmp_path / "pids"
+    (memory / "a").mkdir(parents=True)
+    (pids / "p").mkdir(parents=True)
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (memory / "a/memory.limit_in_bytes").write_text("4096\n")
+    (pids / "p/pids.max").write_text("300\n")
+    layout = Layout(1, (Hierarchy(memory, frozenset({"memory"})), Hierarchy(pids, frozenset({"pids"}))))
+    assert own_bounds(layout, fake_proc(tmp_path, "1:memory:/a\n2:pids:/p\n")) == GroupBounds(memory_bytes=4096, pids=300)
+    (memory / "a/memory.limit_in_bytes").unlink()
+    assert own_bounds(layout, tmp_path / "proc") == GroupBounds(memory_bytes=None, pids=300)
+
+
+def test_without_control_groups_nothing_bounds() -> None:
+    assert own_bounds(None) == GroupBounds()
+
+
+def test_the_groups_the_service_was_started_in_bound_what_the_machine_has(tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path, "0::/\n")
+    assert most_tasks(proc, None) == 20000
+    free = Host(tmp_path, tmp_path / "none", GroupBounds(), proc).read()
+    assert (free.has.memory_bytes, free.has.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
+    bound = Host(tmp_path, tmp_path / "none", GroupBounds(memory_bytes=1 << 30, pids=100), proc).read()
+    assert (bound.has.memory_bytes, bound.has.pids, bound.free.pids) == (1 << 30, 100, 0)
+    assert bound.free.memory_bytes == 23939160 * 1024
+
+
+def test_held_is_what_files_occupy_not_how_long_they_are(tmp_path: Path) -> None:
+    sandboxes = tmp_path / "sandboxes"
+    (sandboxes / "one/disk").mkdir(parents=True)
+    assert held_bytes(sandboxes) == 0
+    assert held_bytes(tmp_path / "none") == 0
+    with (sandboxes / "one/disk.img").open("wb") as image:
+        image.truncate(1 << 30)
+        image.write(os.urandom(1 << 20))
+        image.flush()
+        os.fsync(image.fileno())
+    (sandboxes / "one/link").symlink_to("/dev")
+    assert 1 << 20 <= held_bytes(sandboxes) < 2 << 20
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    found = Host(tmp_path, tmp_path / "sandboxes", GroupBounds()).read()
+    for has, free in (
+        (found.has.memory_bytes, found.free.memory_bytes),
+        (found.has.disk_bytes, found.free.disk_bytes),
+        (found.has.pids, found.free.pids),
+    ):
+        assert 0 < free <= has
+    assert found.held_disk_bytes == 0
