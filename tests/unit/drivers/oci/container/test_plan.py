@@ -1,0 +1,61 @@
+"""What the stage is told to do for a container, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.container.plan import group_limits, stage_plan
+from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.runtime import Place
+from sandlot.host import stage
+from sandlot.model.errors import InternalError
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
+
+SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
+FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
+BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
+PLACE = Place(SHAPE, FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID)
+
+
+def test_it_is_made_of_the_stages_operations() -> None:
+    assert {operation[0] for operation in stage_plan(PLACE)} <= set(stage.OPERATIONS)
+
+
+def test_the_group_is_entered_before_anything_is_made() -> None:
+    plan = stage_plan(PLACE)
+    assert plan[:2] == tuple(("join", str(door)) for door in DOORS)
+    names = [operation[0] for operation in plan]
+    assert names.index("private_mounts") < min(names.index(name) for name in ("tmpfs", "bind", "disk", "mkdir", "file", "idmapped", "overlay"))
+
+
+def test_no_core_file_and_the_first_to_go() -> None:
+    assert ("limit", "RLIMIT_CORE", 0, 0) in stage_plan(PLACE)
+    assert ("oom_score", "900") in stage_plan(PLACE)
+
+
+def test_the_image_is_shown_by_other_owners_and_written_to_by_nobody() -> None:
+    plan = stage_plan(PLACE)
+    assert ("idmapped", "/cache/roots/x/tree", "/run/sandlot/lower", 0x70000000, 65536) in plan
+    assert [operation for operation in plan if "/cache/roots/x/tree" in operation] == [plan[-3]]
+    assert plan[-1] == ("overlay", "/run/sandlot/lower", "/run/sandlot/disk", "/run/sandlot/root", 0x70000000)
+    assert plan[-2] == ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
+
+
+def test_the_runtime_sees_no_control_group_of_the_host() -> None:
+    assert ("tmpfs", "/sys/fs/cgroup", "mode=0700,size=4k") in stage_plan(PLACE)
+    assert ("file", "/run/sandlot/boot_id", f"{BOOT_ID}\n", 0o444) in stage_plan(PLACE)
+
+
+def test_without_ids_of_its_own_there_is_no_container() -> None:
+    with pytest.raises(InternalError):
+        stage_plan(replace(PLACE, first_id=None))
+
+
+def test_processes_are_limited_by_the_host_itself() -> None:
+    limits = group_limits(SHAPE.limits)
+    assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
+    assert SHAPE.limits.pids < limits.pids <= SHAPE.limits.pids + 64

@@ -1,0 +1,39 @@
+"""The lists of system calls. That the kernel enforces them is tried inside, by the tests of the boundary."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, REFUSED, seccomp_filter
+
+
+def test_no_call_is_on_two_lists_and_none_twice() -> None:
+    every = (*ALLOWED, *REFUSED, "clone", "clone3", "socket", "personality")
+    assert len(set(every)) == len(every)
+
+
+def test_what_is_on_no_list_is_a_call_that_the_kernel_does_not_have() -> None:
+    made = seccomp_filter()
+    assert (made["defaultAction"], made["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 38)
+    assert made["architectures"] == ["SCMP_ARCH_X86_64"]
+    assert {name for rule in made["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" and "args" not in rule for name in rule["names"]} == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "mount", "unshare", "setns", "bpf", "keyctl", "perf_event_open", "uselib"],
+)
+def test_what_opens_the_kernel_is_not_allowed(name: str) -> None:
+    assert name not in ALLOWED
+
+
+def test_a_thread_may_be_made_and_a_namespace_may_not() -> None:
+    (clone,) = (rule for rule in seccomp_filter()["syscalls"] if rule["names"] == ["clone"])
+    assert clone["args"] == [{"index": 0, "value": CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
+    new = {"NS": 0x20000, "CGROUP": 0x2000000, "UTS": 0x4000000, "IPC": 0x8000000, "USER": 0x10000000, "PID": 0x20000000, "NET": 0x40000000}
+    assert sum(new.values()) == CLONE_NAMESPACES
+
+
+def test_sockets_are_of_few_families() -> None:
+    rules = [rule["args"] for rule in seccomp_filter()["syscalls"] if rule["names"] == ["socket"]]
+    assert [[(argument["index"], argument["value"]) for argument in each] for each in rules] == [[(0, 1)], [(0, 2)], [(0, 10)], [(0, 16), (2, 0)]]
