@@ -12,6 +12,7 @@ import pytest
 
 from sandlot import Sandbox
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.planted import Planted, plant
 
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
@@ -31,3 +32,11 @@ def service(isolation: str) -> Iterator[LocalService]:
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
     with service.create() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
+    """Files of the host for the sandbox to look for, those in its own folder on the host among them."""
+    assert sandbox.is_running()
+    with plant(service.data_dir, *(service.data_dir / "sandboxes").iterdir()) as files:
+        yield files

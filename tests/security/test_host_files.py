@@ -6,55 +6,16 @@ Files with a random content are planted on the host where a service and its sand
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import stat
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from sandlot import Sandbox, SandlotError
+from sandlot import Sandbox
 from sandlot.images.store import cache_from
-from sandlot.model.errors import ErrorCode
 from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
-
-NOTHING_THERE = {ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID}
-
-
-@dataclass(frozen=True)
-class Planted:
-    """Files of the host that nobody inside may find."""
-
-    token: str
-    files: list[Path]
-
-    @property
-    def paths(self) -> list[str]:
-        return [str(path) for path in self.files]
-
-
-@pytest.fixture(scope="module")
-def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
-    token = secrets.token_hex(16)
-    folders = [Path(tempfile.mkdtemp(prefix="sandlot-planted-", dir=parent)) for parent in ("/tmp", "/var/tmp", "/dev/shm", Path.home())]
-    assert sandbox.is_running()
-    instances = list((service.data_dir / "sandboxes").iterdir())
-    assert len(instances) == 1, "the sandbox that tries, alone"
-    files = [folder / f"planted-{token}" for folder in (*folders, service.data_dir, *instances)]
-    for file in files:
-        file.write_text(token)
-        file.chmod(0o666)
-        if file.parent in folders:
-            file.parent.chmod(0o777)
-    yield Planted(token, files)
-    assert [file.read_text() for file in files] == [token] * len(files), "a file of the host was changed"
-    for folder in folders:
-        assert [path.name for path in folder.iterdir()] == [f"planted-{token}"], "a file was made on the host"
-        shutil.rmtree(folder)
+from tests.support.planted import Planted
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -238,40 +199,3 @@ told["at_home"] = os.path.exists("/workspace") and os.path.exists("/.sandlot")
         given={"paths": planted.paths, "token": planted.token, "inodes": [path.stat().st_ino for path in (Path("/"), *planted.files)]},
     )
     assert told == {"handles": 0, "at_home": True, "found": []}
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted, user: str) -> None:
-    paths = [f"{start}{path}" for path in planted.paths for start in ("", "/workspace/../../../../..", "/proc/1/root/../..")]
-    for number, path in enumerate(planted.paths):
-        link, folder = f"/workspace/{user}-link-{number}", f"/workspace/{user}-folder-{number}"
-        for target, name in ((path, link), (str(Path(path).parent), folder)):
-            assert sandbox.commands.run(["ln", "-sfn", target, name], user=user).exit_code == 0
-        paths += [link, f"{folder}/{Path(path).name}"]
-    for path in paths:
-        with pytest.raises(SandlotError) as refused:
-            sandbox.files.read(path, user=user)
-        assert refused.value.code in NOTHING_THERE
-        with pytest.raises(SandlotError) as refused:
-            sandbox.files.stat(path, user=user)
-        assert refused.value.code in NOTHING_THERE
-
-
-def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, planted: Planted) -> None:
-    for path in planted.paths:
-        sandbox.files.write(path, "from inside", user="root")
-        sandbox.files.write(f"{path}-more", "from inside", user="root")
-        assert sandbox.files.read(path, user="root") == "from inside"
-        sandbox.files.remove(path, user="root")
-        sandbox.files.remove(f"{path}-more", user="root")
-    # The fixture sees to it that the host's files are as they were, and alone in their folders.
-    assert not any(Path(f"{path}-more").exists() for path in planted.paths)
-
-
-def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
-    links = f"ln -s {planted.paths[0]} out/link && ln -s {planted.files[0].parent} out/folder && ln -s / out/deep/root"
-    made = sandbox.commands.run(f"mkdir -p out/deep && echo here > out/deep/file && {links}")
-    assert made.exit_code == 0
-    sandbox.files.download("/workspace/out", tmp_path / "out")
-    got = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert got == ["out", "out/deep", "out/deep/file"]

@@ -1,0 +1,123 @@
+"""Promise: calls about files from outside stay inside, whatever paths they are given and whatever links were planted there.
+
+What the service does for a client in a sandbox (read, write, list, move, remove, copy in and out) is done inside, by the guest and
+with the rights of the user that was named; a link that leads to a path of the host leads to the sandbox's own path of that name.
+The ideas are those of CVE-2018-15664 and CVE-2019-14271 (``docker cp``), and of CVE-2017-1002101 (a volume's symbolic link).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox, SandlotError
+from sandlot.model.errors import ErrorCode
+from tests.support.inside import USERS
+from tests.support.planted import Planted
+
+NOTHING_THERE = {ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted, user: str) -> None:
+    paths = [f"{start}{path}" for path in planted.paths for start in ("", "/workspace/../../../../..", "/proc/1/root/../..")]
+    for number, path in enumerate(planted.paths):
+        link, folder = f"/workspace/{user}-link-{number}", f"/workspace/{user}-folder-{number}"
+        for target, name in ((path, link), (str(Path(path).parent), folder)):
+            assert sandbox.commands.run(["ln", "-sfn", target, name], user=user).exit_code == 0
+        paths += [link, f"{folder}/{Path(path).name}"]
+    for path in paths:
+        with pytest.raises(SandlotError) as refused:
+            sandbox.files.read(path, user=user)
+        assert refused.value.code in NOTHING_THERE
+        with pytest.raises(SandlotError) as refused:
+            sandbox.files.stat(path, user=user)
+        assert refused.value.code in NOTHING_THERE
+
+
+def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, planted: Planted) -> None:
+    for path in planted.paths:
+        sandbox.files.write(path, "from inside", user="root")
+        sandbox.files.write(f"{path}-more", "from inside", user="root")
+        assert sandbox.files.read(path, user="root") == "from inside"
+        sandbox.files.remove(path, user="root")
+        sandbox.files.remove(f"{path}-more", user="root")
+    # The fixture sees to it that the host's files are as they were, and alone in their folders.
+    assert not any(Path(f"{path}-more").exists() for path in planted.paths)
+
+
+def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
+    links = f"ln -s {planted.paths[0]} out/link && ln -s {planted.files[0].parent} out/folder && ln -s / out/deep/root"
+    made = sandbox.commands.run(f"mkdir -p out/deep && echo here > out/deep/file && {links}")
+    assert made.exit_code == 0
+    sandbox.files.download("/workspace/out", tmp_path / "out")
+    got = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert got == ["out", "out/deep", "out/deep/file"]
+
+
+def test_no_call_goes_through_a_link_to_a_place_of_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
+    """Links to the host's folders, of each kind that proc(5) knows as well: made, listed, moved, removed, copied onto."""
+    folders = sorted({str(path.parent) for path in planted.files})
+    (tmp_path / "up").write_text("from outside")
+    for number, folder in enumerate([*folders, *(f"/proc/1/root{folder}" for folder in folders), "/proc/1/cwd", "/proc/self/fd"]):
+        link = f"/workspace/to-{number}"
+        assert sandbox.commands.run(["ln", "-sfn", folder, link]).exit_code == 0
+        for user in USERS:
+            files, name = sandbox.files, f"planted-{planted.token}"
+            listed = _said(files.list, link, user=user)
+            assert name not in repr(listed), "the folder of the host is listed"
+            _said(files.write, f"{link}/made-{planted.token}", "from outside", user=user)
+            _said(files.make_dir, f"{link}/folder-{planted.token}", user=user)
+            _said(files.upload, tmp_path / "up", f"{link}/up-{planted.token}", user=user)
+            _said(files.download, f"{link}/{name}", tmp_path / "down", user=user)
+            _said(files.move, f"{link}/{name}", f"/workspace/stolen-{user}", user=user)
+            _said(files.remove, f"{link}/{name}", user=user)
+            assert not (tmp_path / "down").exists()
+            assert not sandbox.files.exists(f"/workspace/stolen-{user}", user="root")
+    # The fixture sees to it that the host's folders have nothing new.
+
+
+def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sandbox: Sandbox, planted: Planted) -> None:
+    """The race of CVE-2018-15664: a name is now a folder, now a link to the host's, while calls go through it."""
+    target = planted.files[0]
+    for user in USERS:
+        done = sandbox.commands.run(["ln", str(target), f"/workspace/hard-{user}"], user=user)
+        assert done.exit_code != 0
+    sandbox.files.write(str(target), "inside's own", user="root")
+    race = (
+        "import os, time\n"
+        f"os.makedirs('a'); os.symlink({str(target.parent)!r}, 'b')\n"
+        "print('ready', flush=True)\n"
+        "while True: os.rename('a', 'c'); os.rename('b', 'a'); time.sleep(0.001); os.rename('a', 'b'); os.rename('c', 'a')\n"
+    )
+    racing = sandbox.commands.run(["python3", "-c", race], background=True)
+    assert next(iter(racing)).data == b"ready\n"
+    read: list[object] = []
+    while len(read) < 40 or ("inside's own" not in read and len(read) < 1000):
+        read.append(_said(sandbox.files.read, f"/workspace/a/{target.name}", user="root"))
+        _said(sandbox.files.write, f"/workspace/a/race-{planted.token}", "raced", user="root")
+    racing.kill()
+    assert {words for words in read if isinstance(words, str)} == {"inside's own"}, "the race was real, and led nowhere"
+
+
+def test_a_fifo_a_device_and_a_socket_do_not_hold_the_service(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A name that never answers is refused or ends by itself; it takes nothing but its own call."""
+    made = sandbox.commands.run(
+        "mkdir -p odd && cd odd && mkfifo fifo && python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('socket')\" && echo here > file",
+    )
+    assert made.exit_code == 0
+    for name in ("fifo", "socket"):
+        assert isinstance(_said(sandbox.files.read, f"/workspace/odd/{name}"), SandlotError)
+    sandbox.files.download("/workspace/odd", tmp_path / "odd")
+    assert [path.name for path in (tmp_path / "odd").iterdir()] == ["file"]
+    assert sandbox.commands.run("echo alive").stdout == "alive\n"
+
+
+def _said(call: Callable[..., object], *args: object, **options: object) -> object:
+    """What a call gives, or the error that it raises."""
+    try:
+        return call(*args, **options)
+    except (SandlotError, OSError) as error:
+        return error
