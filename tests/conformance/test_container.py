@@ -1,0 +1,169 @@
+"""What is crun's own and no other driver's: how its processes run on the host, and what they share with it."""
+
+# ruff: noqa: ASYNC240, ASYNC110
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("sandlot.testing")
+
+from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402 - rewritten first
+from sandlot.host import disks  # noqa: E402
+from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
+from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges  # noqa: E402
+from sandlot.host.launch import Started, read_started  # noqa: E402
+from sandlot.images.store import ImageStore, cache_from  # noqa: E402
+from sandlot.model.errors import HostError  # noqa: E402
+from sandlot.model.ids import new_node_id  # noqa: E402
+from sandlot.model.ports import ExitReason, Instance  # noqa: E402
+from sandlot.model.specs import User  # noqa: E402
+from sandlot.testing.bench import Bench, meet  # noqa: E402
+from sandlot.testing.traces import traces  # noqa: E402
+
+KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+ALLOWED_CAPABILITIES = 0x800C05FB
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, SYS_PTRACE, SETFCAP (capability.h)."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench("container", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+
+
+def group(bench: Bench, instance: Instance) -> Cgroup:
+    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
+
+
+def processes(bench: Bench, instance: Instance) -> Started:
+    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
+
+
+def status(pid: int) -> dict[str, str]:
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())}
+
+
+def ids(bench: Bench, instance: Instance) -> range:
+    """The sandbox's range of the host's ids."""
+    (first,) = (int(link.name) for link in FOLDER.iterdir() if link.is_symlink() and str(link.readlink()).endswith(f"/{bench.node}/{instance.ref}"))
+    return range(FIRST_ID + first * IDS, FIRST_ID + (first + 1) * IDS)
+
+
+async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        waiting = asyncio.create_task(subject.run("sleep", "600", user=User.ROOT))
+        started = processes(bench, subject.instance)
+        while len(members := group(bench, subject.instance).pids() - {started.keeper.pid}) < 2:
+            await asyncio.sleep(0.01)
+        own = ids(bench, subject.instance)
+        assert (own.start - FIRST_ID) // IDS < RANGES
+        for pid in members:
+            facts, proc = status(pid), Path(f"/proc/{pid}")
+            assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+            for name in ("Uid", "Gid"):
+                assert all(int(number) in own for number in facts[name].split())
+            for name in ("CapPrm", "CapEff", "CapBnd"):
+                assert int(facts[name], 16) & ~ALLOWED_CAPABILITIES == 0
+            assert (facts["CapInh"], facts["CapAmb"]) == ("0" * 16, "0" * 16)
+            assert int((proc / "oom_score_adj").read_text()) >= 900
+            assert {(proc / "ns" / kind).readlink() for kind in KINDS}.isdisjoint(Path("/proc/self/ns", kind).readlink() for kind in KINDS)
+            assert (proc / "uid_map").read_text().split() == ["0", str(own.start), str(IDS)]
+            assert "Max core file size        0                    0" in (proc / "limits").read_text()
+        waiting.cancel()
+
+
+async def test_no_two_have_an_id_in_common_and_ids_are_given_back(bench: Bench) -> None:
+    async with bench.sandbox() as one, bench.sandbox() as other:
+        assert ids(bench, one.instance).start != ids(bench, other.instance).start
+    assert not any(f"/{bench.node}/" in owner for owner in IdRanges().owners())
+
+
+async def test_the_host_lists_no_mount_and_one_loop_device(bench: Bench) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    async with bench.sandbox() as subject:
+        assert Path("/proc/self/mountinfo").read_text() == before
+        image = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref).disk_image
+        assert list(disks.loops_below(bench.data_dir).values()) == [image]
+
+
+async def test_the_root_is_shared_and_stays_as_it_is(bench: Bench) -> None:
+    shared = bench.root.path / "etc" / "debian_version"
+    before = shared.stat()
+    text = shared.read_text()
+    async with bench.sandbox() as one, bench.sandbox() as other:
+        done = await one.run("sh", "-c", "echo mine > /etc/debian_version && chown user /etc/debian_version && rm /etc/passwd", user=User.ROOT)
+        assert done.code == 0, done.stderr
+        assert (await other.run("cat", "/etc/debian_version", "/etc/passwd")).stdout.startswith(text)
+        (number, device) = ((await other.run("stat", "-c", "%u %D", "/etc/debian_version")).stdout).split()
+        assert number == "0"
+        assert device
+    after = shared.stat()
+    assert shared.read_text() == text
+    assert (after.st_ino, after.st_uid, after.st_mtime_ns, after.st_ctime_ns, after.st_nlink) == (
+        before.st_ino,
+        before.st_uid,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+        before.st_nlink,
+    )
+    assert (bench.root.path / "etc" / "passwd").exists()
+
+
+async def test_it_has_a_boot_id_and_a_host_name_of_its_own(bench: Bench) -> None:
+    async with bench.sandbox() as one, bench.sandbox() as other:
+        seen = [(await subject.run("cat", "/proc/sys/kernel/random/boot_id")).stdout for subject in (one, one, other)]
+        refused = await one.run("sh", "-c", "echo x > /proc/sys/kernel/random/boot_id || hostname x", user=User.ROOT)
+    assert seen[0] == seen[1]
+    assert len({seen[0], seen[2], Path("/proc/sys/kernel/random/boot_id").read_text()}) == 3
+    assert refused.code != 0
+
+
+async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        first = processes(bench, subject.instance).sandbox.pid
+        # pid_namespaces(7): of signals that it has no handler for, the first process of a namespace gets those alone that cannot be handled.
+        os.kill(first, signal.SIGSEGV)
+        assert (await subject.run("echo", "here")).stdout == "here\n"
+        os.kill(first, signal.SIGKILL)
+        assert (await subject.instance.wait()).reason is ExitReason.KILLED
+        while group(bench, subject.instance).pids():
+            await asyncio.sleep(0.01)
+
+
+async def test_it_goes_on_without_its_keeper_and_keeps_its_ids(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        before = ids(bench, subject.instance)
+        os.kill(processes(bench, subject.instance).keeper.pid, signal.SIGKILL)
+        assert (await subject.run("echo", "here")).stdout == "here\n"
+        async with bench.sandbox() as other:
+            assert ids(bench, other.instance).start != before.start
+        assert ids(bench, subject.instance) == before
+
+
+async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    empty = dataclasses.replace(bench, root=dataclasses.replace(bench.root, path=tmp_path / "empty"))
+    with pytest.raises(HostError, match=r"crun could not start the sandbox: .*ld\.so"):
+        await empty.boot(empty.start())
+    assert traces(bench.data_dir, bench.node) == ()
+
+
+async def test_a_program_that_was_removed_harms_no_sandbox_that_runs(bench: Bench) -> None:
+    driver = bench.start()
+    instance = await bench.boot(driver)
+    async with meet(instance) as subject:
+        assert (await subject.run("echo", "here")).stdout == "here\n"
+    restarted = bench.start()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PATH", "/nowhere")
+        adopted = await restarted.adopt(instance.ref)
+        async with meet(adopted) as subject:
+            assert (await subject.run("echo", "here")).stdout == "here\n"
+            assert (await adopted.usage()).disk_bytes > 0
+        await adopted.destroy()
+    assert traces(bench.data_dir, bench.node) == ()
