@@ -17,6 +17,9 @@ from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.planted import Planted
 
+VIEW = "/run/sandlot/instance"
+"""Where every sandbox's folder is in the mount namespace that its runtime starts in."""
+
 
 @pytest.mark.parametrize("user", USERS)
 def test_no_way_through_proc_or_dots_leads_to_the_host(sandbox: Sandbox, planted: Planted, user: str) -> None:
@@ -58,7 +61,8 @@ def test_no_name_of_the_host_is_found_by_looking_around(sandbox: Sandbox, plante
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_tells_where_the_sandbox_lies_on_the_host(service: LocalService, sandbox: Sandbox, user: str) -> None:
+def test_nothing_tells_where_the_sandbox_lies_on_the_host(service: LocalService, sandbox: Sandbox, isolation: str, user: str) -> None:
+    """In a container the two ends of the link, which only root inside sees at the guest, have the name of every sandbox's: ``VIEW``."""
     refs = [path.name for path in (service.data_dir / "sandboxes").iterdir()]
     told = run_inside(
         sandbox,
@@ -88,13 +92,17 @@ for pid in processes():
             told["said"][f"/proc/{pid}/fd/{fd}"] = target
 """,
         user=user,
-        given={"secrets": [str(service.data_dir), str(cache_from(os.environ)), "/run/sandlot/instance", *refs]},
+        given={"secrets": [str(service.data_dir), str(cache_from(os.environ)), VIEW, *refs]},
     )
     assert told["read"] > 20
+    if isolation == "container" and user == "root":
+        assert {str(target) for target in told["said"].values()} == {str({"got": f"{VIEW}/{end}"}) for end in ("in", "out")}
+        told["said"] = {}
     assert told["said"] == {}
 
 
-def test_root_cannot_mount_anything_of_the_host(sandbox: Sandbox, planted: Planted) -> None:
+def test_root_cannot_mount_anything_of_the_host(sandbox: Sandbox, isolation: str, planted: Planted) -> None:
+    """In gVisor root inside mounts what is that kernel's. In a container nobody mounts anything."""
     disks = [f"/dev/{path.name}" for path in Path("/sys/block").iterdir()]
     told = run_inside(
         sandbox,
@@ -123,14 +131,16 @@ for source, kind, flags, options in tries:
         user="root",
         given={"paths": planted.paths, "token": planted.token, "disks": disks},
     )
-    assert told["control"] is None, "root inside may mount, so these were real tries"
+    assert told["control"] == (None if isolation == "gvisor" else "EPERM"), "root inside gVisor may mount, so these were real tries"
+    assert told["mounted"] == [] or isolation == "gvisor"
     assert told["found"] == []
     of_the_host = {*disks, *(str(path.parent) for path in planted.files)}
     assert [source for source, _ in told["mounted"] if source in of_the_host] == []
     assert "9p" not in {kind for _, kind in told["mounted"]}
 
 
-def test_a_device_node_leads_nowhere(sandbox: Sandbox, service: LocalService) -> None:
+def test_a_device_node_leads_nowhere(sandbox: Sandbox, isolation: str, service: LocalService) -> None:
+    """In gVisor root inside makes nodes, which that kernel opens as nothing. In a container nobody makes one."""
     numbers = {service.data_dir.stat().st_dev, *(os.makedev(7, loop) for loop in range(4))}
     for line in Path("/proc/partitions").read_text(encoding="ascii").split("\n")[2:]:
         if line.split():
@@ -140,10 +150,12 @@ def test_a_device_node_leads_nowhere(sandbox: Sandbox, service: LocalService) ->
     told = run_inside(
         sandbox,
         """
-told["opened"], told["made"] = [], 0
+told["opened"], told["made"], told["refused"] = [], 0, []
 for name, kind, number in given["devices"]:
     path = f"/tmp/node-{name}"
-    if "got" in attempt(os.mknod, path, kind | 0o666, number):
+    got = attempt(os.mknod, path, kind | 0o666, number)
+    told["refused"].append(got.get("error"))
+    if "got" in got:
         told["made"] += 1
         for flags in (os.O_RDONLY, os.O_RDWR):
             if "got" in attempt(os.open, path, flags | os.O_NONBLOCK):
@@ -159,7 +171,10 @@ told["blocks"] = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat(f
             ]
         },
     )
-    assert told["made"] > 0, "root inside may make nodes, so these were real tries"
+    if isolation == "gvisor":
+        assert told["made"] > 0, "root inside may make nodes, so these were real tries"
+    else:
+        assert set(told["refused"]) == {"EPERM"}
     assert told["opened"] == []
     assert told["blocks"] == []
 

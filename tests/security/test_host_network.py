@@ -96,7 +96,9 @@ with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(
         },
     )
     assert told["control"] == "connected"
-    assert {address: answer for address, answer in told["answers"].items() if answer not in NO_WAY} == {}
+    # An address of a link's own (fe80::/10) leads nowhere where nobody says which link (EINVAL), and there is none to name.
+    strange = {address: answer for address, answer in told["answers"].items() if answer not in NO_WAY}
+    assert {address: answer for address, answer in strange.items() if not (answer == "EINVAL" and address.startswith("fe80"))} == {}
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -20,6 +20,8 @@ from tests.support.traces import NOTHING, sandbox_pids, settle
 NOBODY = "65534"
 GOFER_CAPABILITIES = sum(1 << number for number in (0, 1, 2, 3, 4, 18))
 """What serves a sandbox its own image's files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_CHROOT (capabilities(7))."""
+CONTAINER_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 19, 31))
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, SYS_PTRACE, SETFCAP."""
 MARK = "sandlot-marked-process"
 
 
@@ -110,9 +112,28 @@ def test_killing_everything_inside_kills_nothing_outside(service: LocalService, 
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
+def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox, isolation: str) -> None:
+    """In gVisor that is a kernel of nobody's (uid 65534, no capability), beside a process that serves it the image's files.
+
+    In a container it is the host's kernel; the processes inside have ids that are nobody's on the host and only theirs, and their
+    capabilities hold in a user namespace of their own, where none of them opens mounts, networks, modules, devices or raw memory.
+    """
     assert sandbox.commands.run("true").exit_code == 0
+    handle = sandbox.commands.run(["sleep", "1000"], background=True, user="user")
     found = {pid: status for pid in sandbox_pids(service.data_dir) if (status := _status(pid)).get("Name") != "sandlot-keeper" and status}
+    if isolation == "container":
+        mapped = {Path(f"/proc/{pid}/uid_map").read_text(encoding="ascii").strip() for pid in found}
+        assert len(mapped) == 1
+        inside, outside, count = (int(word) for word in mapped.pop().split())
+        assert (inside, count) == (0, 65536)
+        assert outside > 100_000, "beyond the host's own people and what adduser(8) gives"
+        assert {int(status["Uid"].split()[0]) - outside for status in found.values()} >= {0, 1000}
+        for pid, status in found.items():
+            assert {int(word) - outside for word in (*status["Uid"].split(), *status["Gid"].split())} <= set(range(count))
+            assert all(int(status[name], 16) & ~CONTAINER_CAPABILITIES == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
+            assert _is_confined(pid, "mnt", "net", "ipc", "uts", "user", "pid", "cgroup")
+        handle.kill()
+        return
     # Root on the host: only what serves the sandbox the files of its image.
     privileged = [pid for pid, status in found.items() if int(status["CapPrm"], 16) or "0" in status["Uid"].split()]
     assert len(privileged) == 1
@@ -127,6 +148,7 @@ def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: Lo
         assert status["Gid"].split() == [NOBODY] * 4
         assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
         assert _is_confined(pid, "mnt", "net", "ipc", "uts", "user")
+    handle.kill()
 
 
 def test_nothing_that_was_started_inside_survives_the_end(service: LocalService) -> None:

@@ -58,8 +58,8 @@ TRIGGERS = {
     "a security module": 'write("/sys/kernel/security/apparmor/.remove", "x")',
     "kernel symbols": 'nonzero("/proc/kallsyms")',
     "the kernel's memory": 'open("/proc/kcore", "rb").read(64) or gone()',
-    "kernel log": 'os.read(os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64)',
-    "log device": 'os.read(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64)',
+    "kernel log": 'os.read(os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64) or gone()',
+    "log device": 'os.read(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), 64) or gone()',
     "pages of memory": 'open("/proc/kpagecount", "rb").read(8) or gone()',
     "flags of memory": 'open("/proc/kpageflags", "rb").read(8) or gone()',
     "timers": 'open("/proc/timer_list").read(64) or gone()',
@@ -148,10 +148,13 @@ for top in ("/proc", "/sys"):
             folders[:] = [name for name in folders if not name.isdecimal() and name not in ("self", "thread-self")]
         for name in files:
             path = os.path.join(where, name)
+            if os.path.islink(path):
+                continue  # /proc/mounts and /proc/net are of the process that looks
             told["tried"] += 1
             got = attempt(os.open, path, os.O_RDWR | os.O_NONBLOCK)
             got = attempt(os.open, path, os.O_WRONLY | os.O_NONBLOCK) if "error" in got else got
-            if "got" in got:
+            # What is covered by /dev/null takes all, and keeps nothing.
+            if "got" in got and os.fstat(got["got"]).st_rdev != os.makedev(1, 3):
                 told["opened"].append(path)
                 attempt(os.write, got["got"], attempt(read, path, 4096).get("got", "1").encode("latin-1") or b"1")
                 os.close(got["got"])

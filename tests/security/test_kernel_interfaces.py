@@ -107,7 +107,6 @@ POWERS = {
     "real time": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))",
     "x86 segments": 'call("modify_ldt", 1, struct.pack("4I", 0, 0, 0xFFFFF, 0x51), 16)',
     "move others' memory": 'call("move_pages", 1, 1, struct.pack("Q", 0), None, ctypes.create_string_buffer(8), 2)',
-    "compare with others": 'call("kcmp", 1, 1, 1, 0, 0)',
     "more than the limit": 'check(libc.setrlimit(resource.RLIMIT_CORE, struct.pack("QQ", 1 << 40, 1 << 40)))',
     "a host name": 'call("sethostname", b"elsewhere", 9)',
     "a domain name": 'call("setdomainname", b"elsewhere", 9)',
