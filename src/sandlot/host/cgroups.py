@@ -1,4 +1,4 @@
-"""One control group of the host: made, limited, counted, frozen, killed and removed.
+"""One control group of the host: made, limited, limited anew, counted, frozen, killed and removed.
 
 Promises:
 - Everything is derived from the group's name: after a crash the same name finds all that is left, in every hierarchy.
@@ -6,7 +6,7 @@ Promises:
   looked at again before a signal is sent, so that a recycled pid is never hit (pidfd_open(2)).
 - Removing is done in a loop by the caller: a group cannot be removed while a task is in it, and tasks leave late.
 
-The methods block for microseconds; nothing here waits.
+The methods block for microseconds, :meth:`Cgroup.change` for as long as the kernel reclaims; nothing here waits.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import contextlib
 import errno
 import os
 import signal
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sandlot.host.hierarchies import GroupLimits, Layout, read_layout, read_pairs, settings
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.host.hierarchies import SQUEEZE, GroupLimits, Layout, Setting, read_layout, read_pairs, resettings, settings
+from sandlot.model.errors import ConflictError, ErrorCode, HostError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _RACED = 20
@@ -110,6 +111,35 @@ class Cgroup:
                 f"The host refused to make the control group {self.name}: {error.strerror} ({error.filename}).",
                 code=ErrorCode.HOST_NOT_READY,
                 hint="The service must run as root on a host whose /sys/fs/cgroup is writable; `sandlot doctor` says what is missing.",
+            ) from error
+
+    def change(self, limits: GroupLimits) -> None:
+        """Move the limits of a group that is in use: all of them, or none. Takes as long as the kernel needs to reclaim.
+
+        Raises:
+            ConflictError: It holds more than it would be allowed; nothing was changed.
+            HostError: The kernel refused; nothing was changed, the message has its words.
+            FileNotFoundError: It is gone.
+        """
+        tasks = int(self._read("pids", "pids.current"))
+        if tasks > limits.pids:
+            raise _in_use("pids", tasks, limits.pids, "tasks of the host")
+        done: list[Setting] = []
+        try:
+            for setting in resettings(self._layout.version, limits, raised=limits.memory_bytes > self._memory_limit()):
+                self._reset(setting, done)
+        except OSError as error:
+            for setting in reversed(done):
+                with contextlib.suppress(OSError):
+                    self._write(setting.controller, setting.file, setting.value)
+            if isinstance(error, FileNotFoundError):
+                raise
+            if error.errno == errno.EBUSY:
+                raise _in_use("memory_bytes", self.usage().memory_bytes, limits.memory_bytes, "bytes of memory") from None
+            raise HostError(
+                f"The host refused to change the limits of the control group {self.name}: {error.strerror} ({error.filename}).",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="`sandlot doctor` says what is missing.",
             ) from error
 
     def pids(self) -> set[int]:
@@ -235,6 +265,25 @@ class Cgroup:
                 if error.errno not in {errno.ENOENT, errno.ENODEV} or attempt == _RACED - 1:
                     raise
 
+    def _reset(self, setting: Setting, done: list[Setting]) -> None:
+        """Write one file of a group in use; what was in it before goes into ``done``."""
+        try:
+            before = self._read(setting.controller, setting.file).strip()
+        except FileNotFoundError:
+            if setting.optional:
+                return
+            raise
+        if before == setting.value:
+            return
+        done.append(replace(setting, value=before))
+        self._write(setting.controller, setting.file, setting.value)
+        if setting.file == SQUEEZE and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), setting.file)
+
+    def _memory_limit(self) -> int:
+        text = self._read("memory", "memory.limit_in_bytes" if self._layout.version == 1 else "memory.max").strip()
+        return int(text) if text.isdigit() else sys.maxsize
+
     def _set_frozen(self, *, frozen: bool) -> None:
         if self._layout.version == 1:
             self._write("freezer", "freezer.state", "FROZEN" if frozen else "THAWED")
@@ -272,6 +321,15 @@ def group_names(layout: Layout, parent: PurePosixPath) -> set[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(hierarchy.mount / parent.relative_to("/")) as entries:
             names.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return names
+
+
+def _in_use(limit: str, used: int, wanted: int, what: str) -> ConflictError:
+    return ConflictError(
+        f"The sandbox holds {used} {what}, and would be allowed {wanted}.",
+        code=ErrorCode.CONFLICT,
+        hint="End some of what runs in it first, or leave it more.",
+        fields={"field": limit, "in_use": used, "wanted": wanted},
+    )
 
 
 def _delegate(folder: Path) -> None:

@@ -12,7 +12,7 @@ Sources: cgroups(7); the kernel's ``Documentation/admin-guide/cgroup-v1/`` and `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandlot.model.errors import ErrorCode, HostError
@@ -22,6 +22,8 @@ NEEDED = ("memory", "cpu", "pids", "freezer")
 
 CPU_PERIOD_US = 100_000
 """The kernel's default."""
+SQUEEZE = "memory.high"
+"""Of version 2: beyond it memory is reclaimed, and nobody killed."""
 _LEAST_QUOTA_US = 1000
 """What the kernel takes at least (scheduler/sched-bwc.rst)."""
 
@@ -111,24 +113,52 @@ def cpu_quota_us(cpus: float) -> int:
 
 
 def settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
-    """The files that set limits, in the order in which they must be written."""
-    quota_us = cpu_quota_us(limits.cpus)
-    memory = str(limits.memory_bytes)
+    """The files that set the limits of a new group, in the order in which they must be written."""
+    return (*_memory(version, limits.memory_bytes), *_others(version, limits))
+
+
+def resettings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Setting, ...]:
+    """The files that move the limits of a group in use, in the order in which they must be written.
+
+    What the kernel may refuse comes first, so that little has to be taken back: less memory than is in use. More memory
+    comes last, because it could be in use a moment later.
+
+    Args:
+        version: 1 or 2.
+        limits: What they are to be.
+        raised: Whether that is more memory than now.
+    """
+    memory = _memory(version, limits.memory_bytes)
+    others = _others(version, limits)
+    if raised:
+        return (*others, *reversed(memory))
+    if version == 1:
+        return (*memory, *others)
+    # Version 2 kills for a lower memory.max what it cannot reclaim. memory.high reclaims and kills nobody (cgroup-v2.rst), so
+    # it tells whether there is room; and it holds until memory.max does.
+    high = Setting("memory", SQUEEZE, str(limits.memory_bytes))
+    return (high, *memory, replace(high, value="max"), *others)
+
+
+def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:
     if version == 1:
         return (
-            Setting("memory", "memory.limit_in_bytes", memory),
-            # Memory and swap together: after the memory limit, because it may never be the lower of the two.
-            Setting("memory", "memory.memsw.limit_in_bytes", memory, optional=True),
-            Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)),
-            Setting("cpu", "cpu.cfs_quota_us", str(quota_us)),
-            Setting("pids", "pids.max", str(limits.pids)),
+            Setting("memory", "memory.limit_in_bytes", str(memory_bytes)),
+            # Memory and swap together: it may never be the lower of the two, so it is lowered after the other and raised before.
+            Setting("memory", "memory.memsw.limit_in_bytes", str(memory_bytes), optional=True),
         )
     return (
-        Setting("memory", "memory.max", memory),
+        Setting("memory", "memory.max", str(memory_bytes)),
         Setting("memory", "memory.swap.max", "0", optional=True),
-        Setting("cpu", "cpu.max", f"{quota_us} {CPU_PERIOD_US}"),
-        Setting("pids", "pids.max", str(limits.pids)),
     )
+
+
+def _others(version: int, limits: GroupLimits) -> tuple[Setting, ...]:
+    quota_us = cpu_quota_us(limits.cpus)
+    pids = Setting("pids", "pids.max", str(limits.pids))
+    if version == 1:
+        return (Setting("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)), Setting("cpu", "cpu.cfs_quota_us", str(quota_us)), pids)
+    return (Setting("cpu", "cpu.max", f"{quota_us} {CPU_PERIOD_US}"), pids)
 
 
 def read_layout(mountinfo: str, unified_controllers: Mapping[str, str]) -> Layout:

@@ -13,7 +13,7 @@ import pytest
 
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
 from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
-from sandlot.model.errors import HostError
+from sandlot.model.errors import ConflictError, HostError
 from sandlot.model.ids import new_node_id
 
 ENTER = "import os, sys\nfor door in sys.argv[1:]: open(door, 'w').write('0')\nprint('in', flush=True)"
@@ -99,6 +99,55 @@ def test_nothing_can_fork_its_way_out_of_a_kill(group: Cgroup) -> None:
     assert group.pids() == set()
 
 
+def test_the_limits_of_a_group_in_use_are_moved_up_and_down(group: Cgroup, process: subprocess.Popen[bytes]) -> None:
+    assert process.poll() is None
+    for limits in (GroupLimits(512 << 20, 2.5, 400), GroupLimits(64 << 20, 0.1, 20), LIMITS):
+        for _ in range(2):
+            group.change(limits)
+            assert _values(group, "memory.limit_in_bytes", "memory.max") == [str(limits.memory_bytes)]
+            assert _values(group, "memory.memsw.limit_in_bytes", "memory.swap.max")[:1] in ([], ["0"], [str(limits.memory_bytes)])
+            assert _values(group, "cpu.cfs_quota_us", "cpu.max")[0].split(" ")[0] == str(round(limits.cpus * 100_000))
+            assert _values(group, "pids.max") == [str(limits.pids)]
+
+
+def test_what_is_in_use_is_not_taken_away_and_nothing_is_changed(group: Cgroup) -> None:
+    group.create(LIMITS)
+    holds = f"{ENTER}\nheld = b'x' * (80 << 20)\nprint('held', flush=True)\nimport time\ntime.sleep(600)"
+    holder = subprocess.Popen(["python3", "-c", holds, *map(str, group.doors)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.read(8) == b"in\nheld\n"
+    before = _all_limits(group)
+    with pytest.raises(ConflictError) as refused:
+        group.change(GroupLimits(memory_bytes=64 << 20, cpus=2, pids=99))
+    assert refused.value.fields["field"] == "memory_bytes"
+    assert refused.value.fields["in_use"] > 80 << 20
+    assert _all_limits(group) == before
+    with pytest.raises(ConflictError) as refused:
+        group.change(GroupLimits(memory_bytes=512 << 20, cpus=2, pids=0))
+    assert refused.value.fields == {"field": "pids", "in_use": 1, "wanted": 0}
+    assert _all_limits(group) == before
+    assert group.oom_kills() == 0
+    group.change(GroupLimits(memory_bytes=100 << 20, cpus=2, pids=99))
+    holder.kill()
+    holder.communicate()
+
+
+def _all_limits(group: Cgroup) -> list[str]:
+    return _values(group, *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "memory.max", "cpu.max"))
+
+
+def test_a_change_that_fails_half_way_is_taken_back(group: Cgroup, tmp_path: Path) -> None:
+    group.create(LIMITS)
+    before = _all_limits(group)
+    # Raised: memory comes last, and here it is no number that the kernel takes.
+    with pytest.raises(HostError, match=group.name.name):
+        group.change(GroupLimits(memory_bytes=1 << 80, cpus=2, pids=99))
+    assert _all_limits(group) == before
+    gone = Cgroup(Layout(1, (Hierarchy(tmp_path, frozenset({"memory", "cpu", "pids", "freezer"})),)), group.name)
+    with pytest.raises(FileNotFoundError):
+        gone.change(LIMITS)
+
+
 def test_a_memory_hog_is_killed_and_counted(group: Cgroup) -> None:
     group.create(LIMITS)
     hog = f"{ENTER}\nheld = bytearray(1 << 30)"
@@ -175,6 +224,20 @@ class TestVersion2:
             assert (parent / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
         assert not (leaf / "cgroup.subtree_control").exists(), "a group with processes delegates nothing"
         assert group.doors == (leaf / "cgroup.procs",)
+
+    def test_less_memory_is_tried_before_it_is_set(self, group: Cgroup, leaf: Path) -> None:
+        group.create(GroupLimits(memory_bytes=134217728, cpus=0.5, pids=50))
+        (leaf / "memory.max").write_text("134217728\n")
+        (leaf / "memory.high").write_text("max      \n")
+        (leaf / "memory.current").write_text("100000000\n")
+        with pytest.raises(ConflictError):
+            group.change(GroupLimits(memory_bytes=99999744, cpus=0.5, pids=50))
+        assert (leaf / "memory.max").read_text() == "134217728\n"
+        assert (leaf / "memory.high").read_text().startswith("max")
+        group.change(GroupLimits(memory_bytes=100003840, cpus=0.7, pids=60))
+        assert (leaf / "memory.max").read_text() == "100003840\n"
+        assert (leaf / "memory.high").read_text().startswith("max")
+        assert (leaf / "cpu.max").read_text().startswith("70000 100000")
 
     def test_usage_and_kills(self, group: Cgroup, leaf: Path) -> None:
         used = group.usage()

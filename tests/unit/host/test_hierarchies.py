@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout, Setting, cpu_quota_us, missing, read_layout, read_pairs, settings
+from sandlot.host.hierarchies import (
+    GroupLimits,
+    Hierarchy,
+    Layout,
+    Setting,
+    cpu_quota_us,
+    missing,
+    read_layout,
+    read_pairs,
+    resettings,
+    settings,
+)
 from sandlot.model.errors import HostError
 
 V1 = """\
@@ -73,6 +84,25 @@ def test_the_settings_of_both_versions() -> None:
         Setting("cpu", "cpu.max", "150000 100000"),
         Setting("pids", "pids.max", "2304"),
     )
+
+
+def test_the_order_of_a_change_is_what_the_kernel_takes_and_what_may_be_refused_comes_first() -> None:
+    assert [setting.file for setting in resettings(1, LIMITS, raised=False)] == [
+        *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+        *("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max"),
+    ]
+    assert [setting.file for setting in resettings(1, LIMITS, raised=True)] == [
+        *("cpu.cfs_period_us", "cpu.cfs_quota_us", "pids.max"),
+        *("memory.memsw.limit_in_bytes", "memory.limit_in_bytes"),
+    ]
+    lower = [(setting.file, setting.value) for setting in resettings(2, LIMITS, raised=False)]
+    assert lower[:2] == [("memory.high", "268435456"), ("memory.max", "268435456")]
+    assert ("memory.high", "max") in lower[2:]
+    assert [setting.file for setting in resettings(2, LIMITS, raised=True)] == ["cpu.max", "pids.max", "memory.swap.max", "memory.max"]
+    for version in (1, 2):
+        for raised in (False, True):
+            last = {setting.file: setting for setting in resettings(version, LIMITS, raised=raised)}
+            assert set(settings(version, LIMITS)) <= set(last.values())
 
 
 @pytest.mark.parametrize("cpus, quota", [(0.05, 5000), (1, 100_000), (64, 6_400_000), (0.001, 1000)])
