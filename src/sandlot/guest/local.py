@@ -235,7 +235,7 @@ class Client:
             stdin, stdout, stderr = self._fds
             self.pid = start(message["argv"], env, message["cwd"], who, (stdin, stdout, stderr))
             self._local.by_pid[self.pid] = self
-            self._guest.started_something(0)
+            self._guest.pids.watch()
         elif schema.mismatch(_DIAL, message) == "" and message["op"] == "dial":
             try:
                 self._stream = self._guest.wire.connection.open({"service": message["service"], "args": message["args"]})

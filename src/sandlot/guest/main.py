@@ -1,4 +1,4 @@
-"""PID 1: sets itself up, reaps, keeps the process limit and the deadline, and hands every event to whom it concerns."""
+"""PID 1: sets itself up, reaps, keeps the deadline, and hands every event to whom it concerns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, Loop, Timer, log
 from sandlot.guest.flow.wire import Wire
 from sandlot.guest.kernels.service import Kernels, find_python
+from sandlot.guest.limits import Pids, count
 from sandlot.guest.local import Local
 from sandlot.guest.processes import Processes
 from sandlot.guest.spawn import account, environment
-from sandlot.guest.tasks import kill_all, kill_tree, tasks
+from sandlot.guest.tasks import kill_all, tasks
 from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
 
-COUNT_EVERY_S = 0.2
-"""How often processes are counted while anything runs as root; RLIMIT_NPROC binds everybody else by itself."""
 DESCRIPTORS = 65536
 
 
@@ -33,9 +32,7 @@ class Guest:
     """
 
     __slots__ = (
-        "_counting",
         "_deadline",
-        "_pids_limit",
         "_started_s",
         "calls",
         "dev_null",
@@ -45,6 +42,7 @@ class Guest:
         "kernels",
         "local",
         "loop",
+        "pids",
         "processes",
         "wire",
         "workspace",
@@ -65,12 +63,11 @@ class Guest:
         self.entropy = b""
         self.identity = ""
         self.workspace = "/"
-        self._pids_limit = 0
-        self._counting = False
         self._deadline: Timer | None = None
         self._started_s = time.monotonic()
         self.wire = Wire(self.loop, fd_in, fd_out, self._on_event)
         self.calls.wire = self.wire
+        self.pids = Pids(self)
         self.processes = Processes(self)
         self.kernels = Kernels(self)
         self.local = Local(self)
@@ -84,12 +81,6 @@ class Guest:
         self.loop.watch(reap_read, READ, lambda _mask: self._signalled(reap_read))
         self.local.listen()
         self.loop.run()
-
-    def started_something(self, uid: int) -> None:
-        """A process was started; those of root have to be counted."""
-        if uid == 0 and not self._counting and self._pids_limit:
-            self._counting = True
-            self.loop.after(COUNT_EVERY_S, self._count)
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -131,11 +122,10 @@ class Guest:
         self.identity = args["identity"]
         self.env = args["env"]
         self.entropy = args["entropy"]
-        self._pids_limit = max(16, args["pids"])
         # The clock needs no setting: gVisor and a container read the host's. A microVM's guest sets it here.
         _set_hostname(args["hostname"])
         _stir(self.entropy)
-        resource.setrlimit(resource.RLIMIT_NPROC, (self._pids_limit, self._pids_limit))
+        self.pids.set(args["pids"])
         self._make_workspace(args["workspace"])
         self._arm(args["deadline_s"])
         self.wire.connection.asleep = False
@@ -159,6 +149,7 @@ class Guest:
             identity=self.identity,
             uptime_s=time.monotonic() - self._started_s,
             processes=len(tasks()),
+            tasks=count(),
             streams=self.wire.connection.streams,
         )
 
@@ -175,37 +166,6 @@ class Guest:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if deadline_s is None else self.loop.after(deadline_s, self.loop.stop)
-
-    # -- process limit ----------------------------------------------------------------------------------------------
-
-    def _count(self) -> None:
-        everything = tasks()
-        total = sum(task.threads for task in everything)
-        if total > self._pids_limit:
-            self._cull()
-        others = [task for task in everything if task.pid != 1]
-        if others:
-            self.loop.after(COUNT_EVERY_S, self._count)
-        else:
-            self._counting = False
-
-    def _cull(self) -> None:
-        """Over the limit: end the largest family, and everything where that did not help."""
-        everything = tasks()
-        sessions: dict[int, int] = {}
-        for task in everything:
-            if task.pid != 1:
-                sessions[task.session] = sessions.get(task.session, 0) + task.threads
-        worst = max(sessions, key=lambda session: sessions[session])
-        log(f"over the limit of {self._pids_limit} processes: ending session {worst} with {sessions[worst]}")
-        for process in self.processes.running():
-            if process.pid == worst:
-                process.kill("pids")
-        kill_tree(worst, signal.SIGKILL)
-        if sum(task.threads for task in tasks()) > self._pids_limit:
-            for process in self.processes.running():
-                process.reason = "pids"
-            kill_all()
 
 
 def _set_hostname(name: str) -> None:

@@ -325,7 +325,7 @@ class Processes:
             process.timer = self._guest.loop.after(args["timeout_s"], lambda: process.kill("timeout"))
         self._by_id[id_] = process
         self._by_pid[process.pid] = process
-        self._guest.started_something(who.uid)
+        self._guest.pids.watch()
         return process
 
     def _trim(self) -> None:

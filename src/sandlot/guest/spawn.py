@@ -151,8 +151,8 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
     return pid
 
 
-class _Taking:
-    """The identity that a child is to be born with, taken by the guest itself for the length of one vfork.
+class Taking:
+    """Another identity, taken by the guest itself for a moment: the one that a child is to be born with, for the length of one vfork.
 
     ``fork_exec`` can change ids in the child, but then it must not vfork, and a fork of the guest costs 10 to 18 ms in
     gVisor where a vfork costs 1 (measured). The saved ids stay 0 meanwhile, which is the way back; exec(2) forgets them in
@@ -183,7 +183,7 @@ def _fork_exec(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account,
     arguments = [os.fsencode(argument) for argument in argv]
     variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
     programs = candidates(argv[0], env)
-    with _Taking(who):
+    with Taking(who):
         return _posixsubprocess.fork_exec(
             arguments,
             programs,

@@ -53,6 +53,22 @@ def tasks() -> list[Task]:
     return found
 
 
+def crowd() -> int:
+    """How many processes and threads there are, zombies included, PID 1 excepted: a look that costs a fifth of :func:`tasks`.
+
+    A folder's links tell how many folders are in it, so that of a process's threads tells their number (proc(5)).
+    """
+    total = 0
+    for pid in pids():
+        if pid == 1:
+            continue
+        try:
+            total += max(1, os.stat(f"/proc/{pid}/task").st_nlink - 2)
+        except OSError:
+            continue
+    return total
+
+
 def tree(root: int, everything: list[Task]) -> list[int]:
     """The pids of a process, its session, its group and its descendants; never PID 1."""
     members = {root}

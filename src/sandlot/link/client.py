@@ -106,6 +106,17 @@ class Link(Session):
         """Seconds from now until the guest ends by itself; None is never."""
         await self.ask("guest.deadline", {"deadline_s": seconds}, parse.nothing)
 
+    async def set_limits(self, *, pids: int) -> None:
+        """Move the limits that the guest itself keeps.
+
+        Args:
+            pids: Processes and threads, of those that run as of those that will.
+
+        Raises:
+            ConflictError: More run now; nothing was changed.
+        """
+        await self.ask("guest.limit", {"pids": pids}, parse.nothing)
+
     async def shutdown(self) -> None:
         """Ask the guest to end. It is gone when the driver says so."""
         try:

@@ -247,6 +247,7 @@ def guest_info(given: object) -> GuestInfo:
         identity=text("identity", fields["identity"], "name"),
         uptime_s=_seconds("uptime", fields["uptime_s"]),
         processes=_count("processes", fields["processes"]),
+        tasks=_count("tasks", fields["tasks"]),
         streams=_count("streams", fields["streams"]),
     )
 

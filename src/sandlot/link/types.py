@@ -165,12 +165,22 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class GuestInfo:
-    """What the guest says of itself."""
+    """What the guest says of itself.
+
+    Args:
+        generation: Of the protocol.
+        identity: The sandbox's id.
+        uptime_s: Seconds since it started.
+        processes: Processes in the sandbox, its own included.
+        tasks: Processes and threads, its own excepted: what the limit of pids counts.
+        streams: Of the link, open now.
+    """
 
     generation: int
     identity: str
     uptime_s: float
     processes: int
+    tasks: int
     streams: int
 
 

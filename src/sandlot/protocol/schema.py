@@ -82,8 +82,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.info": {
         "args": {},
         "events": {},
-        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "streams": "int"},
+        # tasks: processes and threads, PID 1 excepted: what the limit of pids counts.
+        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "tasks": "int", "streams": "int"},
     },
+    # Refused with conflict where more run than would be allowed.
+    "guest.limit": {"args": {"pids": "int"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
     "process.start": {

@@ -8,7 +8,7 @@ import hashlib
 import pytest
 
 from sandlot.link.types import Output
-from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from tests.integration.guest.conftest import PIDS, Inside
@@ -173,6 +173,76 @@ async def test_a_fork_bomb_of_root_is_ended_by_the_guest(inside: Inside) -> None
     _, _, result = await inside.run("python3", "-c", script, user=User.ROOT)
     assert (result.reason, result.signal) == ("pids", 9)
     assert int(await inside.sh("ps -e --no-headers | wc -l")) < PIDS
+
+
+async def test_a_user_that_lifts_its_own_limit_is_counted_like_root(inside: Inside) -> None:
+    script = (
+        "import os, resource, time\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (4000, resource.getrlimit(resource.RLIMIT_NPROC)[1]))\n"
+        "for _ in range(1000):\n"
+        "    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    _, _, result = await inside.run("python3", "-c", script)
+    assert (result.reason, result.signal) == ("pids", 9)
+    assert int(await inside.sh("ps -e --no-headers | wc -l")) < PIDS
+
+
+_FORKS = r"""
+import os, sys, time
+for _ in sys.stdin:  # so many for each line
+    made = 0
+    try:
+        while made < 150:
+            if os.fork() == 0:
+                time.sleep(600)
+            made += 1
+    except BlockingIOError:
+        pass
+    os.write(1, b"%d\n" % made)
+"""
+
+
+async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(("python3", "-uc", _FORKS), stdin=True, timeout_s=None))
+    output = aiter(call)
+
+    async def made() -> int:
+        await call.write(b"\n")
+        item = await anext(output)
+        assert isinstance(item, Output)
+        return int(item.data)
+
+    await inside.cell("import resource, subprocess")
+    first = await made()
+    assert 0 < first < PIDS
+    await inside.link.set_limits(pids=2 * PIDS)
+    second = await made()
+    assert PIDS - 5 <= second <= PIDS, "as many more as the limit has grown"
+    told = await inside.link.info()
+    assert first + second < told.tasks <= 2 * PIDS
+    with pytest.raises(ConflictError, match="more than 100"):
+        await inside.link.set_limits(pids=100)
+    assert await made() == 0
+    # The kernel and whatever is started from now on have the same one.
+    text, _, result = await inside.cell("print(resource.getrlimit(resource.RLIMIT_NPROC)[0])")
+    assert (result.status, text.strip()) == ("ok", str(2 * PIDS))
+    assert (await inside.sh("ulimit -u", user=User.ROOT)).strip() == str(2 * PIDS)
+    await inside.link.signal(call.id, 9)
+    await call.aclose()
+    await inside.link.set_limits(pids=PIDS)
+    text, _, _ = await inside.cell("print(resource.getrlimit(resource.RLIMIT_NPROC)[0])")
+    assert text.strip() == str(PIDS)
+
+
+async def test_who_limits_itself_to_less_stays_there(inside: Inside) -> None:
+    call = await inside.link.start(ProcessSpec(shell_argv("ulimit -S -u 40; echo; read line; ulimit -u"), stdin=True))
+    output = aiter(call)
+    await anext(output)
+    await inside.link.set_limits(pids=2 * PIDS)
+    await inside.link.set_limits(pids=PIDS)
+    await call.write(b"\n")
+    assert [item.data async for item in output if isinstance(item, Output)] == [b"40\n"]
 
 
 async def test_many_at_once(inside: Inside) -> None:

@@ -34,6 +34,7 @@ PARSED = Entry("f", "/f", "file", 3, 0o644, 1000, 1000, 1, None)
 #: call -> (how to make it, what the guest answers, what comes of it, the arguments that it must have sent)
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
+    "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70}),
     "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),
     "process.signal": (lambda link: link.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
     "process.list": (

@@ -118,6 +118,7 @@ class Kernel:
         idle = Outputs((STDOUT, STDERR))  # what background threads print before the first cell is nobody's
         self.pipes = [OutputPipe(guest.loop, fd, channel, idle, self._piped) for fd, channel in ((out_read, STDOUT), (err_read, STDERR))]
         guest.loop.watch(ours.fileno(), READ, self._ready)
+        guest.pids.watch()
         self.woken()
 
     def woken(self) -> None:
