@@ -13,7 +13,9 @@ import pytest
 
 pytest.register_assert_rewrite("sandlot.testing")
 
-from sandlot.drivers.oci.driver import OciDriver  # noqa: E402 - rewritten first
+from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.driver import OciDriver  # noqa: E402
+from sandlot.drivers.oci.gvisor.plan import group_limits  # noqa: E402
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
 from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
 from sandlot.drivers.registry import DriverSettings  # noqa: E402
@@ -189,4 +191,22 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench,
         assert (await instance.usage()).disk_bytes >= 8 << 20
         assert disks.loops_below(bench.data_dir) == {}
     await instance.destroy()
+    assert traces(bench.data_dir, bench.node) == ()
+
+
+async def test_a_change_that_a_killed_service_had_only_written_down_is_finished(bench: Bench) -> None:
+    instance = await bench.boot(bench.start())
+    place = Folder(sandboxes_folder(bench.data_dir) / instance.ref).record
+    record = records.read(place)
+    assert record is not None
+    records.write(place, dataclasses.replace(record, limits=dataclasses.replace(record.limits, memory_bytes=300 << 20, pids=100)))
+    adopted = await bench.start().adopt(instance.ref)
+    limits = [
+        (folder / file).read_text().strip()
+        for folder in group(bench, instance).folders
+        for file in ("memory.limit_in_bytes", "memory.max", "pids.max")
+        if (folder / file).exists()
+    ]
+    assert sorted(limits) == sorted([str(300 << 20), str(group_limits(dataclasses.replace(record.limits, pids=100)).pids)])
+    await adopted.destroy()
     assert traces(bench.data_dir, bench.node) == ()

@@ -11,9 +11,10 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from sandlot.model.specs import Limits, SandboxSpec, Shape
@@ -31,7 +32,10 @@ class Ability(StrEnum):
     """What programs inside read of the machine's memory (MemTotal) is their limit, not the host's."""
     PAUSE = "pause"
     SNAPSHOT = "snapshot"
-    CONFIGURE = "configure"
+    CONFIGURE_MEMORY = "configure.memory"
+    CONFIGURE_CPU = "configure.cpu"
+    CONFIGURE_PIDS = "configure.pids"
+    CONFIGURE_DISK = "configure.disk"
     ADOPT = "adopt"
 
 
@@ -88,7 +92,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a sandbox has used; from its cgroup and its disk."""
+    """What a sandbox has used; from its cgroup and its disk.
+
+    Args:
+        cpu_s: Seconds of processor time.
+        memory_bytes: What it holds now, without the page cache that the kernel can drop at once.
+        memory_peak_bytes: The most that it ever held.
+        pids: Tasks of the host, the runtime's own included. What ``Limits.pids`` counts, the guest knows.
+        disk_bytes: What was written on top of the image.
+    """
 
     cpu_s: float
     memory_bytes: int
@@ -129,9 +141,42 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to change on a live sandbox; None stays as it is."""
+    """What to change on a live sandbox; None stays as it is. Each field has an ability of its own.
 
-    limits: Limits | None = None
+    Args:
+        memory_bytes: Memory of the whole sandbox.
+        cpus: Cores.
+        pids: Processes and threads. The guest is told by itself (``Link.set_limits``): a driver moves the host's backstop only.
+        disk_bytes: What may be written on top of the image.
+    """
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+
+    def over(self, limits: Limits) -> Limits:
+        """What a sandbox of these limits has after the change.
+
+        Raises:
+            InvalidRequestError: That is out of bounds.
+        """
+        return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
+
+    def needs(self, limits: Limits) -> tuple[Ability, ...]:
+        """What a driver must be able to do for it; a field that is so already needs nothing."""
+        after = self.over(limits)
+        return tuple(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name))
+
+
+_FIELDS: Mapping[str, Ability] = MappingProxyType(
+    {
+        "memory_bytes": Ability.CONFIGURE_MEMORY,
+        "cpus": Ability.CONFIGURE_CPU,
+        "pids": Ability.CONFIGURE_PIDS,
+        "disk_bytes": Ability.CONFIGURE_DISK,
+    }
+)
 
 
 class ByteStream(Protocol):
@@ -168,7 +213,14 @@ class Instance(Protocol):
         ...
 
     async def configure(self, change: Change) -> None:
-        """Change a live sandbox; a capability."""
+        """Change a live sandbox: all of it, or nothing. Each field is a capability.
+
+        Raises:
+            InvalidRequestError: Out of bounds.
+            UnsupportedError: One of them cannot be changed here; says why.
+            ConflictError: It uses more than it would be allowed, or it is paused.
+            SandboxEndedError: It has ended.
+        """
         ...
 
     async def pause(self) -> None:

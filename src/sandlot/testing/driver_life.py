@@ -10,11 +10,17 @@ import pytest
 
 from sandlot.model.errors import ConflictError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, ExitReason
-from sandlot.testing.bench import Bench, meet, spun
+from sandlot.testing.bench import SMALL, Bench, meet, spun
 from sandlot.testing.traces import descriptors, settled, traces
 
 _FRAME = bytes(4096)
 _BIG_BYTES = 32 * 1024 * 1024
+_CHANGES = {
+    Ability.CONFIGURE_MEMORY: Change(memory_bytes=2 * SMALL.memory_bytes),
+    Ability.CONFIGURE_CPU: Change(cpus=SMALL.cpus / 2),
+    Ability.CONFIGURE_PIDS: Change(pids=2 * SMALL.pids),
+    Ability.CONFIGURE_DISK: Change(disk_bytes=2 * SMALL.disk_bytes),
+}
 
 
 class LifeSuite:
@@ -47,9 +53,10 @@ class LifeSuite:
             if not can.can(Ability.SNAPSHOT):
                 with pytest.raises(UnsupportedError):
                     await subject.instance.snapshot(tmp_path / "snapshot", keep_running=True)
-            if not can.can(Ability.CONFIGURE):
-                with pytest.raises(UnsupportedError):
-                    await subject.instance.configure(Change())
+            for ability, change in _CHANGES.items():
+                if not can.can(ability):
+                    with pytest.raises(UnsupportedError):
+                        await subject.instance.configure(change)
             if not can.can(Ability.PAUSE):
                 with pytest.raises(UnsupportedError):
                     await subject.instance.pause()

@@ -46,7 +46,7 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_the_memory_limit_is_what_is_seen_inside(self, bench: Bench) -> None:
-        driver = await _able(bench, Ability.LIMIT_MEMORY)
+        driver = await able(bench, Ability.LIMIT_MEMORY)
         async with bench.sandbox(driver) as subject:
             done = await subject.run("sh", "-c", "grep MemTotal /proc/meminfo; nproc")
         memory, processors = done.stdout.splitlines()
@@ -56,7 +56,7 @@ class LimitsSuite:
 
     @pytest.mark.parametrize("hog", [_ONE_PROCESS_HOG, _NOBODYS_HOG, _SHARED_HOG], ids=["one-process", "nobodys", "shared"])
     async def test_a_memory_hog_ends_itself_or_its_own_sandbox(self, bench: Bench, hog: str) -> None:
-        driver = await _able(bench, Ability.LIMIT_MEMORY)
+        driver = await able(bench, Ability.LIMIT_MEMORY)
         async with bench.sandbox(driver) as neighbour, bench.sandbox(driver) as subject:
             try:
                 done = await subject.python(hog, user=User.ROOT)
@@ -73,7 +73,7 @@ class LimitsSuite:
     # ------------------------------------------------------------------------------------------------------- disk
     @pytest.mark.parametrize("folder", ["/tmp", "/home/user", "/var/tmp"])  # noqa: S108 - inside of the sandbox
     async def test_a_full_disk_is_an_error_inside_and_nothing_more(self, bench: Bench, folder: str) -> None:
-        driver = await _able(bench, Ability.LIMIT_DISK)
+        driver = await able(bench, Ability.LIMIT_DISK)
         over = 2 * SMALL.disk_bytes // MIB
         async with bench.sandbox(driver) as subject:
             filled = await subject.run("dd", "if=/dev/zero", f"of={folder}/big", "bs=1M", f"count={over}")
@@ -89,7 +89,7 @@ class LimitsSuite:
             assert (await subject.run("sh", "-c", f"sync; cat {folder}/small | wc -c")).stdout.strip() == str(over // 4 * MIB)
 
     async def test_what_is_on_the_disk_is_not_memory(self, bench: Bench) -> None:
-        driver = await _able(bench, Ability.LIMIT_DISK)
+        driver = await able(bench, Ability.LIMIT_DISK)
         limits = replace(SMALL, memory_bytes=128 * MIB, disk_bytes=512 * MIB)
         async with bench.sandbox(driver, limits) as subject:
             done = await subject.run("dd", "if=/dev/zero", "of=/home/user/big", "bs=1M", "count=384")
@@ -98,7 +98,7 @@ class LimitsSuite:
             assert done.code == 0, done.stderr
 
     async def test_more_disk_than_this_costs_nothing_until_it_is_used(self, bench: Bench) -> None:
-        driver = await _able(bench, Ability.LIMIT_DISK)
+        driver = await able(bench, Ability.LIMIT_DISK)
         async with bench.sandbox(driver, replace(SMALL, disk_bytes=1024**4)) as subject:
             held = sum(file.lstat().st_blocks * 512 for file in (bench.data_dir / "sandboxes").rglob("*"))
             assert held < 256 * MIB
@@ -107,7 +107,7 @@ class LimitsSuite:
     # ------------------------------------------------------------------------------------------------------- processes
     @pytest.mark.parametrize("user", [User.USER, User.ROOT])
     async def test_a_fork_bomb_leaves_the_sandbox_answering(self, bench: Bench, user: User) -> None:
-        driver = await _able(bench, Ability.LIMIT_PIDS)
+        driver = await able(bench, Ability.LIMIT_PIDS)
         limits = replace(SMALL, memory_bytes=1024 * MIB)
         async with bench.sandbox(driver, limits) as subject:
             bomb = asyncio.create_task(subject.python(_FORKS, user=user, timeout_s=10))
@@ -118,7 +118,7 @@ class LimitsSuite:
 
     # ------------------------------------------------------------------------------------------------------- processor
     async def test_processors_are_shared_as_limited(self, bench: Bench) -> None:
-        driver = await _able(bench, Ability.LIMIT_CPU)
+        driver = await able(bench, Ability.LIMIT_CPU)
         limits = replace(SMALL, cpus=0.5)
         async with bench.sandbox(driver, limits) as subject:
             spinning = asyncio.create_task(subject.python(_SPIN, timeout_s=None))
@@ -156,7 +156,8 @@ def _holding(size: int) -> ProcessSpec:
     return ProcessSpec(argv=("python3", "-c", program), cwd="/")
 
 
-async def _able(bench: Bench, ability: Ability) -> Driver:
+async def able(bench: Bench, ability: Ability) -> Driver:
+    """A driver with an ability; a test of one without it is skipped, and says why."""
     driver = bench.start()
     can = await asyncio.to_thread(driver.probe)
     if not can.can(ability):

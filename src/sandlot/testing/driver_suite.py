@@ -1,11 +1,13 @@
 """The behaviours of a driver, each a test. A driver that passes them can stand behind Sandlot's seam.
 
 Split by what they are about: ``driver_life`` (from prepare to the end), ``driver_limits`` (what a sandbox may use),
-``driver_restart`` (what a killed service leaves), ``driver_walls`` (what a sandbox cannot see).
+``driver_configure`` (that changed while it runs), ``driver_restart`` (what a killed service leaves), ``driver_walls`` (what a
+sandbox cannot see).
 """
 
 from __future__ import annotations
 
+from sandlot.testing.driver_configure import ConfigureSuite
 from sandlot.testing.driver_life import LifeSuite
 from sandlot.testing.driver_limits import LimitsSuite
 from sandlot.testing.driver_restart import RestartSuite
@@ -14,5 +16,5 @@ from sandlot.testing.driver_walls import WallsSuite
 __all__ = ["DriverSuite"]
 
 
-class DriverSuite(LifeSuite, LimitsSuite, RestartSuite, WallsSuite):
+class DriverSuite(LifeSuite, LimitsSuite, ConfigureSuite, RestartSuite, WallsSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a ``bench`` fixture."""

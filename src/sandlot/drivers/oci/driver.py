@@ -167,7 +167,9 @@ class OciDriver:
             self._holdings.pop(ref, None)
             raise _not_alive(ref)
         holding.record = record
-        return OciInstance(holding, record, started, self._runtime)
+        instance = OciInstance(holding, record, started, self._runtime)
+        await instance.settle()
+        return instance
 
     async def sweep(self, keep: Collection[str]) -> int:
         """Remove everything of this node that is neither kept nor held by this very driver; how many sandboxes that were.
@@ -221,8 +223,7 @@ class OciDriver:
             runtime=str(program.path),
             runtime_sha256=program.sha256,
             root_digest=shape.root.digest,
-            memory_bytes=shape.limits.memory_bytes,
-            disk_bytes=shape.limits.disk_bytes,
+            limits=shape.limits,
         )
         await run_blocking(holding.make_folder, record)
         # The interpreter starts while the rest is made.

@@ -1,4 +1,4 @@
-"""A sandbox that runs: connected to, counted, frozen, awaited.
+"""A sandbox that runs: connected to, limited anew, counted, frozen, awaited.
 
 How it ended is found out once, by one task that waits for the end of the runtime's process; any number of callers share
 the answer, also after the sandbox was destroyed.
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import select
+from dataclasses import replace
 from pathlib import Path
 
 from sandlot.drivers.oci.exits import Evidence, explain
@@ -20,9 +21,10 @@ from sandlot.host.fifos import PipeStream
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import run_blocking
-from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
 
+FIXED_DISK = "its file system is made once, in the size that was asked for"
 _KEEPER_PATIENCE_S = 2.0
 _FREEZE_PATIENCE_S = 10.0
 _FREEZE_PAUSE_S = 0.0005
@@ -41,7 +43,7 @@ class OciInstance:
         runtime: What is particular to its runtime.
     """
 
-    __slots__ = ("_end", "_holding", "_record", "_runtime", "_started", "_stream", "ref")
+    __slots__ = ("_changing", "_end", "_holding", "_record", "_runtime", "_started", "_stream", "ref")
 
     def __init__(self, holding: Holding, record: Record, started: Started, runtime: Runtime) -> None:
         self.ref = holding.ref
@@ -50,6 +52,7 @@ class OciInstance:
         self._started = started
         self._runtime = runtime
         self._stream: PipeStream | None = None
+        self._changing = asyncio.Lock()
         self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
 
     async def connect(self) -> ByteStream:
@@ -65,15 +68,34 @@ class OciInstance:
         self._stream = PipeStream.open(self._holding.folder.path)
         return self._stream
 
-    async def configure(self, change: Change) -> None:  # noqa: ARG002 - the port's
-        """Not yet.
+    async def configure(self, change: Change) -> None:
+        """Change its limits while it runs: all that is asked, or nothing. What is so already is no change.
 
         Raises:
-            UnsupportedError: Always.
+            InvalidRequestError: Out of bounds.
+            UnsupportedError: The disk, which cannot be changed.
+            ConflictError: It uses more than it would be allowed, or it is paused.
+            HostError: The kernel refused.
+            SandboxEndedError: It has ended.
         """
-        raise UnsupportedError(
-            "Limits of a live sandbox cannot be changed yet.", code=ErrorCode.UNSUPPORTED, hint="Create one with the limits it needs."
-        )
+        await self._check_live()
+        async with self._changing:
+            limits = change.over(self._record.limits)
+            if Ability.CONFIGURE_DISK in change.needs(self._record.limits):
+                raise UnsupportedError(f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}.", code=ErrorCode.UNSUPPORTED)
+            if limits == self._record.limits:
+                return
+            try:
+                if await run_blocking(self._holding.cgroup.is_frozen):
+                    raise ConflictError("The sandbox is paused.", code=ErrorCode.CONFLICT, hint="Resume it first.")
+                await run_blocking(self._limit, replace(self._record, limits=limits))
+            except FileNotFoundError:
+                raise await self._ended_error() from None
+
+    async def settle(self) -> None:
+        """Finish a change that a service began which was killed: what is recorded was meant to be."""
+        with contextlib.suppress(SandlotError, OSError):  # where it cannot be, what was before holds
+            await run_blocking(self._holding.cgroup.change, self._runtime.group_limits(self._record.limits))
 
     async def pause(self) -> None:
         """Freeze every process of it, the runtime's included; returns once all have stopped.
@@ -183,9 +205,18 @@ class OciInstance:
                 oom_kills=self._holding.cgroup.oom_kills(),
                 panic=panic,
                 disk_full=disk_full,
-                memory_bytes=self._record.memory_bytes,
+                memory_bytes=self._record.limits.memory_bytes,
             )
         )
+
+    def _limit(self, record: Record) -> None:
+        self._holding.intend(record)
+        try:
+            self._holding.cgroup.change(self._runtime.group_limits(record.limits))
+        except BaseException:
+            self._holding.intend(self._record)
+            raise
+        self._record = record
 
     async def _check_live(self) -> None:
         if self._end.done() or self._holding.is_doomed():

@@ -11,7 +11,7 @@ import platform
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sandlot.drivers.oci.places import sandboxes_folder
@@ -19,9 +19,9 @@ from sandlot.drivers.oci.runtime import Program
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import missing
 from sandlot.link.payload import GUEST_ARGV
-from sandlot.model.errors import ErrorCode, HostError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Driver, ExitReason, Instance, Verdict
+from sandlot.model.ports import Ability, Capabilities, Change, Driver, ExitReason, Instance, Verdict
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
@@ -30,8 +30,15 @@ _YES = Verdict(ok=True)
 _TRIED = (
     *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.SHOW_LIMITS),
     *(Ability.PAUSE, Ability.ADOPT),
+    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.CONFIGURE_DISK),
 )
-_NOT_YET = {Ability.CONFIGURE: "changing the limits of a live sandbox comes in a later version"}
+_CHANGES = {
+    # There and back again.
+    Ability.CONFIGURE_MEMORY: (Change(memory_bytes=PROBE_LIMITS.memory_bytes + 64 * MIB), Change(memory_bytes=PROBE_LIMITS.memory_bytes)),
+    Ability.CONFIGURE_CPU: (Change(cpus=PROBE_LIMITS.cpus / 2), Change(cpus=PROBE_LIMITS.cpus)),
+    Ability.CONFIGURE_PIDS: (Change(pids=PROBE_LIMITS.pids + 1), Change(pids=PROBE_LIMITS.pids)),
+    Ability.CONFIGURE_DISK: (Change(disk_bytes=PROBE_LIMITS.disk_bytes + MIB), Change(disk_bytes=PROBE_LIMITS.disk_bytes)),
+}
 
 _BASE = 0x400000
 _HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
@@ -75,7 +82,7 @@ def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str],
         data_dir: Where the tiny root is put for the time being.
     """
     version = ""
-    verdicts = {ability: Verdict(ok=False, reason=reason) for ability, reason in {**_NOT_YET, **absent}.items()}
+    verdicts = {ability: Verdict(ok=False, reason=reason) for ability, reason in absent.items()}
     try:
         program = find()
         version = f"{program.name} {program.version} ({program.path})"
@@ -133,12 +140,23 @@ async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
         verdicts[ability] = _YES if counted else Verdict(ok=False, reason="the sandbox runs outside of its control group")
     verdicts[Ability.LIMIT_DISK] = _YES
     verdicts.setdefault(Ability.SHOW_LIMITS, _YES)
+    for ability, changes in _CHANGES.items():
+        verdicts[ability] = await _changed(instance, changes)
     await instance.pause()
     await instance.resume()
     verdicts[Ability.PAUSE] = _YES
     stream.try_send(b"x")
     await instance.wait()
     await stream.aclose()
+
+
+async def _changed(instance: Instance, changes: Sequence[Change]) -> Verdict:
+    try:
+        for change in changes:
+            await instance.configure(change)
+    except (UnsupportedError, ConflictError, HostError) as error:
+        return Verdict(ok=False, reason=error.message)
+    return _YES
 
 
 def _in_own_thread(work: Callable[[], None]) -> None:

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import Limits
+
 VERSION = 1
 
 
@@ -34,8 +37,7 @@ class Record:
         runtime: Path of the runtime.
         runtime_sha256: Content of the runtime, in hexadecimal.
         root_digest: What it was started from.
-        memory_bytes: Its memory limit.
-        disk_bytes: Its disk limit.
+        limits: What it may use, as last changed.
     """
 
     ref: str
@@ -44,8 +46,7 @@ class Record:
     runtime: str
     runtime_sha256: str
     root_digest: str
-    memory_bytes: int
-    disk_bytes: int
+    limits: Limits
 
     def dump(self) -> str:
         """As JSON."""
@@ -59,8 +60,9 @@ def load(text: str) -> Record | None:
         if fields.pop("version") != VERSION:
             return None
         fields["step"] = Step(fields["step"])
+        fields["limits"] = Limits(**fields["limits"])
         return Record(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidRequestError):
         return None
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.record import Record, Step
+from sandlot.model.specs import Limits
 
-RECORD = Record("ab27-x", Step.PREPARE, "gvisor", "/usr/bin/runsc", "00ff", "digest", 1 << 30, 5 << 30)
+RECORD = Record("ab27-x", Step.PREPARE, "gvisor", "/usr/bin/runsc", "00ff", "digest", Limits(memory_bytes=1 << 30, cpus=0.5, pids=99))
 
 
 def test_a_record_comes_back_and_is_replaced(tmp_path: Path) -> None:
@@ -34,6 +35,9 @@ def test_a_record_comes_back_and_is_replaced(tmp_path: Path) -> None:
         "{}",
         json.dumps({**json.loads(RECORD.dump()), "version": 2}),
         json.dumps({**json.loads(RECORD.dump()), "step": "dance"}),
+        json.dumps({**json.loads(RECORD.dump()), "limits": {"memory_bytes": 1}}),
+        json.dumps({**json.loads(RECORD.dump()), "limits": {"memory": 1 << 30}}),
+        json.dumps({**json.loads(RECORD.dump()), "limits": None}),
         json.dumps({**json.loads(RECORD.dump()), "more": 1}),
         json.dumps({name: value for name, value in json.loads(RECORD.dump()).items() if name != "ref"}),
     ],
