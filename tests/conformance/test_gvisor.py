@@ -70,7 +70,8 @@ async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
         for pid in members - {started.keeper.pid}:
             facts, proc = status(pid), Path(f"/proc/{pid}")
             assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
-            assert (proc / "oom_score_adj").read_text() == "900\n"
+            # Short of memory, the kernel takes the sandbox's own kernel, and with it all of it: never one process that it runs code in.
+            assert int((proc / "oom_score_adj").read_text()) in ({1000} if pid == started.sandbox.pid else {1, 1000})
             assert (proc / "environ").read_bytes() == b""
             assert {(proc / "ns" / kind).readlink() for kind in ("mnt", "net", "ipc", "uts")}.isdisjoint(
                 Path("/proc/self/ns", kind).readlink() for kind in ("mnt", "net", "ipc", "uts")

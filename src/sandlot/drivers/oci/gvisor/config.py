@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE
 from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
-from sandlot.drivers.oci.runtime import OOM_SCORE
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
@@ -66,7 +66,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, limits: GroupLimits) -> dict[str
             # No "ambient": a command that the guest starts as another user keeps none.
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": True,
-            "oomScoreAdj": OOM_SCORE,
+            "oomScoreAdj": KERNEL_OOM_SCORE,
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "soft": OPEN_FILES_SOFT, "hard": OPEN_FILES_HARD},
                 {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 
 from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT
-from sandlot.drivers.oci.runtime import OOM_SCORE, Place
+from sandlot.drivers.oci.runtime import Place
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
 from sandlot.model.specs import Limits
+
+KERNEL_OOM_SCORE = 1000
+STUB_OOM_SCORE = 1
+"""The kernel must kill the whole sandbox or nothing of it: what holds its memory is mapped by gVisor's kernel and by the
+empty processes ("stubs") that the tenant's code runs in alike, and those look larger. A gVisor that has lost a stub says that the
+process exited with code 1, or never ends it (seen with 20240729). The stage gives everything the lower score and the runtime gives
+the higher one to gVisor's kernel, once that runs and has made the first stub, which all others are made from."""
 
 HOST_TASKS_BASE = 256
 HOST_TASKS_PER_PROCESS = 4
@@ -40,7 +47,7 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
     return (
         # First of all: whatever follows is counted, limited and found by the group's name.
         *(("join", str(door)) for door in place.doors),
-        ("oom_score", str(OOM_SCORE)),
+        ("oom_score", str(STUB_OOM_SCORE)),
         # A runtime that crashes must not write a memory image of tenants to the host's disk.
         ("limit", "RLIMIT_CORE", 0, 0),
         ("private_mounts",),
