@@ -5,6 +5,7 @@ Whatever is counted carries the state directory's path or the node's id, so that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -23,7 +24,7 @@ FoundT = TypeVar("FoundT", bound=Sized)
 
 
 def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
-    """Processes, mounts, loop devices, control groups and folders, as sorted texts for a person; empty when nothing is left.
+    """Processes, mounts, loop devices, control groups, ranges of ids and folders, as sorted texts for a person; empty when nothing is left.
 
     Args:
         data_dir: The state directory.
@@ -45,6 +46,10 @@ def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         if path in (backing := _read(str(file))):
             found.add(f"loop {file.parts[3]} {os.fsdecode(backing.strip())}")
+    for link in Path("/run/sandlot/ids").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just been given back
+            if f"/{node}/" in (owner := os.readlink(link)):  # noqa: PTH115 - not a path to follow
+                found.add(f"ids {link.name} {owner}")
     found.update(f"folder {file}" for file in (data_dir / "sandboxes").glob("*"))
     return tuple(sorted(found))
 
