@@ -15,7 +15,7 @@ from pathlib import Path
 from sandlot.core.ports import Base, Template
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
-from sandlot.server import serve
+from sandlot.server import compose, serve
 from sandlot.server.__main__ import main
 
 ROOTS = "SANDLOT_TEST_ROOTS"
@@ -47,5 +47,5 @@ class Folders:
 
 
 if __name__ == "__main__":
-    vars(serve)["open_service"] = functools.partial(serve.open_service, templates=Folders(Path(os.environ[ROOTS])))
+    vars(serve)["open_service"] = functools.partial(compose.open_service, templates=Folders(Path(os.environ[ROOTS])))
     sys.exit(main(["--local"]))

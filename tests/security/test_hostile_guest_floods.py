@@ -1,0 +1,197 @@
+"""Promise: a guest that floods the link, or falls silent on it, costs the service bounded memory and nobody else their turn.
+
+As in ``test_hostile_guest_lies.py`` the guest itself is hostile. A flood is sent as fast as the service takes it while another
+sandbox goes on working; silence is waited out beside everything else here, because the service is patient: a command's own
+timeout and 30 s more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+
+from sandlot import Execution, Sandbox, SandlotError
+from sandlot.model.errors import ErrorCode
+from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
+from tests.support.localservice import LocalService, local_service
+from tests.support.roots import Roots, own_roots
+
+FLOOD_BYTES = 16 << 20
+KEPT_BYTES = 24 << 20
+"""What the service may have grown by: a window, a message and what the allocator keeps."""
+
+FLOODS: Mapping[str, tuple[str, bool]] = {
+    "noise": ("piece = os.urandom(1 << 20)", True),
+    "one frame that never ends": ("piece = frame(frames.MESSAGE, call.stream, bytes(65000), more=True)", True),
+    "streams": ("piece = b''.join(frame(frames.OPEN, 2 * n, values.encode({'service': 'x', 'args': {}})) for n in range(1, 9000))", True),
+    "streams that are taken back": (
+        (
+            "opened, closed = values.encode({'service': 'x', 'args': {}}), values.encode({'code': 'conflict', 'message': ''})\n    "
+            "piece = b''.join(frame(frames.OPEN, n, opened) + frame(frames.RESET, n, closed) for n in range(2, 60000, 2))"
+        ),
+        True,
+    ),
+    "frames of a stream that is over": (
+        "piece = (frame(frames.DATA, 1, b'x', 1) + frame(frames.CREDIT, 1, b'xxxx') + frame(frames.END, 1)) * 2000",
+        False,
+    ),
+    "greetings": ("piece = greeting.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
+    "small messages": ("piece = frame(frames.MESSAGE, call.stream, values.encode({'event': 'lost', 'channel': 1, 'bytes': 1})) * 2000", True),
+}
+"""Flood -> what is said without end, and whether it breaks a law: then the sandbox ends."""
+
+SILENCES: Mapping[str, str] = {
+    "says no more": "pass",
+    "does not even read": "time.sleep(3600)",
+    "stops itself": "os.kill(1, 19)",
+    "says half a frame": "say(frame(frames.MESSAGE, call.stream, length=60000))",
+    "closes what it reads from": "os.close(GUESTS[0].wire._fd_in)",
+    "closes what it writes to": "os.close(GUESTS[0].wire._fd_out)",
+    "says a byte a second": "say(frame(frames.MESSAGE, call.stream, length=60000)); drip()",
+    "says a letter a second": "told(call)",
+}
+"""How a guest falls silent once it has said that what it was asked to run has started."""
+
+SILENT = """
+def drip():
+    say(b"x")
+    GUESTS[0].loop.after(1.0, drip)
+def told(call):
+    say(frame(frames.DATA, call.stream, b"x", 1))
+    GUESTS[0].loop.after(1.0, lambda: told(call))
+def fall_silent(call):
+    started(call)
+    {how}
+on("process.start", fall_silent)
+"""
+
+
+@pytest.fixture(scope="module")
+def roots() -> Iterator[Roots]:
+    with own_roots() as made:
+        made.add("honest", made.image)
+        made.add_impostor("impostor")
+        made.add_impostor("mute", "time.sleep(3600)")
+        made.add_impostor("raving", "while True: say(os.urandom(65536))")
+        made.add_impostor("stranger", "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
+    with local_service({"SANDLOT_MAX_CREATES": "16"}, isolation=isolation, roots=roots.folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def other(service: LocalService) -> Iterator[Sandbox]:
+    """Somebody else's sandbox, which must notice nothing."""
+    with service.create("honest") as made:
+        assert made.run_code("mine = 42").ok
+        yield made
+
+
+@pytest.fixture(scope="module")
+def silent(service: LocalService, other: Sandbox) -> Mapping[str, tuple[Sandbox, Future[object]]]:
+    """Asked as early as possible, looked at last."""
+    asked: dict[str, tuple[Sandbox, Future[object]]] = {}
+    for name, how in SILENCES.items():
+        made = service.create("impostor", envs={"MISDEED": SILENT.format(how=how)})
+        asked[name] = made, later(partial(outcome, partial(made.commands.run, "true", timeout=1)))
+    assert other.is_running()
+    return asked
+
+
+@pytest.fixture(scope="module")
+def unborn(service: LocalService, other: Sandbox) -> Mapping[str, Future[object]]:
+    """Sandboxes whose guests never greet; asked for as early as possible."""
+    assert other.is_running()
+    return {name: later(partial(outcome, partial(service.create, name))) for name in ("mute", "raving", "stranger")}
+
+
+@pytest.mark.usefixtures("silent", "unborn")  # they wait meanwhile
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox, name: str) -> None:
+    makes, is_crime = FLOODS[name]
+    flood = f"def flood(call):\n    {makes}\n    for _ in range({FLOOD_BYTES} // len(piece)): say(piece)\n    ended(call)\n"
+    misdeed = f"{flood}on('process.start', lambda call: (started(call), flood(call)))"
+    before = memory_bytes(service.pid)
+    with service.create("impostor", envs={"MISDEED": misdeed}) as liar:
+        flooding = later(lambda: outcome(lambda: liar.commands.run("true", timeout=60)))
+        served = 0
+        while served < 20 or not flooding.done():
+            assert other.commands.run("echo served").stdout == "served\n"
+            served += 1
+        if is_crime:
+            assert reason(flooding.result()) == "crashed"
+            assert "link" in str(end_of(liar).fields["detail"])
+        else:
+            assert not isinstance(flooding.result(), SandlotError)
+    assert memory_bytes(service.pid) - before < KEPT_BYTES
+
+
+def test_output_and_results_without_end_are_cut_not_kept(service: LocalService, other: Sandbox) -> None:
+    """What breaks no law: credit is waited for, every message is right, there are only too many of them."""
+    shows = (
+        "def show(call, n=0):\n"
+        "    while n < 1500 and call.room() > 0:\n"
+        "        call.event('display', data={'text/plain': 'x' * 60000}, main=True)\n"
+        "        n += 1\n"
+        "    call.on_writable = lambda: show(call, n)\n"
+        "    if n == 1500:\n"
+        "        call.result(status='ok', execution_count=1, duration_s=1.0)\n"
+        "on('kernel.execute', show)\n"
+    )
+    held = []
+    for _ in range(2):
+        with service.create("impostor", envs={"MISDEED": shows}) as liar:
+            showing = later(lambda: liar.run_code("1", timeout=120))
+            while not showing.done():
+                assert other.commands.run("echo served").stdout == "served\n"
+            shown = showing.result()
+            assert isinstance(shown, Execution)
+            assert len(shown.results) <= 1000
+        held.append(memory_bytes(service.pid))
+    # One answer has up to 32 MiB of results, written as JSON once; it goes with the answer, and the next one takes its place.
+    assert held[1] - held[0] < KEPT_BYTES
+
+
+def test_a_guest_that_never_greets_is_given_up(unborn: Mapping[str, Future[object]]) -> None:
+    for name, creating in unborn.items():
+        seen = creating.result(timeout=120)
+        assert isinstance(seen, SandlotError), name
+        assert seen.code in {ErrorCode.TIMEOUT, ErrorCode.HOST_NOT_READY}, name
+        assert seen.hint
+
+
+def test_a_guest_that_falls_silent_keeps_nobody_waiting_for_ever(silent: Mapping[str, tuple[Sandbox, Future[object]]]) -> None:
+    for name, (made, asked) in silent.items():
+        seen = asked.result(timeout=120)
+        assert isinstance(seen, SandlotError), name
+        assert seen.code in {ErrorCode.TIMEOUT, ErrorCode.SANDBOX_ENDED}, name
+        assert seen.hint, name
+        if seen.code is ErrorCode.TIMEOUT:
+            waiting = [later(partial(outcome, partial(ask, made))) for ask in (_stat, _write)]
+            made.kill()
+            for each in waiting:
+                answer = each.result(timeout=60)
+                assert not isinstance(answer, SandlotError) or answer.code is ErrorCode.SANDBOX_ENDED, name
+        else:
+            made.kill()
+
+
+def _stat(sandbox: Sandbox) -> object:
+    return sandbox.files.stat("/")
+
+
+def _write(sandbox: Sandbox) -> object:
+    return sandbox.files.write("/tmp/f", bytes(1 << 20))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _others_notice_nothing(service: LocalService, other: Sandbox) -> Iterator[None]:
+    with nobody_else_notices(service, other):
+        yield
