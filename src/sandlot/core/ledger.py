@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from sandlot.core import capacity
 from sandlot.core.capacity import Figures, Shares
 from sandlot.core.ports import Clock
-from sandlot.model.errors import InternalError
+from sandlot.model.errors import ErrorCode, HostError, InternalError
 from sandlot.model.ports import Reading, Resources
 
 FRESH_S = 1.0
@@ -115,7 +115,14 @@ class Ledger:
 
     async def _look(self) -> Reading:
         try:
-            reading = await asyncio.to_thread(self._read)
+            try:
+                reading = await asyncio.to_thread(self._read)
+            except OSError as error:
+                raise HostError(
+                    f"What the host has cannot be read: {error.strerror or error} ({error.filename}).",
+                    code=ErrorCode.HOST_NOT_READY,
+                    hint="'sandlot doctor' checks the host and names every fix.",
+                ) from error
             self._seen = self._clock.monotonic_s(), reading
             return reading
         finally:

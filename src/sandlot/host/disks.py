@@ -21,6 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandlot.host.own import let_go
 from sandlot.model.errors import ErrorCode, HostError
 
 BLOCK_BYTES = 4096
@@ -100,21 +101,28 @@ def make_template(limit_bytes: int, scratch: Path, bytes_per_inode: int | None =
     with tempfile.NamedTemporaryFile(dir=scratch, prefix=".mkfs-") as image:
         image.truncate(size)
         try:
-            subprocess.run(
+            process = subprocess.Popen(
                 mkfs_argv(Path(image.name), inodes(limit_bytes, bytes_per_inode)),
-                check=True,
-                capture_output=True,
-                timeout=_MKFS_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"},
             )
         except FileNotFoundError:
             raise HostError("mkfs.ext4 is not installed.", code=ErrorCode.HOST_NOT_READY, hint="apt-get install e2fsprogs") from None
-        except subprocess.CalledProcessError as error:
+        with process:
+            let_go(process.pid)
+            try:
+                said, _ = process.communicate(timeout=_MKFS_TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
             raise HostError(
-                f"mkfs.ext4 failed: {error.stderr.decode(errors='replace').strip()[:500]}",
+                f"mkfs.ext4 failed: {said.decode(errors='replace').strip()[:500]}",
                 code=ErrorCode.HOST_NOT_READY,
                 hint="Look at the free space of the state directory.",
-            ) from None
+            )
         return DiskTemplate(size, tuple(_pieces(image.fileno(), size)))
 
 

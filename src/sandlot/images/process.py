@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from sandlot.host.own import let_go
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 _TAIL_LINES = 12
@@ -62,6 +63,8 @@ class Runner:
             except FileNotFoundError:
                 raise missing(argv[0]) from None
             with process:
+                # A build takes minutes of processor time and much memory: it is no part of what keeps the service alive.
+                let_go(process.pid)
                 output = process.stdout
                 assert output is not None  # noqa: S101 - asked for above
                 try:

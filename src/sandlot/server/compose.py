@@ -17,6 +17,7 @@ from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroups import detect_layout
+from sandlot.host.hierarchies import Layout
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
@@ -143,11 +144,15 @@ async def open_service(
 
 def own_host(settings: Settings) -> Host:
     """This machine, as the sandboxes of this service find it."""
+    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=own_bounds(control_groups()))
+
+
+def control_groups() -> Layout | None:
+    """Where this machine's control groups are; None where it has none: then no sandbox starts, and a driver's probe says so."""
     try:
-        layout = detect_layout()
-    except HostError:  # no sandbox can be limited then, and a driver's probe says so
-        layout = None
-    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=own_bounds(layout))
+        return detect_layout()
+    except HostError:
+        return None
 
 
 def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:

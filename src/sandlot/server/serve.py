@@ -4,6 +4,7 @@ Laws:
 - What an earlier service left is removed before the first request is answered.
 - SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, its sandboxes ended (running calls
   are told so), every trace removed, exit code 0. A second signal ends it at once; the next start removes what is left.
+- While it runs it is in a control group of its own and the last that the kernel takes when memory is short (``host/own.py``).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import uvicorn
 import uvloop
 
 from sandlot import __version__
+from sandlot.host import own
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server import logs
 from sandlot.server.app import create_app
-from sandlot.server.compose import Service, open_service
+from sandlot.server.compose import Service, control_groups, open_service
 from sandlot.server.settings import Settings
 from sandlot.server.web import listen
 
@@ -81,19 +83,26 @@ async def serve(settings: Settings, *, local: bool) -> None:
     Raises:
         SandlotError: The service cannot start; says why.
     """
+    # Read before it moves: what the service was started in is what its operator meant it to have.
     async with open_service(settings) as service:
-        listeners = [listen.unix_socket(settings.socket)]
-        try:
-            if settings.host is not None and not local:
-                listeners.append(listen.tcp_socket(settings.host, settings.port))
-            _log.info(
-                "listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node
-            )
-            await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
-        finally:
-            settings.socket.unlink(missing_ok=True)
-            for listener in listeners:
-                listener.close()
+        with own.protected(control_groups(), service.node) as missing:
+            for what in missing:
+                _log.warning("unprotected", missing=what)
+            await _listen(service, local=local)
+
+
+async def _listen(service: Service, *, local: bool) -> None:
+    settings = service.settings
+    listeners = [listen.unix_socket(settings.socket)]
+    try:
+        if settings.host is not None and not local:
+            listeners.append(listen.tcp_socket(settings.host, settings.port))
+        _log.info("listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node)
+        await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
+    finally:
+        settings.socket.unlink(missing_ok=True)
+        for listener in listeners:
+            listener.close()
 
 
 @asynccontextmanager

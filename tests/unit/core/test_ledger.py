@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.core.capacity import NOTHING, Shares
 from sandlot.core.ledger import FRESH_S, Ledger
-from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
+from sandlot.model.errors import HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import Reading, Resources
 from tests.support.clock import ManualClock
 
@@ -90,7 +90,7 @@ async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
         return Reading(has=HAS, free=HAS, held_disk_bytes=0)
 
     ledger = Ledger(read, SHARES, clock)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(HostError, match="no"):
         await ledger.look()
     assert (await ledger.look()).has == HAS
 

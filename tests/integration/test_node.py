@@ -1,0 +1,135 @@
+"""A node looks after itself: it promises no more than it has, and keeps a place for its service that sandboxes cannot take."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot.host.cgroups import detect_layout
+from sandlot.host.own import OOM_SCORE, PREFIX, weight
+from sandlot.model.specs import MIB
+from tests.support.localservice import TEMPLATE, LocalService, local_service
+from tests.support.traces import NOTHING, node_of, sandbox_pids, settle
+
+ROOM_BYTES = 640 * MIB
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    """A node that has room for two sandboxes of a little less than half of what it has."""
+    found = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert found is not None
+    ratio = max(0.01, ROOM_BYTES / 1024 / int(found[1]))
+    with local_service({"SANDLOT_MEMORY_RATIO": f"{ratio:.4f}", "SANDLOT_MEMORY_RESERVE_BYTES": "0"}) as running:
+        yield running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
+    made = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def http(service: LocalService) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot", timeout=120)
+
+
+def capacity(service: LocalService) -> dict[str, Any]:
+    return dict(service.client.request("GET", "/v1/capacity"))
+
+
+def half(service: LocalService) -> dict[str, Any]:
+    return {
+        "template": TEMPLATE,
+        "limits": {"memory_bytes": capacity(service)["total"]["memory_bytes"] * 9 // 20, "disk_bytes": 64 * MIB, "pids": 64},
+    }
+
+
+def test_beyond_capacity_it_is_busy_until_the_last_trace_of_another_is_gone(service: LocalService) -> None:
+    body = half(service)
+    with http(service) as client:
+        made = [client.post("/v1/sandboxes", json=body).json()["id"] for _ in range(2)]
+        found = capacity(service)
+        assert found["promised"]["memory_bytes"] == 2 * body["limits"]["memory_bytes"]
+        assert found["promised"]["memory_bytes"] + found["free"]["memory_bytes"] == found["total"]["memory_bytes"]
+        assert found["promised"]["disk_bytes"] >= 2 * body["limits"]["disk_bytes"]
+        assert found["promised"]["pids"] >= 2 * body["limits"]["pids"]
+        assert found["sandboxes"] == 2
+        refused = client.post("/v1/sandboxes", json=body)
+        assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
+        assert int(refused.headers["retry-after"]) > 0
+        assert "promised its memory" in refused.json()["detail"]
+        for id_ in made:
+            assert client.delete(f"/v1/sandboxes/{id_}").status_code == 204
+    settle(service.traces, NOTHING)
+    settle(lambda: capacity(service)["promised"], {"memory_bytes": 0, "disk_bytes": 0, "pids": 0})
+
+
+def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(service: LocalService) -> None:
+    with http(service) as client:
+        most = capacity(service)["total"]
+        for name in ("memory_bytes", "disk_bytes"):
+            refused = client.post("/v1/sandboxes", json={"template": TEMPLATE, "limits": {**half(service)["limits"], name: most[name] + MIB}})
+            assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (400, "invalid_request", False)
+            assert "retry-after" not in refused.headers
+            assert refused.json()["fields"]["field"] == f"limits.{name}"
+        assert capacity(service)["sandboxes"] == 0
+
+
+def test_the_sdk_comes_back_until_there_is_room(service: LocalService) -> None:
+    limits = half(service)["limits"]
+    options = {"memory": limits["memory_bytes"], "disk": limits["disk_bytes"], "pids": limits["pids"]}
+    boxes = [service.create(**options) for _ in range(2)]
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(service.create, **options)
+        while not any(record.get("status") == 503 for record in service.records()):
+            assert not third.done()
+            time.sleep(0.05)
+        boxes[0].kill()
+        with third.result() as made:
+            assert made.commands.run("echo there").stdout == "there\n"
+    boxes[1].kill()
+
+
+def test_the_service_has_a_place_of_its_own_and_its_children_do_not_keep_it(service: LocalService) -> None:
+    group = f"/sandlot/{PREFIX}{node_of(service.data_dir)}"
+    layout = detect_layout()
+    setting = weight(layout.version)
+    folder = layout.home("cpu") / group.lstrip("/")
+    assert (folder / setting.file).read_text().strip() == setting.value
+    assert [line.rpartition(":")[2] for line in Path(f"/proc/{service.pid}/cgroup").read_text().splitlines()].count(group) >= 1
+    with service.create(memory=256 * MIB):
+        assert (folder / "cgroup.procs").read_text().split() == [str(service.pid)]
+        scores = {int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in sandbox_pids(service.data_dir)}
+        assert max(scores) >= 900
+        assert min(scores) >= 0
+    own = int(Path(f"/proc/{service.pid}/oom_score_adj").read_text())
+    missing = [record["missing"] for record in service.records() if record["event"] == "unprotected"]
+    assert own == OOM_SCORE or any("score" in what for what in missing), missing
+    assert not any("group" in what for what in missing), missing
+
+
+def test_nothing_is_left_of_its_place_when_it_has_ended_also_after_it_was_killed(folder: Path) -> None:
+    killed = LocalService(folder)
+    killed.start()
+    name = f"sandlot/{PREFIX}{node_of(folder)}"
+    groups = [hierarchy.mount / name for hierarchy in detect_layout().hierarchies]
+    assert any(group.is_dir() for group in groups)
+    killed.end(signal.SIGKILL)
+    again = LocalService(folder)
+    again.start()
+    assert any((group / "cgroup.procs").read_text().split() == [str(again.pid)] for group in groups if group.is_dir())
+    assert again.end() == 0
+    assert not any(group.is_dir() for group in groups)

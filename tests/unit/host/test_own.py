@@ -1,0 +1,146 @@
+"""The service's own place: which groups it enters, that everything is as before afterwards, and that its children keep nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.host.cgroups import detect_layout
+from sandlot.host.hierarchies import Hierarchy, Layout
+from sandlot.host.own import OOM_SCORE, PREFIX, Setting, let_go, moves, read_score, weight
+from sandlot.model.ids import NodeId, new_node_id
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+from sandlot.host import own
+from sandlot.host.cgroups import detect_layout
+def look(pid="self"):
+    return {"groups": Path(f"/proc/{pid}/cgroup").read_text(), "score": int(Path(f"/proc/{pid}/oom_score_adj").read_text())}
+told = {"before": look()}
+with own.protected(detect_layout(), sys.argv[1]) as missing:
+    told["missing"], told["during"] = missing, look()
+    child = subprocess.Popen(["sleep", "1000"])
+    told["child"] = look(child.pid)
+    own.let_go(child.pid)
+    told["let_go"] = look(child.pid)
+    kept = subprocess.Popen(["sleep", "1000"])
+    if "die" in sys.argv:
+        print(json.dumps({**told, "children": [child.pid, kept.pid]}), flush=True)
+        child.kill(), kept.kill(), child.wait(), kept.wait()
+        os.kill(os.getpid(), 9)
+told["after"], told["kept"] = look(), look(kept.pid)
+child.kill(), kept.kill()
+print(json.dumps(told))
+"""
+
+
+def groups(node: str) -> list[str]:
+    return [str(found) for hierarchy in detect_layout().hierarchies for found in hierarchy.mount.glob(f"sandlot/{PREFIX}{node}")]
+
+
+def may_lower_scores() -> bool:
+    """Whether this machine lets root do so: some containers do not (CAP_SYS_RESOURCE, capabilities(7), bit 24)."""
+    capabilities = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    return bool(int(capabilities.split()[1], 16) >> 24 & 1)
+
+
+def run(node: str, *words: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, node, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+V1 = Layout(
+    1,
+    (
+        Hierarchy(Path("/c/cpu,cpuacct"), frozenset({"cpu", "cpuacct"})),
+        Hierarchy(Path("/c/memory"), frozenset({"memory"})),
+        Hierarchy(Path("/c/freezer"), frozenset({"freezer"})),
+        Hierarchy(Path("/c/systemd"), frozenset()),
+    ),
+)
+
+
+def test_version_1_leaves_the_hierarchies_that_give_nothing() -> None:
+    found = moves(V1, NodeId("abcd"), "3:memory:/user.slice/x\n2:cpu,cpuacct:/\n1:name=systemd:/user.slice/x\n")
+    assert [(str(move.folder), str(move.before)) for move in found] == [
+        ("/c/cpu,cpuacct/sandlot/service-abcd", "."),
+        ("/c/memory/sandlot/service-abcd", "user.slice/x"),
+    ]
+
+
+def test_version_2_has_one_place() -> None:
+    layout = Layout(2, (Hierarchy(Path("/c"), frozenset({"memory", "cpu", "pids"})),))
+    assert [(str(move.folder), str(move.before)) for move in moves(layout, NodeId("abcd"), "0::/system.slice/a\n")] == [
+        ("/c/sandlot/service-abcd", "system.slice/a")
+    ]
+
+
+def test_whoever_was_started_by_a_service_does_not_go_back_to_its_group() -> None:
+    assert str(moves(V1, NodeId("abcd"), "3:memory:/sandlot/service-efgh\n")[1].before) == "."
+
+
+def test_the_weight_is_ten_times_that_of_all_sandboxes_of_the_node() -> None:
+    assert weight(1) == Setting("cpu.shares", "10240")
+    assert weight(2) == Setting("cpu.weight", "1000")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
+    node = new_node_id()
+    told = run(node)
+    assert [what for what in told["missing"] if may_lower_scores() or "score" not in what] == []
+    assert f"memory:/sandlot/{PREFIX}{node}\n" in told["during"]["groups"]
+    assert told["during"]["score"] == (OOM_SCORE if may_lower_scores() else told["before"]["score"])
+    assert told["after"] == told["before"]
+    assert groups(node) == []
+    # What was let go of is ordinary; what was not is at least out of the way at the end.
+    assert told["child"] == told["during"]
+    assert PREFIX not in told["let_go"]["groups"]
+    assert told["let_go"]["score"] >= 0
+    assert PREFIX not in told["kept"]["groups"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+def test_what_a_killed_one_left_is_removed_by_the_next_of_its_node_or_any_other() -> None:
+    node, other = new_node_id(), new_node_id()
+    run(node, "die")
+    assert groups(node)
+    run(node)
+    assert groups(node) == []
+    run(node, "die")
+    run(other)
+    assert groups(node) == groups(other) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+def test_without_the_right_it_says_what_is_missing() -> None:
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from sandlot.host import own\nfrom sandlot.host.cgroups import detect_layout\n"
+        "layout = detect_layout()\nos.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n"
+        "with own.protected(layout, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
+        "with own.protected(None, 'zzzz') as missing:\n    print(*missing, sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(ROOT / "src")], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "an out-of-memory score" in done.stdout
+    assert "the control group /sys/fs/cgroup" in done.stdout
+    assert "the host has none" in done.stdout
+
+
+def test_letting_go_of_what_has_ended_is_no_error() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    let_go(child.pid)
+    assert read_score(Path(f"/proc/{child.pid}")) is None
