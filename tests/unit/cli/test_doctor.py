@@ -1,78 +1,63 @@
-"""Findings into a verdict and a report."""
+"""A report into lines and JSON."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
-import pytest
+from sandlot.cli.checkup import Report
+from sandlot.cli.doctor import as_values, lines
+from sandlot.host.checks.finding import Finding, Part
 
-from sandlot.cli import doctor
-from sandlot.cli.doctor import Check, check_disk, check_driver, check_images, check_system, check_user, healthy, report
-from sandlot.model.ports import Ability, Capabilities, Verdict
-
-BOOKWORM = {"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
-
-
-def test_what_is_required_decides() -> None:
-    fine, comfort, missing = Check("a", ok=True, detail=""), Check("b", ok=False, detail="", required=False), Check("c", ok=False, detail="")
-    assert healthy([fine, comfort])
-    assert not healthy([fine, missing])
+FINE = Finding("system", ok=True, detail="Debian", required=False, group="machine")
+MISSING = Finding("user", ok=False, detail="uid 5", fix="use sudo", group="machine", parts=(Part("a", ok=True), Part("b", ok=False, detail="no b")))
+COMFORT = Finding("kvm", ok=False, detail="not there", fix="load it", required=False, group="kernel")
+UNKNOWN = Finding("loop-devices", ok=None, detail="not tried: only root can", group="storage")
 
 
-def test_the_report_names_what_is_missing_and_what_to_do() -> None:
-    lines = report([Check("user", ok=False, detail="uid 5", hint="use sudo", parts=(("boot", False, "no runtime"),))])
-    assert lines == [
-        "NO  user  uid 5",
-        "          use sudo",
-        "          -- boot: no runtime",
+def test_what_is_required_decides_and_what_could_not_be_looked_at_is_no_yes() -> None:
+    assert Report((FINE, COMFORT)).able
+    assert not Report((FINE, MISSING)).able
+    assert not Report((FINE, UNKNOWN)).able
+
+
+def test_the_lines_name_what_is_missing_and_what_to_do() -> None:
+    assert lines(Report((FINE, MISSING, COMFORT, UNKNOWN))) == [
+        "machine",
+        "ok  system        Debian",
+        "NO  user          uid 5",
+        "                  use sudo",
+        "                - b: no b",
+        "",
+        "kernel",
+        "--  kvm           not there",
+        "                  load it",
+        "",
+        "storage",
+        "??  loop-devices  not tried: only root can",
+        "",
         "Sandboxes cannot run: see the lines that begin with NO.",
     ]
+    assert lines(Report((FINE,)))[-1] == "Sandboxes can run."
 
 
-@pytest.mark.parametrize(
-    "release, machine, ok, required",
-    [
-        (BOOKWORM, "x86_64", True, False),
-        ({**BOOKWORM, "VERSION_ID": "11"}, "x86_64", False, False),
-        ({"ID": "arch"}, "x86_64", False, False),
-        ({}, "x86_64", False, False),
-        (BOOKWORM, "aarch64", False, True),
-    ],
-    ids=["bookworm", "bullseye", "arch", "unknown", "arm"],
-)
-def test_other_systems_are_best_effort_and_other_machines_are_not(release: dict[str, str], machine: str, *, ok: bool, required: bool) -> None:
-    check = check_system(release, machine, "6.1")
-    assert (check.ok, check.required) == (ok, required)
+def test_what_a_driver_that_does_not_work_cannot_do_besides_is_not_told() -> None:
+    broken = Finding(
+        "gvisor", ok=False, detail="no runtime", fix="install it", group="isolation", parts=(Part("snapshot", ok=False, detail="later"),)
+    )
+    assert "later" not in "\n".join(lines(Report((broken,))))
 
 
-def test_only_root_can() -> None:
-    assert check_user(0).ok
-    assert not check_user(1000).ok
-    assert "SANDLOT_URL" in check_user(1000).hint
-
-
-def test_a_driver_is_judged_by_what_it_did() -> None:
-    able = check_driver(Capabilities("gvisor", "runsc 1", {Ability.BOOT: Verdict(ok=True), Ability.PAUSE: Verdict(ok=False, reason="no freezer")}))
-    assert able.ok
-    assert ("pause", False, "no freezer") in able.parts
-    unable = check_driver(Capabilities("gvisor", "", {Ability.BOOT: Verdict(ok=False, reason="runsc is not installed")}))
-    assert not unable.ok
-    assert unable.hint == "runsc is not installed"
-
-
-@pytest.mark.parametrize(
-    "built, builder, ok, required",
-    [(["a", "b"], False, True, True), ([], True, True, True), (["a"], True, True, False), ([], False, False, True), (["a"], False, False, False)],
-    ids=["all", "none yet", "some", "none and no way", "some and no way"],
-)
-def test_images_are_there_or_can_be_made(built: list[str], *, builder: bool, ok: bool, required: bool) -> None:
-    check = check_images(built, ["a", "b"], builder=builder)
-    assert (check.ok, check.required or not check.ok) == (ok, required or not ok)
-    assert healthy([check]) == (ok or not required)
-
-
-def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK_BYTES", 0)
-    assert check_disk(tmp_path / "not" / "yet").ok
-    monkeypatch.setattr(doctor, "DISK_BYTES", 2**80)
-    assert not check_disk(tmp_path).ok
+def test_the_json_holds_everything() -> None:
+    told = json.loads(json.dumps(as_values(Report((FINE, MISSING), "gvisor", ("gvisor", "container")))))
+    assert (told["schema"], told["ok"]) == (1, False)
+    assert told["isolation"] == {"default": "gvisor", "allowed": ["gvisor", "container"]}
+    assert told["checks"][1] == {
+        "name": "user",
+        "ok": False,
+        "detail": "uid 5",
+        "fix": "use sudo",
+        "required": True,
+        "group": "machine",
+        "parts": [{"name": "a", "ok": True, "detail": ""}, {"name": "b", "ok": False, "detail": "no b"}],
+        "facts": {},
+    }

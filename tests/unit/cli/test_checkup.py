@@ -1,0 +1,95 @@
+"""What is required of a machine follows from what its operator allows; drivers, images and services into findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot.cli import checkup
+from sandlot.cli.checkup import Report, check_driver, check_images, settle
+from sandlot.host.checks.finding import Finding
+from sandlot.model.ports import Ability, Capabilities, Verdict
+
+YES = Verdict(ok=True)
+ALL = dict.fromkeys(Ability, YES)
+
+
+def finding(name: str, *, ok: bool | None, group: str = "kernel", **facts: object) -> Finding:
+    return Finding(name, ok=ok, detail="found", group=group, facts=facts)
+
+
+def required(found: list[Finding]) -> set[str]:
+    return {each.name for each in found if each.required}
+
+
+@pytest.mark.parametrize(
+    "default, needs",
+    [("gvisor", {"gvisor", "cgroups"}), ("container", {"container", "cgroups", "shared-roots"}), ("microvm", {"microvm", "kvm"})],
+)
+def test_what_is_required_is_what_the_default_needs(default: str, needs: set[str]) -> None:
+    found = [finding("cgroups", ok=False), finding("shared-roots", ok=False), finding("kvm", ok=False)]
+    found += [finding(name, ok=False, group="isolation") for name in ("gvisor", "container", "microvm")]
+    assert required(settle(found, default, (default,))) == needs
+
+
+def test_a_part_that_looks_bad_while_its_driver_works_does_not_decide() -> None:
+    found = settle(
+        [finding("loop-devices", ok=False), finding("cgroups", ok=True), finding("gvisor", ok=True, group="isolation")], "gvisor", ("gvisor",)
+    )
+    assert required(found) == {"cgroups", "gvisor"}
+    assert Report(tuple(found)).able
+
+
+def test_an_isolation_that_is_only_allowed_does_not_decide_and_is_told_as_that() -> None:
+    found = settle(
+        [finding(name, ok=name == "gvisor", group="isolation") for name in ("gvisor", "container", "other")], "gvisor", ("gvisor", "container")
+    )
+    assert Report(tuple(found)).able
+    assert [each.detail for each in found] == ["found; the default", "found; allowed", "found; not allowed by SANDLOT_ISOLATION_ALLOWED"]
+    assert [each.facts["allowed"] for each in found] == [True, True, False]
+
+
+def test_a_cache_that_cannot_be_written_to_does_once_there_are_images() -> None:
+    cache = finding("cache-dir", ok=False, group="storage")
+    assert required(settle([cache, finding("images", ok=True, built=["base"])], "gvisor", ())) == {"images"}
+    assert required(settle([cache, finding("images", ok=True, built=[])], "gvisor", ())) == {"images", "cache-dir"}
+
+
+def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
+    able = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.PAUSE: Verdict(ok=False, reason="no freezer")}))
+    assert able.ok
+    assert [(part.name, part.detail) for part in able.parts if not part.ok] == [("pause", "no freezer")]
+    unable = check_driver(
+        Capabilities("gvisor", "", {**ALL, Ability.BOOT: Verdict(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
+    )
+    assert (unable.ok, unable.fix, unable.detail) == (False, "no runsc.", "no runtime")
+    assert not check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.LIMIT_DISK: Verdict(ok=False, reason="no disk")})).ok
+
+
+@pytest.mark.parametrize(
+    "built, builder, ok, is_required",
+    [(["a", "b"], False, True, True), ([], True, True, True), (["a"], True, True, False), ([], False, False, True), (["a"], False, False, False)],
+    ids=["all", "none yet", "some", "none and no way", "some and no way"],
+)
+def test_images_are_there_or_can_be_made(built: list[str], *, builder: bool, ok: bool, is_required: bool) -> None:
+    found = check_images(built, ["a", "b"], builder=builder)
+    assert found.ok is ok
+    assert Report((found,)).able == (ok or not is_required)
+    assert bool(found.fix) is not ok
+
+
+def test_an_isolation_without_a_driver_is_told(tmp_path: Path) -> None:
+    (told,) = checkup.try_driver(name="microvm", data_dir=str(tmp_path), node="aaaa")  # type: ignore[arg-type]
+    assert told["ok"] is False
+    assert "no driver" in told["detail"]
+
+
+def test_what_a_killed_doctor_left_is_swept_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:
+    stray, theirs = tmp_path / ".sandlot-doctor-gvisor.aaaa", tmp_path / "something-else"
+    for folder in (stray, theirs):
+        folder.mkdir()
+    with checkup._folder(tmp_path, "gvisor", "bbbb") as used:  # noqa: SLF001 - no other process shall have to be killed for it
+        checkup._sweep_strays(tmp_path)  # noqa: SLF001
+        assert sorted(tmp_path.iterdir()) == sorted([used, theirs])
+    assert list(tmp_path.iterdir()) == [theirs]

@@ -1,0 +1,64 @@
+"""Control groups: this machine has them; what is said of machines that have not."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from sandlot.host.cgroups import detect_layout, group_names
+from sandlot.host.checks import groups
+from sandlot.host.checks.children import Task, run
+from sandlot.host.hierarchies import Hierarchy, Layout, read_layout
+
+
+def test_a_group_can_be_made_entered_and_frozen_here_and_is_gone_afterwards() -> None:
+    answer = run([Task("groups", "sandlot.host.checks.groups:check_groups", deadline_s=60.0)])["groups"]
+    assert {told["name"]: (told["ok"], told["fix"]) for told in answer.value} == dict.fromkeys(
+        ("cgroups", "cgroup-delegation", "cgroup-freezer"), (True, "")
+    )
+    left = {name for name in group_names(detect_layout(), PurePosixPath("/sandlot")) if name.startswith("doctor-")}
+    assert not [name for name in left if not Path("/proc", name.removeprefix("doctor-")).exists()]  # another doctor may be at work
+
+
+def test_a_group_that_a_killed_doctor_left_is_removed() -> None:
+    layout = detect_layout()
+    stray = [hierarchy.mount / "sandlot" / "doctor-999999999" for hierarchy in layout.hierarchies]
+    for folder in stray:
+        folder.mkdir(parents=True)
+    run([Task("groups", "sandlot.host.checks.groups:check_groups", deadline_s=60.0)])
+    assert not [folder for folder in stray if folder.exists()]
+
+
+def test_controllers_that_are_missing_are_named_with_the_way_to_enable_them(tmp_path: Path) -> None:
+    poor = groups.check_layout(read_layout(f"29 25 0:27 / {tmp_path} rw - cgroup cgroup rw,memory\n", {}), "")
+    assert poor.ok is False
+    assert "without cpu, pids, freezer" in poor.detail
+    assert "mount -t cgroup -o cpu" in poor.fix
+    unified = groups.check_layout(Layout(2, (Hierarchy(tmp_path, frozenset({"memory", "cpu"})),)), "")
+    assert unified.ok is False
+    assert "+pids" in unified.fix
+
+
+def test_a_tree_that_is_covered_is_said_to_be(tmp_path: Path) -> None:
+    every = frozenset({"memory", "cpu", "pids", "freezer"})
+    found = groups.check_layout(Layout(1, (Hierarchy(tmp_path / "not-there", every),)), "1 1 0:1 / /x rw - cgroup2 none rw\n")
+    assert found.ok is False
+    assert str(tmp_path / "not-there") in found.detail
+    assert "mounted over it" in found.fix
+    assert found.facts["hybrid"]
+
+
+@pytest.mark.parametrize(
+    "number, version, word",
+    [
+        (errno.EROFS, 1, "read-only"),
+        (errno.EACCES, 2, "Delegate=yes"),
+        (errno.EBUSY, 2, "no process is in it"),
+        (errno.EBUSY, 1, "dmesg"),
+        (None, 2, "dmesg"),
+    ],
+)
+def test_each_refusal_has_its_own_fix(number: int | None, version: int, word: str) -> None:
+    assert word in groups.delegation_fix(number, version)

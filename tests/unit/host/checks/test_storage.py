@@ -1,0 +1,132 @@
+"""Folders, loop devices and layers: tried on this machine, and what is said of others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandlot.host import disks
+from sandlot.host.checks import storage
+from sandlot.host.checks.children import Task, run
+from sandlot.host.checks.finding import Finding, load
+
+MOUNTINFO = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,discard
+30 22 0:5 / /var/lib rw,noexec - xfs /dev/sdb rw
+31 22 0:6 / /var/lib/san\\040dlot rw - nfs4 server:/x rw
+32 22 0:7 / /var/lib rw,nosuid - btrfs /dev/sdc rw
+"""
+
+
+def check(function: str, **keywords: str) -> Finding:
+    answer = run([Task("it", f"sandlot.host.checks.storage:{function}", keywords, deadline_s=60.0)])["it"]
+    assert answer.value is not None, answer.error
+    return load(answer.value[0])
+
+
+def test_what_a_folder_lies_on() -> None:
+    assert storage.mount_of(Path("/etc"), MOUNTINFO) == storage.Mount("/", "ext4", frozenset({"rw", "relatime", "discard"}))
+    assert storage.mount_of(Path("/var/lib/x"), MOUNTINFO).kind == "btrfs"  # mounted over the one before
+    assert storage.mount_of(Path("/var/lib/san dlot"), MOUNTINFO).kind == "nfs4"
+    assert storage.mount_of(Path("/var/library"), MOUNTINFO).place == "/"
+
+
+def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    found = storage.check_folder("data-dir", folder, 0)
+    assert (found.ok, found.facts["exists"]) == (True, False)
+    assert not folder.parent.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_little_space_is_told_and_does_not_decide(tmp_path: Path) -> None:
+    found = storage.check_folder("cache-dir", tmp_path, 2**60)
+    assert (found.ok, found.required) == (False, False)
+    assert "SANDLOT_CACHE_DIR" in found.fix
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    found = storage.check_folder("data-dir", tmp_path / "file", 0)
+    assert (found.ok, found.required) == (False, True)
+    assert "no folder" in found.detail
+
+
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    assert "belongs to user 12345" in storage.check_folder("data-dir", folder, 0).detail
+
+
+def test_a_file_system_in_memory_is_told() -> None:
+    in_memory = Path("/dev/shm")
+    found = storage.check_folder("data-dir", in_memory / "sandlot-not-there", 0)
+    assert (found.ok, found.required) == (False, False)
+    assert "takes memory" in found.fix
+
+
+def test_a_loop_device_is_attached_and_gone_afterwards(tmp_path: Path) -> None:
+    found = check("check_loops", data_dir=str(tmp_path / "not" / "yet"))
+    assert found.ok, found.detail
+    assert found.facts["direct_io"] in {True, False}
+    assert list(tmp_path.iterdir()) == []
+    assert disks.loops_below(tmp_path) == {}
+
+
+def test_layers_are_made_and_gone_afterwards(tmp_path: Path) -> None:
+    mounts = mount_points()
+    (tmp_path / "cache").mkdir()
+    found = check("check_layers", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    assert found.ok, found.detail
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
+    assert disks.loops_below(tmp_path) == {}
+    assert not {point for point in mount_points() - mounts if point.startswith(str(tmp_path))}
+
+
+def mount_points() -> set[str]:
+    return {line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()}
+
+
+def test_another_user_is_told_that_it_was_not_tried(tmp_path: Path) -> None:
+    program = (
+        "import os, json; os.setuid(65534); from sandlot.host.checks import storage;"
+        f"print(json.dumps(storage.check_loops(data_dir={str(tmp_path)!r}) + storage.check_layers(data_dir='/', cache_dir='/')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count('"ok": null') == 2
+
+
+@pytest.mark.parametrize(
+    "number, file, word",
+    [
+        (errno.ENOENT, "/dev/loop-control", "modprobe loop"),
+        (errno.ENOENT, "/dev/loop7", "devtmpfs"),
+        (errno.ENXIO, "/dev/loop7", "devtmpfs"),
+        (errno.ENOSPC, None, "Free some space"),
+        (errno.EROFS, None, "read-only"),
+        (errno.EPERM, "/dev/loop-control", "--privileged"),
+    ],
+)
+def test_each_way_to_have_no_loop_device_has_its_own_fix(number: int, file: str | None, word: str) -> None:
+    assert word in storage.loop_fix(OSError(number, os.strerror(number), file))
+
+
+@pytest.mark.parametrize(
+    "why, word",
+    [
+        ("ids: Invalid argument", "Linux 5.12"),
+        ("overlay: Invalid argument", "Linux 5.19"),
+        ("disk: No such file or directory: /dev/loop-control", "loop devices"),
+        ("disk: mkfs.ext4: No space left on device", "Free some space"),
+        ("Operation not permitted: unshare", "Run as root"),
+    ],
+)
+def test_each_layer_that_fails_has_its_own_fix(why: str, word: str) -> None:
+    assert word in storage.layers_fix(why)
