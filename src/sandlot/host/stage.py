@@ -435,4 +435,4 @@ def main() -> None:
         if order is not None:
             start(order)
     except OSError as error:
-        say("failed", f"{error.strerror}: {error.filename}")
+        say("failed", f"{error.strerror}: {error.filename}" if error.filename else error.strerror)

@@ -131,7 +131,8 @@ def programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, 
         search_path: Folders separated by colons; None is this process's PATH.
     """
     folders = (search_path if search_path is not None else os.environ.get("PATH", os.defpath)).split(":")
-    candidates = {file.resolve(): None for folder in folders if (file := Path(folder, name)).is_file() and os.access(file, os.X_OK)}
+    # access(2) and not is_file() first: a folder that this user may not enter has no program for it.
+    candidates = {file.resolve(): None for folder in folders if os.access(file := Path(folder, name), os.X_OK) and file.is_file()}
     for file in candidates:
         try:
             answer = ask(file, "--version")
