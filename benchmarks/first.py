@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from sandlot.drivers.oci.container.runtime import find_crun
 from sandlot.drivers.oci.gvisor.config import oci_config
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import find_runsc
@@ -36,12 +37,16 @@ TRUE = ("/bin/true",)
 CALLS = 3
 """Of those over the link, in each round."""
 
+ISOLATIONS = ("gvisor", "container")
+
 #: figure -> (what it is, the figure that it is compared with).
-FIGURES: dict[str, tuple[str, str | None]] = {
+ONCE: dict[str, tuple[str, str | None]] = {
     "native python": ("python3 -c 'print(1)' on the host", None),
     "native spawn": ("/bin/true on the host", None),
     "raw runsc": ("runsc run of the same root: python3 -c 'print(1)'", None),
     "http": ("GET /v1/version over the unix socket: what any call costs", None),
+}
+EACH: dict[str, tuple[str, str | None]] = {
     "create": ("Sandbox.create(), cold", "raw runsc"),
     "run_code": ("sandbox.run_code('print(1)'), warm", "native python"),
     "commands.run argv": ("sandbox.commands.run(['/bin/true'])", "native spawn"),
@@ -55,6 +60,8 @@ FIGURES: dict[str, tuple[str, str | None]] = {
     "wake": ("of a create: until the guest is somebody's", None),
     "destroy": ("until every trace is gone", None),
 }
+FIGURES = ONCE | {f"{isolation} {name}": figure for isolation in ISOLATIONS for name, figure in EACH.items()}
+"""For each kind of isolation the same, its name in front."""
 
 
 class Rounds:
@@ -99,37 +106,38 @@ async def raw_runsc(rounds: Rounds, root: RootFs, folder: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, bundle)
 
 
-async def through_the_sdk(rounds: Rounds, client: AsyncClient, warm: AsyncSandbox, template: str) -> None:
+async def through_the_sdk(rounds: Rounds, isolation: str, client: AsyncClient, warm: AsyncSandbox, template: str) -> None:
     """What a user sees."""
     await rounds.timed("http", client.version)
-    await rounds.timed("run_code", lambda: warm.run_code("print(1)"))
-    await rounds.timed("commands.run argv", lambda: warm.commands.run(list(TRUE)))
-    await rounds.timed("commands.run", lambda: warm.commands.run("true"))
-    sandbox = await rounds.timed("create", lambda: AsyncSandbox.create(template, client=client))
+    await rounds.timed(f"{isolation} run_code", lambda: warm.run_code("print(1)"))
+    await rounds.timed(f"{isolation} commands.run argv", lambda: warm.commands.run(list(TRUE)))
+    await rounds.timed(f"{isolation} commands.run", lambda: warm.commands.run("true"))
+    sandbox = await rounds.timed(f"{isolation} create", lambda: AsyncSandbox.create(template, client=client, isolation=isolation))
     await sandbox.kill()
 
 
 async def by_the_driver(rounds: Rounds, driver: Driver, node: NodeId, root: RootFs, env: dict[str, str]) -> None:
     """The same without the service: each step of a create, and calls over the link."""
-    limits = Limits()
-    blank: Blank = await rounds.timed("prepare", lambda: driver.prepare(Shape(root=root, limits=limits)))
-    instance: Instance = await rounds.timed("boot", lambda: blank.boot(SandboxSpec(id=new_sandbox_id(node), limits=limits)))
+    limits, kind = Limits(), driver.name
+    blank: Blank = await rounds.timed(f"{kind} prepare", lambda: driver.prepare(Shape(root=root, limits=limits)))
+    spec = SandboxSpec(id=new_sandbox_id(node), limits=limits, isolation=kind)
+    instance: Instance = await rounds.timed(f"{kind} boot", lambda: blank.boot(spec))
 
     async def greeted() -> Link:
         return await Link.greet(await instance.connect())
 
-    link: Link = await rounds.timed("greet", greeted)
-    await rounds.timed("wake", lambda: link.wake(identity="bench", hostname="bench", env=env, pids=limits.pids, deadline_s=600))
+    link: Link = await rounds.timed(f"{kind} greet", greeted)
+    await rounds.timed(f"{kind} wake", lambda: link.wake(identity="bench", hostname="bench", env=env, pids=limits.pids, deadline_s=600))
     await (await link.start(ProcessSpec(TRUE))).result()
     await (await link.execute("1")).result()
     for _ in range(CALLS):
         started_s = time.perf_counter()
         result = await (await link.start(ProcessSpec(TRUE))).result()
-        rounds.add("link spawn", started_s)
-        rounds.figures["guest spawn"].append(result.duration_s * 1000)
-        await rounds.timed("link cell", lambda: _cell(link))
+        rounds.add(f"{kind} link spawn", started_s)
+        rounds.figures[f"{kind} guest spawn"].append(result.duration_s * 1000)
+        await rounds.timed(f"{kind} link cell", lambda: _cell(link))
     await link.aclose()
-    await rounds.timed("destroy", instance.destroy)
+    await rounds.timed(f"{kind} destroy", instance.destroy)
 
 
 async def _cell(link: Link) -> None:
@@ -141,20 +149,23 @@ async def measure(rounds: Rounds, template: str, count: int, folder: Path) -> No
     store = ImageStore(cache_from(os.environ))
     root, env = await asyncio.to_thread(store.root, template), dict(store.ensure(template).env)
     node = new_node_id()
-    driver = open_driver("gvisor", DriverSettings(node=node, data_dir=folder / "driver"))
+    drivers = [open_driver(name, DriverSettings(node=node, data_dir=folder / "driver")) for name in ISOLATIONS]
     (folder / "service").mkdir()
+    os.environ["SANDLOT_ISOLATION_ALLOWED"] = ",".join(ISOLATIONS)
     async with AsyncClient(data_dir=folder / "service") as client:
         try:
-            warm = await AsyncSandbox.create(template, client=client, timeout=3600)
+            warm = {name: await AsyncSandbox.create(template, client=client, timeout=3600, isolation=name) for name in ISOLATIONS}
             # What only the first one pays for, on either way, is in no figure.
-            await through_the_sdk(Rounds(), client, warm, template)
-            await by_the_driver(Rounds(), driver, node, root, env)
+            for driver in drivers:
+                await through_the_sdk(Rounds(), driver.name, client, warm[driver.name], template)
+                await by_the_driver(Rounds(), driver, node, root, env)
             for number in range(count):
                 await native(rounds, "native python", PYTHON)
                 await native(rounds, "native spawn", TRUE)
                 await raw_runsc(rounds, root, folder)
-                await through_the_sdk(rounds, client, warm, template)
-                await by_the_driver(rounds, driver, node, root, env)
+                for driver in drivers:
+                    await through_the_sdk(rounds, driver.name, client, warm[driver.name], template)
+                    await by_the_driver(rounds, driver, node, root, env)
                 if sys.stderr.isatty():
                     print(f"\rround {number + 1} of {count}", end="\n" if number + 1 == count else "", file=sys.stderr, flush=True)
         finally:
@@ -179,12 +190,12 @@ def summary(rounds: Rounds) -> dict[str, dict[str, float | int | str]]:
 
 def machine(template: str) -> dict[str, str]:
     """What these figures were taken on."""
-    runtime = find_runsc()
     return {
         "cores": str(os.cpu_count()),
         "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),
         "kernel": os.uname().release,
-        "runsc": runtime.version,
+        "runsc": find_runsc().version,
+        "crun": find_crun().version,
         "template": template,
     }
 
@@ -206,10 +217,10 @@ def main() -> None:
         print(json.dumps({"machine": facts, "figures": figures}, indent=2))
         return
     print("  ".join(f"{name} {text}" for name, text in facts["before"].items()), f" load after {facts['after']['load']}")
-    print(f"{'':20}{'median':>9}{'min':>9}{'max':>9}{'n':>5}   ratio")
+    print(f"{'':28}{'median':>9}{'min':>9}{'max':>9}{'n':>5}   ratio")
     for name, row in figures.items():
         ratio = f"{row['ratio']:>7} x {row['beside']}" if "ratio" in row else ""
-        print(f"{name:20}{row['median_ms']:>9}{row['min_ms']:>9}{row['max_ms']:>9}{row['n']:>5} {ratio:25} {row['what']}")
+        print(f"{name:28}{row['median_ms']:>9}{row['min_ms']:>9}{row['max_ms']:>9}{row['n']:>5} {ratio:25} {row['what']}")
     print("milliseconds")
 
 
