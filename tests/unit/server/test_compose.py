@@ -15,7 +15,7 @@ from sandlot.model.ids import NodeId, node_of
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
 from sandlot.server.settings import Settings
 from tests.support.bare import BareDriver
-from tests.support.service import BASE, bench
+from tests.support.service import BASE, BOUNDLESS, bench
 from tests.support.until import until
 
 SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
@@ -74,7 +74,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     settings = replace(SETTINGS, data_dir=folder / "data", cache_dir=folder / "cache")
     below = folder / "driver"
     below.mkdir()
-    async with open_service(settings, drivers={"gvisor": BareDriver(below)}) as service:
+    async with open_service(settings, drivers={"gvisor": BareDriver(below)}, read_host=lambda: BOUNDLESS) as service:
         creating = asyncio.create_task(service.sandboxes.create(BASE))
         await until((folder / "cache").exists)
     with pytest.raises(UnavailableError):
