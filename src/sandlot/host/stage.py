@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # linux/sched.h, linux/mount.h, asm/unistd.h, linux/prctl.h, linux/loop.h, linux/fcntl.h, linux/signal.h; `signal` itself imports enum.
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 8, 32, 1024, 4096, 16384, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 32, 1024, 4096, 16384, 1 << 19
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
@@ -175,8 +175,9 @@ def disk(image: str, target: str) -> None:
     try:
         number, device = attach_loop(backing)
         try:
-            # Discarding gives the host back what the guest deletes. noinit_itable: see mkfs_argv in disks.py.
-            mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME, "discard,noinit_itable")
+            # Discarding gives the host back what the guest deletes. noinit_itable: see mkfs_argv in disks.py. Not MS_NOEXEC: from
+            # a file on it gVisor maps the programs and libraries that were written inside, which would end by SIGSEGV.
+            mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, "discard,noinit_itable")
         finally:
             os.close(device)
     finally:
