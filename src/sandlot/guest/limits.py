@@ -76,7 +76,18 @@ class Pids:
             self._counting = False
 
     def _cull(self) -> None:
-        """Over the limit: end the largest family, and everything where that did not help."""
+        """Over the limit: end the largest family, and everything where that did not help.
+
+        All hold still meanwhile: those that multiply would do so faster than they can be looked at, and take the processor
+        from PID 1. Whoever was stopped before goes on as well.
+        """
+        kill_all(signal.SIGSTOP)
+        try:
+            self._end_the_largest()
+        finally:
+            kill_all(signal.SIGCONT)
+
+    def _end_the_largest(self) -> None:
         sessions: dict[int, int] = {}
         for task in tasks():
             if task.pid != 1:

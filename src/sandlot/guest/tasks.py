@@ -100,10 +100,10 @@ def kill_tree(root: int, number: int) -> None:
             _kill(pid, signal.SIGKILL)
 
 
-def kill_all() -> None:
-    """End every process but PID 1 (kill(2): -1 is everybody that may be signalled, the caller excepted)."""
+def kill_all(number: int = signal.SIGKILL) -> None:
+    """Signal, or end, every process but PID 1 (kill(2): -1 is everybody that may be signalled, the caller excepted)."""
     try:
-        os.kill(-1, signal.SIGKILL)
+        os.kill(-1, number)
     except OSError:
         return
 
