@@ -11,6 +11,8 @@ _FAULTS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGIL
 """Signals that a process brings upon itself (signal(7)); SIGSYS is its own seccomp filter."""
 _SIGNALLED = 128
 _DETAIL_CHARS = 1500
+_NO_TASK = "failed to get clone"
+"""What gVisor says, and ends of, where the control group's limit of tasks refuses it a thread of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     failed = bool(panic) or (status is not None and -status in _FAULTS)
     if failed and evidence.disk_full:
         return Exit(ExitReason.DISK, f"its disk is full and its runtime failed: {panic or status}")
+    if _NO_TASK in panic:
+        return Exit(ExitReason.CRASHED, f"it made processes faster than they could be ended, and its runtime had no thread left: {panic}")
     if failed:
         return Exit(ExitReason.CRASHED, panic or f"its runtime got signal {-(status or 0)} ({signal.Signals(-(status or 0)).name})")
     if status is None:
