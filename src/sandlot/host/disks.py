@@ -1,7 +1,7 @@
 """A disk of fixed size per sandbox: an ext4 file system in a sparse file, mounted through a loop device.
 
 What is made here is only the file. The loop device and the mount live in the mount namespace of the sandbox's own
-processes (``stage.py``) and end with them: the device is marked to clear itself, and the host never lists the mount.
+processes (``stage``) and end with them: the device is marked to clear itself, and the host never lists the mount.
 
 Laws:
 - The file takes host space only for what is written to it, and gives it back for what is deleted (the mount discards).

@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandlot.host import stage
 from sandlot.host.fifos import PIPE_BYTES
 from sandlot.host.processes import Identity, ended
+from sandlot.host.stage import keeper
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import InternalError
 
 Operation = tuple[str | int, ...]
-"""The name of a function in ``stage.OPERATIONS``, and its arguments."""
+"""The name of a function in ``stage/operations.py``, and its arguments."""
 
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); import stage; stage.main()"
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.keeper import main; main()"
 _LINE_BYTES = 64 * 1024
 
 
@@ -152,7 +152,7 @@ class Stage:
         if self._writing < 0:
             raise StageError("the stage has ended")
         body = marshal.dumps(message)
-        text = len(body).to_bytes(stage.LENGTH_BYTES, "big") + body
+        text = len(body).to_bytes(keeper.LENGTH_BYTES, "big") + body
         try:
             written = os.write(self._writing, text)
         except OSError as error:
@@ -208,7 +208,7 @@ class Stage:
 def _spawn(name: str, errors: Path) -> subprocess.Popen[bytes]:
     with errors.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-SI", "-c", _PROGRAM, str(Path(stage.__file__).parent), name],
+            [sys.executable, "-SI", "-c", _PROGRAM, str(Path(keeper.__file__).parent.parent), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -6,7 +6,7 @@ Laws:
   without any record.
 - The runtime sees short, fixed paths below :data:`VIEW`, whatever the folder's real path is: a control socket's path may
   have 107 bytes only (unix(7)), and runsc would otherwise fall back to ``/run`` and ``/tmp`` of the host. They are bind
-  mounts in a mount namespace of the sandbox's own (``host/stage.py``), over a ``/run`` that is empty there.
+  mounts in a mount namespace of the sandbox's own (``host/stage``), over a ``/run`` that is empty there.
 """
 
 from __future__ import annotations

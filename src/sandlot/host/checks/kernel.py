@@ -9,10 +9,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sandlot.host import stage
 from sandlot.host.checks import calls
 from sandlot.host.checks.children import forked
 from sandlot.host.checks.finding import Finding, Part
+from sandlot.host.stage import operations
 
 GROUP = "kernel"
 NAMESPACES = {
@@ -111,7 +111,7 @@ def _be_first() -> None:
 
 def _enter_user_namespace() -> None:
     if os.geteuid() == 0:  # with ids of its own, as a sandbox has them: that takes more than a namespace
-        os.close(stage.user_namespace(OWN_IDS, IDS))
+        os.close(operations.user_namespace(OWN_IDS, IDS))
     calls.unshare(calls.CLONE_NEWUSER)
 
 

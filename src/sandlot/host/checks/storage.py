@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandlot.host import disks, stage
+from sandlot.host import disks
 from sandlot.host.cgroups import MOUNTINFO
 from sandlot.host.checks.children import described, forked
 from sandlot.host.checks.finding import Finding, Part
 from sandlot.host.checks.kernel import IDS, OWN_IDS
+from sandlot.host.stage import operations
 from sandlot.model.specs import MIB
 
 GROUP = "storage"
@@ -155,7 +156,7 @@ def _loops(folder: Path) -> Finding:
     try:
         with tempfile.TemporaryFile(dir=folder) as backing:
             backing.truncate(MIB)
-            number, device = stage.attach_loop(backing.fileno())
+            number, device = operations.attach_loop(backing.fileno())
             try:
                 status = bytearray(_STATUS_BYTES)
                 fcntl.ioctl(device, _LOOP_GET_STATUS64, status)
@@ -166,7 +167,7 @@ def _loops(folder: Path) -> Finding:
                 os.close(device)  # it clears itself
     except OSError as error:
         return Finding("loop-devices", ok=False, detail=described(error), fix=loop_fix(error), group=GROUP)
-    direct = bool(flags & stage.LO_FLAGS_DIRECT_IO)
+    direct = bool(flags & operations.LO_FLAGS_DIRECT_IO)
     parts = (
         Part("direct", direct, "" if direct else "what a sandbox reads is cached twice; another file system under the state directory can do it"),
     )
@@ -221,14 +222,14 @@ def layers_fix(why: str) -> str:
 def _try_layers(data_dir: Path, cache_dir: Path) -> None:
     # All mounts are this process's own, and go with it; the image has no name.
     with tempfile.TemporaryFile(dir=data_dir) as image:
-        stage.private_mounts()
+        operations.private_mounts()
         shared = os.open(cache_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        stage.tmpfs(_PLACE, "mode=0711,size=1m")
+        operations.tmpfs(_PLACE, "mode=0711,size=1m")
         for name in ("lower", "disk", "merged"):
-            stage.mkdir(f"{_PLACE}/{name}")
-        _named("ids", lambda: stage.idmapped(f"/proc/self/fd/{shared}", f"{_PLACE}/lower", OWN_IDS, IDS))
+            operations.mkdir(f"{_PLACE}/{name}")
+        _named("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_PLACE}/lower", OWN_IDS, IDS))
         _named("disk", lambda: _mount_disk(image.fileno(), f"{_PLACE}/disk"))
-        _named("overlay", lambda: stage.overlay(f"{_PLACE}/lower", f"{_PLACE}/disk", f"{_PLACE}/merged", OWN_IDS))
+        _named("overlay", lambda: operations.overlay(f"{_PLACE}/lower", f"{_PLACE}/disk", f"{_PLACE}/merged", OWN_IDS))
         # As root inside: what it makes there must be its own, and must not be on the shared folder.
         os.setegid(OWN_IDS)
         os.seteuid(OWN_IDS)
@@ -248,4 +249,4 @@ def _mount_disk(image: int, target: str) -> None:
     done = subprocess.run(argv, capture_output=True, check=False, pass_fds=(image,), timeout=_TRY_S, env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
     if done.returncode != 0:
         raise OSError(errno.EIO, f"mkfs.ext4: {done.stderr.decode(errors='replace').strip().splitlines()[-1][:200]}")
-    stage.disk(f"/proc/self/fd/{image}", target)
+    operations.disk(f"/proc/self/fd/{image}", target)

@@ -10,7 +10,7 @@ import pytest
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.runtime import Place
-from sandlot.host import stage
+from sandlot.host.stage import operations
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
@@ -22,7 +22,7 @@ PLACE = Place(SHAPE, FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x700
 
 
 def test_it_is_made_of_the_stages_operations() -> None:
-    assert {operation[0] for operation in stage_plan(PLACE)} <= set(stage.OPERATIONS)
+    assert {operation[0] for operation in stage_plan(PLACE)} <= set(operations.OPERATIONS)
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:

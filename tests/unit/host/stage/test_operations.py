@@ -1,0 +1,73 @@
+"""The operations that can be looked at from here; all of them are carried out by ``test_launch.py`` and by every sandbox."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from sandlot.host.stage import operations
+
+
+class LoopInfo64(ctypes.Structure):
+    """struct loop_info64 of linux/loop.h."""
+
+    _fields_ = [  # type: ignore[mutable-override] # ctypes wants a list
+        *((name, ctypes.c_uint64) for name in ("device", "inode", "rdevice", "offset", "sizelimit")),
+        *((name, ctypes.c_uint32) for name in ("number", "encrypt_type", "encrypt_key_size", "flags")),
+        ("file_name", ctypes.c_uint8 * 64),
+        ("crypt_name", ctypes.c_uint8 * 64),
+        ("encrypt_key", ctypes.c_uint8 * 32),
+        ("init", ctypes.c_uint64 * 2),
+    ]
+
+
+class LoopConfig(ctypes.Structure):
+    """struct loop_config of linux/loop.h."""
+
+    _fields_ = [("fd", ctypes.c_uint32), ("block_size", ctypes.c_uint32), ("info", LoopInfo64), ("reserved", ctypes.c_uint64 * 8)]  # type: ignore[mutable-override]
+
+
+def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
+    made = LoopConfig.from_buffer_copy(operations.loop_config(7, operations.LO_FLAGS_AUTOCLEAR))
+    expected = LoopConfig(fd=7)
+    expected.info.flags = operations.LO_FLAGS_AUTOCLEAR
+    assert bytes(made) == bytes(expected)
+    assert ctypes.sizeof(LoopConfig) == operations.LOOP_CONFIG_BYTES
+
+
+def test_a_failed_call_says_where(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="mount") as refused:
+        operations.mount("none", str(tmp_path / "nowhere"), "tmpfs", 0)
+    assert refused.value.filename == f"mount {tmp_path}/nowhere"
+
+
+def test_a_namespace_of_its_own_ids_and_nobody_in_it() -> None:
+    handle = operations.user_namespace(0x70000000, 65536)
+    try:
+        assert os.fstat(handle).st_ino != Path("/proc/self/ns/user").stat().st_ino
+    finally:
+        os.close(handle)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_namespace_that_is_refused_leaves_nothing() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="Invalid argument"):
+        operations.user_namespace(0xFFFFFFFF, 65536)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_limit_is_as_high_as_it_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    child = os.fork()
+    if child == 0:
+        operations.limit("RLIMIT_NOFILE", before[1] + 1, before[1] + 1)
+        os._exit(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < before[1])
+    assert os.waitpid(child, 0)[1] == 0
