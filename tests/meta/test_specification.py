@@ -1,4 +1,4 @@
-"""The specification names tests that exist, and every promise names one or says that it is pending."""
+"""The specification and the page about security name tests that exist, and every promise names one or says that it is pending."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from tests.meta.tree import ROOT
 
 SPECIFICATION = (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")
+SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([\w/.-]+\.py)::(\w+)`")
 
 
-@pytest.mark.parametrize("path,name", sorted(set(NAMED.findall(SPECIFICATION))))
+@pytest.mark.parametrize("path,name", sorted(set(NAMED.findall(SPECIFICATION + SECURITY))))
 def test_a_test_that_is_named_exists(path: str, name: str) -> None:
     source = (ROOT / path).read_text(encoding="utf-8")
     assert re.search(rf"^\s*(async )?def {name}\(", source, re.MULTILINE), f"{path} has no {name}"
