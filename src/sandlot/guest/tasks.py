@@ -29,8 +29,11 @@ class Task:
 
 
 def pids() -> list[int]:
-    """Every process id in the sandbox."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    """Every process id in the sandbox; none where root inside has put something else over /proc."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
 
 
 def tasks() -> list[Task]:
@@ -85,19 +88,27 @@ def tree(root: int, everything: list[Task]) -> list[int]:
 
 def kill_tree(root: int, number: int) -> None:
     """Signal a whole tree. A deadly signal is sent until nothing is left of it, because a tree may fork meanwhile."""
+    alive = tasks()
+    if not alive:
+        # Not even oneself: there is no /proc to look at. What is known without one is the group.
+        try:
+            os.killpg(root, number)
+        except OSError:
+            pass
+        return
     if number != signal.SIGKILL:
-        for pid in tree(root, tasks()):
+        for pid in tree(root, alive):
             _kill(pid, number)
         return
     # Looked at before anything dies: whoever loses its parent is handed to PID 1, and could not be told from a stranger.
     members = {root}
     for _ in range(PASSES):
-        alive = tasks()
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
         for pid in members:
             _kill(pid, signal.SIGKILL)
+        alive = tasks()
 
 
 def kill_all(number: int = signal.SIGKILL) -> None:
