@@ -31,6 +31,7 @@ VIEW_FOLDER = f"{VIEW}/instance"
 VIEW_ROOT = f"{VIEW}/root"
 VIEW_DISK = f"{VIEW}/disk"
 VIEW_LOWER = f"{VIEW}/lower"
+VIEW_IDS = f"{VIEW}/ids"
 VIEW_BOOT_ID = f"{VIEW}/boot_id"
 
 

@@ -227,7 +227,8 @@ def _try_layers(data_dir: Path, cache_dir: Path) -> None:
         operations.tmpfs(_PLACE, "mode=0711,size=1m")
         for name in ("lower", "disk", "merged"):
             operations.mkdir(f"{_PLACE}/{name}")
-        _named("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_PLACE}/lower", OWN_IDS, IDS))
+        _named("ids", lambda: operations.ids(f"{_PLACE}/ids", OWN_IDS, IDS))
+        _named("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_PLACE}/lower", f"{_PLACE}/ids"))
         _named("disk", lambda: _mount_disk(image.fileno(), f"{_PLACE}/disk"))
         _named("overlay", lambda: operations.overlay(f"{_PLACE}/lower", f"{_PLACE}/disk", f"{_PLACE}/merged", OWN_IDS))
         # As root inside: what it makes there must be its own, and must not be on the shared folder.

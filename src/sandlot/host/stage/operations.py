@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# linux/sched.h, linux/mount.h, asm/unistd.h, linux/loop.h, linux/fcntl.h.
+# linux/sched.h, linux/mount.h, asm/unistd.h, linux/prctl.h, linux/securebits.h, linux/loop.h, linux/fcntl.h.
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 32, 1024, 4096, 16384, 1 << 19
+PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
@@ -88,31 +89,30 @@ def bind(source: str, target: str, access: str) -> None:
     mount("none", target, "none", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | read_only)
 
 
-def idmapped(source: str, target: str, first_id: int, ids: int) -> None:
-    """Show a folder at another place, read-only, every owner 0 to ``ids`` as ``first_id`` and up (mount_setattr(2)). Linux 5.12."""
-    namespace = user_namespace(first_id, ids)
+def ids(target: str, first_id: int, count: int) -> None:
+    """A user namespace for the sandbox, kept by a file at ``target`` (namespaces(7)): ids 0 to ``count`` are ``first_id`` and up."""
+    write(target, "")
+    namespace = user_namespace(first_id, count)
     try:
-        tree = called(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
-        try:
-            flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_IDMAP
-            attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, 0, 0, namespace))  # struct mount_attr
-            called(libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes)), f"idmapped mount of {source}")
-            called(libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
-        finally:
-            os.close(tree)
+        mount(f"/proc/self/fd/{namespace}", target, "none", MS_BIND)
     finally:
         os.close(namespace)
 
 
-def user_namespace(first_id: int, ids: int) -> int:
-    """A descriptor of a user namespace with that mapping, user and group ids alike, that nobody is in (user_namespaces(7))."""
+def user_namespace(first_id: int, count: int) -> int:
+    """A descriptor of a user namespace with that mapping, user and group ids alike, that nobody is in (user_namespaces(7)).
+
+    It belongs to ``first_id``: what the kernel counts for each user, such as watches and queued signals, it counts for the
+    owner of a namespace as well, and so for each sandbox by itself and never for root of the host.
+    """
     ready_out, ready_in = os.pipe()
     done_out, done_in = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(done_in)
-        status = libc.unshare(CLONE_NEWUSER)
-        os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if status else 0,)))
+        # Capabilities stay, so that a host where only root may make user namespaces will do.
+        failed = libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) or libc.setresuid(-1, first_id, -1) or libc.unshare(CLONE_NEWUSER)
+        os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if failed else 0,)))
         os.read(done_out, 1)
         os._exit(0)
     try:
@@ -122,7 +122,7 @@ def user_namespace(first_id: int, ids: int) -> int:
         for file_name in ("uid_map", "gid_map"):
             handle = os.open(f"/proc/{child}/{file_name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.write(handle, f"0 {first_id} {ids}".encode())
+                os.write(handle, f"0 {first_id} {count}".encode())
             finally:
                 os.close(handle)
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -130,6 +130,22 @@ def user_namespace(first_id: int, ids: int) -> int:
         for handle in (ready_out, ready_in, done_out, done_in):
             os.close(handle)
         os.waitpid(child, 0)
+
+
+def idmapped(source: str, target: str, namespace: str) -> None:
+    """Show a folder at another place, read-only, its owners moved as that user namespace says (mount_setattr(2)). Linux 5.12."""
+    handle = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        tree = called(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(source), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
+        try:
+            flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_IDMAP
+            attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, 0, 0, handle))  # struct mount_attr
+            called(libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, len(attributes)), f"idmapped mount of {source}")
+            called(libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+        finally:
+            os.close(tree)
+    finally:
+        os.close(handle)
 
 
 def overlay(lower: str, disk_folder: str, target: str, owner: int) -> None:
@@ -205,7 +221,7 @@ def limit(name: str, soft: int, hard: int) -> None:
 
 
 OPERATIONS: dict[str, Callable[..., None]] = {
-    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, idmapped, overlay, disk, oom_score, limit)
+    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk", "idmapped"}
 """Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.drivers.oci.container.seccomp import seccomp_filter
-from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_IDS, VIEW_ROOT
 from sandlot.drivers.oci.runtime import OOM_SCORE
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
@@ -118,7 +118,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict
         "linux": {
             "uidMappings": mapping,
             "gidMappings": mapping,
-            "namespaces": [{"type": kind} for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")],
+            "namespaces": [{"type": "user", "path": VIEW_IDS}, *({"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup"))],
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
             "seccomp": seccomp_filter(),

@@ -7,7 +7,7 @@ root are shared by all sandboxes, and the disk limit holds for everything.
 
 from __future__ import annotations
 
-from sandlot.drivers.oci.places import VIEW, VIEW_BOOT_ID, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_LOWER, VIEW_MOUNT, VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW, VIEW_BOOT_ID, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_IDS, VIEW_LOWER, VIEW_MOUNT, VIEW_ROOT
 from sandlot.drivers.oci.runtime import OOM_SCORE, Place
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
@@ -51,7 +51,8 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         *(("mkdir", path) for path in (VIEW_FOLDER, VIEW_LOWER, VIEW_DISK)),
         ("file", VIEW_BOOT_ID, f"{place.boot_id}\n", 0o444),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
-        ("idmapped", str(shape.root.path), VIEW_LOWER, place.first_id, IDS),
+        ("ids", VIEW_IDS, place.first_id, IDS),
+        ("idmapped", str(shape.root.path), VIEW_LOWER, VIEW_IDS),
         ("disk", str(folder.disk_image), VIEW_DISK),
         ("overlay", VIEW_LOWER, VIEW_DISK, VIEW_ROOT, place.first_id),
     )

@@ -56,7 +56,8 @@ def test_capabilities_are_a_list_without_those_that_open_the_kernel() -> None:
 
 def test_a_namespace_of_every_kind_is_its_own() -> None:
     linux = config()["linux"]
-    assert linux["namespaces"] == [{"type": kind} for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")]
+    assert linux["namespaces"][0] == {"type": "user", "path": "/run/sandlot/ids"}
+    assert linux["namespaces"][1:] == [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")]
     assert linux["uidMappings"] == linux["gidMappings"] == [{"containerID": 0, "hostID": 0x70010000, "size": 65536}]
     assert "cgroupsPath" not in linux
     assert "resources" not in linux
