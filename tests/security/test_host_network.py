@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
+from tests.support.attempts import not_refused, outcomes
 from tests.support.inside import USERS, run_inside
 
 SIOCGIFADDR = 0x8915
@@ -186,6 +187,87 @@ told["interfaces"] = [name for _, name in socket.if_nameindex()]
     )
     assert told["made"] == []
     assert told["interfaces"] == ["lo"]
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listeners: Listeners, isolation: str, user: str) -> None:
+    """ICMP, IPv6 of every scope, broadcast, multicast, other protocols, routing by netlink, and namespaces of one's own.
+
+    Raw sockets exist in gVisor in a network namespace of one's own; it has no more than a loopback, which is down. In a container
+    there is no such namespace.
+    """
+    addresses = [address for address in _host_addresses() if address not in {"127.0.0.1", "::1"}]
+    tries = {
+        "ping": "ping(socket.AF_INET, NOWHERE)",
+        **{f"ping {address}": f"ping(socket.AF_INET6 if ':' in {address!r} else socket.AF_INET, {address!r})" for address in addresses},
+        "broadcast": "broadcast()",
+        "multicast": "send(socket.AF_INET, ('224.0.0.1', 9))",
+        "multicast of a link": "send(socket.AF_INET6, ('ff02::1', 9, 0, 0))",
+        "another family's address": f"send(socket.AF_INET6, ('::ffff:{NOWHERE}', 9))",
+        "a global address": "send(socket.AF_INET6, ('2001:db8::1', 9))",
+        "the cloud's metadata": "send(socket.AF_INET6, ('fd00:ec2::254', 80))",
+        "the cloud's metadata over TCP": "connect(('169.254.169.254', 80))",
+        "a container host": "connect(('172.17.0.1', 2375))",
+        "a cluster": "connect(('10.96.0.1', 443))",
+        "sctp": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).connect((NOWHERE, 9))",
+        "udp lite": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136).sendto(b'x', (NOWHERE, 9))",
+        "multipath": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).connect((NOWHERE, 9))",
+        "smc": "socket.socket(43, socket.SOCK_STREAM, 0).connect((NOWHERE, 9))",
+        "a raw datagram": "raw()",
+        "a raw datagram from a namespace": "call('unshare', 0x50000000); raw()",
+        "a packet from a namespace": "call('unshare', 0x50000000); packet()",
+        "a route": "netlink(24, struct.pack('8BI', 2, 0, 0, 0, 254, 3, 0, 1, 0) + attribute(5, socket.inet_aton('127.0.0.1')))",
+        "an address": "netlink(20, struct.pack('4BI', 2, 24, 0, 0, 1) + attribute(2, socket.inet_aton('192.0.2.2')))",
+        "a bridge": "netlink(16, bytes(16) + attribute(18, attribute(1, b'bridge')))",
+        "a pair of cards, one of PID 1's": "netlink(16, bytes(16) + attribute(18, attribute(1, b'veth')) + attribute(19, struct.pack('I', 1)))",
+        "a card's state": "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x1043))",
+        "a card's name": "fcntl.ioctl(socket.socket(), 0x8923, struct.pack('16s16s', b'lo', b'eth0'))",
+        "a tunnel": "fcntl.ioctl(socket.socket(), 0x89F1, struct.pack('16sQ', b'tunl0', 0))",
+        "a filter": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 255).setsockopt(0, 64, bytes(64))",
+    }
+    setup = f"""
+NOWHERE = {NOWHERE!r}
+def send(family, address):
+    socket.socket(family, socket.SOCK_DGRAM).sendto(b"x", address)
+def connect(address):
+    client = socket.socket()
+    client.settimeout(3)
+    try:
+        client.connect(address)
+    except TimeoutError:
+        raise OSError(errno.ENETUNREACH, "nobody answers")
+def ping(family, address):
+    with socket.socket(family, socket.SOCK_DGRAM, 58 if family == socket.AF_INET6 else 1) as client:
+        client.settimeout(2)
+        client.sendto(struct.pack("BBHHH", 128 if family == socket.AF_INET6 else 8, 0, 0, 1, 1) + b"ping", (address, 0))
+        try:
+            client.recv(100)
+        except TimeoutError:
+            raise OSError(errno.ENETUNREACH, "nobody answers")
+def broadcast():
+    client = socket.socket(type=socket.SOCK_DGRAM)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    client.sendto(b"x", ("255.255.255.255", 9))
+def raw():
+    socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP).sendto(bytes(8), (NOWHERE, 0))
+def packet():
+    client = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    if [name for _, name in socket.if_nameindex()] == ["lo"]:
+        raise OSError(errno.ENODEV, "nothing but a loopback of its own")
+def attribute(kind, value):
+    return struct.pack("HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+def netlink(kind, body):
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
+        link.send(struct.pack("IHHII", 16 + len(body), kind, 0x605, 1, 0) + body)
+        code = struct.unpack_from("i", link.recv(4096), 16)[0]
+        if code:
+            raise OSError(-code, "refused")
+"""
+    found = outcomes(sandbox, {**tries, "control": "send(socket.AF_INET, ('127.0.0.1', 9))"}, user=user, setup=setup)
+    assert found.pop("control") == "ok"
+    nowhere = {name: NO_WAY | {"EINVAL", "ENOTTY", "ENOPROTOOPT"} for name in tries}
+    assert not_refused(found, also=nowhere) == {}
+    assert listeners.tcp  # the fixture sees to it that nobody came
 
 
 def _host_addresses() -> list[str]:
