@@ -32,7 +32,8 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Everything t
 
     # The checks' processes are ended and what they made is removed on the way out, so leave by an exception.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) ignores one
+            signal.signal(number, _leave)
     report = checkup.examine(dict(os.environ))
     for line in (json.dumps(as_values(report), indent=2).splitlines()) if as_json else lines(report):
         typer.echo(line)

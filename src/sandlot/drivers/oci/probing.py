@@ -95,9 +95,11 @@ def probe(name: str, find: Callable[[], Program], absent: Mapping[Ability, str],
                 hint="Let the kernel's command line enable them, or mount their hierarchies below /sys/fs/cgroup.",
             )
         _in_own_thread(lambda: asyncio.run(_try_all(driver, data_dir, verdicts)))
-    except (SandlotError, OSError, TimeoutError) as error:
+    except (SandlotError, OSError) as error:
+        # A timeout is an OSError, too, one without words.
+        late = f"No sandbox was up within {_PATIENCE_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
         for ability in _TRIED:
-            verdicts.setdefault(ability, Verdict(ok=False, reason=str(error) or type(error).__name__))
+            verdicts.setdefault(ability, Verdict(ok=False, reason=str(error) or late))
     return Capabilities(driver=name, runtime=version, abilities=verdicts)
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from sandlot.host.cgroups import MOUNTINFO, Cgroup, detect_layout, group_names
 from sandlot.host.checks import calls
-from sandlot.host.checks.finding import Finding
+from sandlot.host.checks.finding import Finding, Part
 from sandlot.host.hierarchies import GroupLimits, Layout, missing
 from sandlot.model.errors import HostError
 
 GROUP = "control groups"
+PROC_SWAPS = Path("/proc/swaps")
 _PARENT = PurePosixPath("/sandlot")
 _PREFIX = "doctor-"
 _TRY_LIMITS = GroupLimits(memory_bytes=64 * 1024**2, cpus=1.0, pids=64)
@@ -82,6 +83,20 @@ def delegation_fix(number: int | None, version: int) -> str:
     return "Look at the kernel's messages (dmesg) and at what is mounted below /sys/fs/cgroup."
 
 
+def check_swap(folders: Sequence[Path], swaps: str) -> Part:
+    """Whether a memory limit holds for swap as well; without any swap it does.
+
+    Args:
+        folders: A group's, in every hierarchy.
+        swaps: The text of ``/proc/swaps``.
+    """
+    counted = any((folder / file).exists() for folder in folders for file in ("memory.memsw.limit_in_bytes", "memory.swap.max"))
+    has_swap = len(swaps.splitlines()) > 1
+    if counted or not has_swap:
+        return Part("swap", ok=True)
+    return Part("swap", ok=False, detail="not counted, so a sandbox may fill it beyond its memory limit: boot with swapaccount=1, or swapoff -a")
+
+
 def _unknown(why: str) -> list[dict[str, Any]]:
     return [Finding(name, ok=None, detail=f"not tried: {why}", group=GROUP).dump() for name in ("cgroup-delegation", "cgroup-freezer")]
 
@@ -94,7 +109,8 @@ def _try(layout: Layout) -> Sequence[Finding]:
         group.create(_TRY_LIMITS)
         pid, asking, answering = _parrot(group.doors)
         _enter(group, pid, asking, answering)
-        delegation = Finding("cgroup-delegation", ok=True, detail="a group was made, limited and entered", group=GROUP)
+        parts = (check_swap(group.folders, PROC_SWAPS.read_text(encoding="ascii")),)
+        delegation = Finding("cgroup-delegation", ok=True, detail="a group was made, limited and entered", group=GROUP, parts=parts)
         return (delegation, _freeze(group, asking, answering))
     except (OSError, HostError) as error:
         cause = error.__cause__ if isinstance(error, HostError) else error

@@ -62,3 +62,11 @@ def test_a_tree_that_is_covered_is_said_to_be(tmp_path: Path) -> None:
 )
 def test_each_refusal_has_its_own_fix(number: int | None, version: int, word: str) -> None:
     assert word in groups.delegation_fix(number, version)
+
+
+def test_swap_that_is_not_counted_is_told_where_there_is_some(tmp_path: Path) -> None:
+    none, some = "Filename Type Size Used Priority\n", "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n"
+    assert groups.check_swap([tmp_path], none).ok
+    assert not groups.check_swap([tmp_path], some).ok
+    (tmp_path / "memory.swap.max").write_text("", encoding="ascii")
+    assert groups.check_swap([tmp_path], some).ok
