@@ -148,7 +148,26 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
     if report:
         os.waitpid(pid, 0)
         raise _exec_failure(report, argv, cwd)
+    _offer(pid)
     return pid
+
+
+def _offer(pid: int) -> None:
+    """Let the kernel kill a process, and all that it starts, before it kills PID 1, where the sandbox is short of memory.
+
+    Without it the kernel takes the largest (oom_score_adj, proc(5)), and of many small ones that is PID 1. In gVisor it means
+    nothing: the host's kernel ends the sandbox as a whole.
+    """
+    try:
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:  # it has ended
+        return
+    try:
+        os.write(fd, b"1000")
+    except OSError:
+        return
+    finally:
+        os.close(fd)
 
 
 class Taking:

@@ -17,6 +17,7 @@ import stat
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.files.paths import As, entry, open_regular, refusal, stat_as
+from sandlot.guest.files.removal import STEP_ENTRIES, remove_tree
 from sandlot.guest.files.transfers import Download, Upload
 from sandlot.guest.spawn import account
 from sandlot.protocol.schema import LIMITS
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from sandlot.guest.calls import Call
     from sandlot.guest.main import Guest
     from sandlot.guest.spawn import Account
-
-STEP_ENTRIES = 100
 
 
 def _absolute(path: str) -> str:
@@ -157,35 +156,10 @@ class Files:
                     os.rmdir(path)
                     removed = 1
             if not removed:
-                for count in _remove_tree(path, who):
+                for count in remove_tree(path, who):
                     removed += count
                     yield
         except OSError as error:
             call.answer(refusal(error, path))
             return
         call.result(removed=removed)
-
-
-def _remove_tree(path: str, who: Account) -> Generator[int, None, None]:
-    """Remove bottom up without following links and without recursion; counts of what went."""
-    folders = [path]
-    while folders:
-        current = folders[-1]
-        gone = 0
-        deeper = []
-        with As(who):
-            with os.scandir(current) as entries:
-                for found in entries:
-                    if found.is_dir(follow_symlinks=False):
-                        deeper.append(found.path)
-                    else:
-                        os.unlink(found.path)
-                        gone += 1
-                    if gone + len(deeper) >= STEP_ENTRIES:
-                        break
-            if not gone and not deeper:
-                os.rmdir(current)
-                folders.pop()
-                gone = 1
-        folders += deeper
-        yield gone
