@@ -190,7 +190,7 @@ told["interfaces"] = [name for _, name in socket.if_nameindex()]
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listeners: Listeners, isolation: str, user: str) -> None:
+def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
     """ICMP, IPv6 of every scope, broadcast, multicast, other protocols, routing by netlink, and namespaces of one's own.
 
     Raw sockets exist in gVisor in a network namespace of one's own; it has no more than a loopback, which is down. In a container
