@@ -22,7 +22,10 @@ from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
-_ABILITIES = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
+_ABILITIES = (
+    *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK),
+    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS),
+)
 
 # An overlay on a tmpfs in a mount namespace of its own: all of it is gone with its last process.
 _INSIDE = """
@@ -72,6 +75,7 @@ class BareInstance:
         self.ref = ref
         self.folder = folder
         self.process = process
+        self.changes: list[Change] = []
         self._faults = faults
         self._stream: PipeStream | None = None
         self._ends = asyncio.ensure_future(process.wait())
@@ -94,7 +98,9 @@ class BareInstance:
         return PipeStream.open(self.folder)
 
     async def configure(self, change: Change) -> None:
-        raise UnsupportedError(f"no {change}", code=ErrorCode.UNSUPPORTED)
+        """Nothing limits it; what it was told is kept for the test."""
+        await self._faults.at("configure")
+        self.changes.append(change)
 
     async def pause(self) -> None:
         raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)

@@ -44,6 +44,7 @@ class Sandbox:
     """
 
     __slots__ = (
+        "changing",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
@@ -77,6 +78,7 @@ class Sandbox:
         self.link: Link | None = None
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changing = asyncio.Lock()
         self.wanted = asyncio.Event()
         self.wanted_exit: Exit | None = None
         self.ended = asyncio.Event()

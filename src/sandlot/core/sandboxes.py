@@ -22,11 +22,12 @@ from sandlot.core.admission import NewSandbox, Rules
 from sandlot.core.capacity import Figures
 from sandlot.core.ledger import Ledger
 from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
+from sandlot.core.limits import Used, changed, check_able, used
 from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Driver, Exit, ExitReason, Reading, Usage
+from sandlot.model.ports import Ability, Capabilities, Change, Driver, Exit, ExitReason, Reading
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
 
@@ -210,46 +211,54 @@ class Sandboxes:
         box.end(Exit(ExitReason.KILLED, "it was killed by request"))
         await box.ended.wait()
 
-    async def update(self, id_: str, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None) -> Sandbox:
+    async def update(
+        self, id_: str, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None, limits: Change | None = None
+    ) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
 
         Args:
             id_: Which.
             timeout_s: It ends that many seconds from now; None leaves its deadline.
             metadata: Replaces what there is; None leaves it.
+            limits: What it may use from now on; None leaves that.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
             InvalidRequestError: Out of bounds.
+            UnsupportedError: A limit that cannot be changed while it runs.
+            ConflictError: It uses more than it would be allowed, or is still being created.
+            UnavailableError: ``busy``: the node has not so much to give now.
             SandboxEndedError: It has ended.
         """
         box = self.find(id_)
-        link = box.require_link()
+        box.require_link()
         if metadata is not None:
             admission.check_metadata(metadata)
         if timeout_s is not None:
-            spec = dataclasses.replace(box.spec, timeout_s=timeout_s)
-            async with box.using():
-                # The guest first: should that fail, the old deadline still holds on both ends.
-                await link.set_deadline(timeout_s + GUEST_GRACE_S)
-            box.spec = spec
+            dataclasses.replace(box.spec, timeout_s=timeout_s)  # refuses what is out of bounds
+        change = limits or Change()
+        async with box.changing:
+            check_able(change, box.spec.limits, await self.capabilities(box.spec.isolation))
+            async with changed(box, change, self._drivers[box.spec.isolation], self._ledger):
+                if timeout_s is not None:
+                    async with box.using() as link:
+                        # The guest first: should that fail, the old deadline still holds on both ends.
+                        await link.set_deadline(timeout_s + GUEST_GRACE_S)
+        if timeout_s is not None:
+            box.spec = dataclasses.replace(box.spec, timeout_s=timeout_s)
             extend(box, self._clock, timeout_s)
         if metadata is not None:
             box.metadata = dict(metadata)
         return box
 
-    async def usage(self, id_: str) -> Usage:
-        """What a sandbox has used so far.
+    async def usage(self, id_: str) -> Used:
+        """What a sandbox has used so far, and of how much.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
             SandboxEndedError: It has ended.
         """
-        box = self.find(id_)
-        async with box.using():
-            if box.instance is None:  # using() has refused that already
-                raise box.ended_error()
-            return await box.instance.usage()
+        return await used(self.find(id_))
 
     async def figures(self) -> Figures:
         """What this node may promise, and what it has promised."""

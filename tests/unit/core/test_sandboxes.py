@@ -160,7 +160,8 @@ async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> 
 
 
 async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox) -> None:
-    assert (await at.sandboxes.usage(box.id)).pids == 3
+    used = await at.sandboxes.usage(box.id)
+    assert (used.usage.pids, used.limits) == (3, box.spec.limits)
     await at.sandboxes.kill(box.id)
     with pytest.raises(SandboxEndedError):
         await at.sandboxes.usage(box.id)

@@ -42,8 +42,9 @@ async def get(sandbox: str, request: Request) -> Response:
 
 @router.patch("/{sandbox}", responses=also(SandboxAnswer, "It, changed."))
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
-    """Change a sandbox's deadline or metadata."""
-    box = await service_of(request).sandboxes.update(sandbox, timeout_s=body.timeout, metadata=body.metadata)
+    """Change a sandbox's deadline, metadata or limits: all of what is asked, or nothing."""
+    limits = None if body.limits is None else body.limits.change()
+    box = await service_of(request).sandboxes.update(sandbox, timeout_s=body.timeout, metadata=body.metadata, limits=limits)
     return reply(SandboxAnswer.of(box))
 
 
@@ -56,7 +57,7 @@ async def kill(sandbox: str, request: Request) -> Response:
 
 @router.get("/{sandbox}/usage", responses=also(UsageAnswer, "So far."))
 async def usage(sandbox: str, request: Request) -> Response:
-    """What a sandbox has used."""
+    """What a sandbox has used, and of how much."""
     return reply(UsageAnswer.of(await service_of(request).sandboxes.usage(sandbox)))
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from tests.support.http import post, problem, short
 from tests.support.service import Bench
 from tests.support.until import until
@@ -87,8 +87,58 @@ async def test_changed(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.get(url)).json() == changed
 
 
-async def test_usage(http: httpx.AsyncClient, url: str) -> None:
-    assert set((await http.get(url + "/usage")).json()) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "pids", "disk_bytes"}
+async def test_limits_are_changed_in_part_and_as_a_whole(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    before = (await http.get(url)).json()
+    changed = await http.patch(url, json={"limits": {"memory_bytes": 2 << 30, "cpus": 0.5, "disk_bytes": None}})
+    assert changed.status_code == 200
+    assert changed.json() == {**before, "limits": {**before["limits"], "memory_bytes": 2 << 30, "cpus": 0.5}}
+    assert (await http.get(url)).json() == changed.json()
+    assert (await http.patch(url, json={"limits": {}})).json() == changed.json()
+    at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT, fields={"field": "memory_bytes"})]
+    refused = problem(await http.patch(url, json={"limits": {"memory_bytes": 64 << 20}, "metadata": {"a": "b"}}), 409, "conflict")
+    assert refused["fields"]["field"] == "memory_bytes"
+    assert (await http.get(url)).json() == changed.json()
+
+
+@pytest.mark.parametrize(
+    "limits,status,code",
+    [
+        ({"memory_bytes": 1}, 400, "invalid_request"),
+        ({"memory_bytes": "1G"}, 400, "invalid_request"),
+        ({"memory_bytes": 10**400}, 400, "invalid_request"),
+        ({"memory_bytes": True}, 400, "invalid_request"),
+        ({"cpus": 0}, 400, "invalid_request"),
+        ({"cpus": "1"}, 400, "invalid_request"),
+        ({"pids": 1}, 400, "invalid_request"),
+        ({"pids": 64.5}, 400, "invalid_request"),
+        ({"gpus": 1}, 400, "invalid_request"),
+        ([], 400, "invalid_request"),
+        ({"disk_bytes": 1 << 40}, 501, "unsupported"),
+    ],
+    ids=short,
+)
+async def test_limits_that_cannot_be_are_refused(at: Bench, http: httpx.AsyncClient, url: str, limits: object, status: int, code: str) -> None:
+    before = (await http.get(url)).json()
+    problem(await http.patch(url, json={"limits": limits, "timeout": 1000, "metadata": {"a": "b"}}), status, code)
+    assert (await http.get(url)).json() == before
+    assert at.driver.instances[0].changes == []
+
+
+async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str) -> None:
+    used = (await http.get(url + "/usage")).json()
+    assert set(used) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "disk_bytes", "pids", "host_tasks", "limits"}
+    assert (used["cpu_s"], used["memory_bytes"], used["memory_peak_bytes"], used["disk_bytes"], used["host_tasks"]) == (0.5, 1, 2, 4, 3)
+    assert used["limits"] == (await http.get(url)).json()["limits"]
+    assert used["pids"] in {0, 1}  # the kernel that is kept ready may be there by now
+
+
+async def test_what_can_be_changed_is_told(http: httpx.AsyncClient) -> None:
+    (driver,) = (await http.get("/v1/capabilities")).json()["drivers"]
+    assert {name: verdict["ok"] for name, verdict in driver["abilities"].items() if name.startswith("configure.")} == {
+        "configure.memory": True,
+        "configure.cpu": True,
+        "configure.pids": True,
+    }
 
 
 @pytest.mark.parametrize(

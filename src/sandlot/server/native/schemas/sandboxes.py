@@ -7,15 +7,16 @@ from datetime import datetime
 from pydantic import Field
 
 from sandlot.core.admission import AUTO, NewSandbox
+from sandlot.core.limits import Used
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import node_of
-from sandlot.model.ports import Usage
+from sandlot.model.ports import Change
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, Network
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
 
 class LimitsBody(Body):
-    """What a sandbox may use; what is left out has its default."""
+    """What a sandbox may use; what is left out has its default, or stays as it is."""
 
     cpus: float | None = Field(default=None, description="Cores; fractions are a share of one core's time.")
     memory_bytes: int | None = Field(default=None, description="Memory of the whole sandbox.")
@@ -30,6 +31,10 @@ class LimitsBody(Body):
             disk_bytes=limits.disk_bytes if self.disk_bytes is None else self.disk_bytes,
             pids=limits.pids if self.pids is None else self.pids,
         )
+
+    def change(self) -> Change:
+        """Those that are given, for a sandbox that runs."""
+        return Change(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
 class CreateBody(Body):
@@ -63,6 +68,7 @@ class UpdateBody(Body):
 
     timeout: float | None = Field(default=None, description="Seconds from now until it is ended.")
     metadata: dict[Text, Text] | None = Field(default=None, description="Replaces what there is.")
+    limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
 
 
 class LimitsAnswer(Answer):
@@ -72,6 +78,11 @@ class LimitsAnswer(Answer):
     memory_bytes: int
     disk_bytes: int
     pids: int
+
+    @classmethod
+    def of(cls, limits: Limits) -> LimitsAnswer:
+        """They, told."""
+        return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
 class ExitAnswer(Answer):
@@ -101,7 +112,7 @@ class SandboxAnswer(Answer):
     @classmethod
     def of(cls, box: Sandbox) -> SandboxAnswer:
         """What is told of a sandbox."""
-        spec, limits = box.spec, box.spec.limits
+        spec = box.spec
         return cls(
             id=box.id,
             state=str(box.state),
@@ -110,7 +121,7 @@ class SandboxAnswer(Answer):
             metadata=dict(box.metadata),
             isolation=spec.isolation,
             network=str(spec.network),
-            limits=LimitsAnswer(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids),
+            limits=LimitsAnswer.of(spec.limits),
             timeout=spec.timeout_s,
             created_at=box.created_at,
             expires_at=box.expires_at,
@@ -135,21 +146,26 @@ class SandboxesQuery(Query):
 
 
 class UsageAnswer(Answer):
-    """What a sandbox has used."""
+    """What a sandbox has used, and of how much."""
 
-    cpu_s: float
-    memory_bytes: int
-    memory_peak_bytes: int
-    pids: int
-    disk_bytes: int
+    cpu_s: float = Field(description="Seconds of processor time, its runtime's included.")
+    memory_bytes: int = Field(description="Now, its runtime's included; without the page cache that the kernel can drop at once.")
+    memory_peak_bytes: int = Field(description="The most that it ever held, page cache included.")
+    disk_bytes: int = Field(description="What was written on top of the image.")
+    pids: int | None = Field(description="Processes and threads, as the limit counts them; null where the sandbox does not answer in time.")
+    host_tasks: int = Field(description="Tasks of the host, its runtime's own included.")
+    limits: LimitsAnswer
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageAnswer:
+    def of(cls, used: Used) -> UsageAnswer:
         """What is told of it."""
+        usage = used.usage
         return cls(
             cpu_s=usage.cpu_s,
             memory_bytes=usage.memory_bytes,
             memory_peak_bytes=usage.memory_peak_bytes,
-            pids=usage.pids,
             disk_bytes=usage.disk_bytes,
+            pids=used.pids,
+            host_tasks=usage.pids,
+            limits=LimitsAnswer.of(used.limits),
         )

@@ -1,0 +1,199 @@
+"""Limits of a sandbox that runs: both keepers and the ledger move together, or none of them does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core import processes
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    InternalError,
+    InvalidRequestError,
+    SandboxEndedError,
+    TimeoutExceededError,
+    UnavailableError,
+    UnsupportedError,
+)
+from sandlot.model.ports import Change, Reading, Resources
+from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
+from sandlot.server.settings import Settings
+from tests.support.service import BASE, BOUNDLESS, Bench, bench
+
+PIDS = 20_000
+"""Many, because the guest's limit counts the users of the whole machine where nothing isolates them."""
+LIMITS = Limits(pids=PIDS)
+WHOLE = {"memory_bytes": LIMITS.memory_bytes, "cpus": LIMITS.cpus, "disk_bytes": LIMITS.disk_bytes}
+
+
+@pytest.fixture
+async def box(at: Bench) -> Sandbox:
+    return await at.sandboxes.create(replace(BASE, limits=LIMITS))
+
+
+async def inside(box: Sandbox) -> int:
+    """What a process that is started now may start."""
+    program = "import resource; print(resource.getrlimit(resource.RLIMIT_NPROC)[0])"
+    finished = await processes.run(box, ProcessSpec(("python3", "-c", program), user=User.ROOT))
+    return int(finished.stdout.text())
+
+
+async def promised(at: Bench) -> Resources:
+    return (await at.sandboxes.figures()).promised
+
+
+async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, box: Sandbox) -> None:
+    await at.sandboxes.update(box.id, limits=Change(memory_bytes=2 * GIB, cpus=0.5))
+    assert box.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
+    (driver,) = at.driver.instances
+    assert driver.changes == [Change(memory_bytes=2 * GIB, cpus=0.5, pids=PIDS, disk_bytes=LIMITS.disk_bytes)]
+    assert (await promised(at)).memory_bytes == 2 * GIB
+    for same in (Change(), Change(memory_bytes=2 * GIB), Change(disk_bytes=LIMITS.disk_bytes)):
+        await at.sandboxes.update(box.id, limits=same)
+    assert len(driver.changes) == 1
+
+
+@pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
+async def test_the_guest_and_the_host_are_both_told(at: Bench, box: Sandbox, pids: int) -> None:
+    await at.sandboxes.update(box.id, limits=Change(pids=pids))
+    assert await inside(box) == box.spec.limits.pids == pids
+    assert [change.pids for change in at.driver.instances[0].changes] == [pids]
+    used = await at.sandboxes.usage(box.id)
+    assert used.limits.pids == pids
+    assert used.pids is not None
+    assert used.usage.pids == 3
+
+
+@pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
+async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, box: Sandbox, pids: int) -> None:
+    before = await promised(at)
+    at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT)]
+    with pytest.raises(ConflictError, match="holds more"):
+        await at.sandboxes.update(box.id, limits=Change(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10)
+    assert (await inside(box), box.spec.limits, dict(box.metadata), box.spec.timeout_s) == (PIDS, LIMITS, {}, BASE.timeout_s)
+    assert await promised(at) == before
+    await at.sandboxes.update(box.id, limits=Change(pids=pids))
+    assert await inside(box) == pids
+
+
+async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, box: Sandbox) -> None:
+    before = await promised(at)
+    for _ in range(20):
+        await processes.launch(box, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
+    with pytest.raises(ConflictError, match=r"2\d processes and threads run"):
+        await at.sandboxes.update(box.id, limits=Change(pids=16, memory_bytes=2 * GIB))
+    assert (await inside(box), box.spec.limits, at.driver.instances[0].changes) == (PIDS, LIMITS, [])
+    assert await promised(at) == before
+    assert (await at.sandboxes.usage(box.id)).pids in {20, 21}  # the kernel that is kept ready may be there by now
+
+
+async def test_what_fails_after_it_is_taken_back(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box.link is not None
+
+    async def fail(_: float | None) -> None:
+        raise InternalError("no deadline")
+
+    monkeypatch.setattr(type(box.link), "set_deadline", lambda _, seconds: fail(seconds))
+    for pids in (PIDS + 100, PIDS - 100):
+        with pytest.raises(InternalError, match="no deadline"):
+            await at.sandboxes.update(box.id, limits=Change(pids=pids), timeout_s=50)
+        assert (await inside(box), box.spec.limits) == (PIDS, LIMITS)
+    assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
+
+
+async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box.link is not None
+
+    async def silent() -> None:
+        raise TimeoutExceededError("silent")
+
+    monkeypatch.setattr(type(box.link), "set_limits", lambda _, pids: silent() if pids else None)
+    monkeypatch.setattr(type(box.link), "info", lambda _: asyncio.Event().wait())
+    monkeypatch.setattr("sandlot.core.limits.COUNT_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutExceededError):
+        await at.sandboxes.update(box.id, limits=Change(pids=PIDS + 1))
+    assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 1, PIDS]
+    used = await at.sandboxes.usage(box.id)
+    assert (used.pids, used.usage.pids) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        (Change(memory_bytes=1), InvalidRequestError),
+        (Change(cpus=float("nan")), InvalidRequestError),
+        (Change(pids=10**9), InvalidRequestError),
+        (Change(disk_bytes=LIMITS.disk_bytes + 1), UnsupportedError),
+        (Change(disk_bytes=LIMITS.disk_bytes + 1, memory_bytes=2 * GIB), UnsupportedError),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_is_refused_before_anybody_is_asked(at: Bench, box: Sandbox, change: Change, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await at.sandboxes.update(box.id, limits=change, metadata={"a": "b"})
+    assert (box.spec.limits, dict(box.metadata), at.driver.instances[0].changes) == (LIMITS, {}, [])
+
+
+async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, box: Sandbox) -> None:
+    release = at.driver.faults.hold("boot")
+    creating = asyncio.create_task(at.sandboxes.create(replace(BASE, name="new")))
+    await at.driver.faults.reach("boot")
+    (new,) = (each for each in at.sandboxes.all() if each.name == "new")
+    with pytest.raises(ConflictError, match="still being created"):
+        await at.sandboxes.update(new.id, limits=Change(cpus=0.5))
+    release.set()
+    await creating
+    await at.sandboxes.kill(box.id)
+    with pytest.raises(SandboxEndedError):
+        await at.sandboxes.update(box.id, limits=Change(cpus=0.5))
+
+
+async def test_many_changes_at_once_end_as_the_last_of_them(at: Bench, box: Sandbox) -> None:
+    changes = [Change(memory_bytes=GIB + number * MIB) for number in range(10)]
+    await asyncio.gather(*(at.sandboxes.update(box.id, limits=change) for change in changes), at.sandboxes.update(box.id, limits=Change(cpus=3.0)))
+    last = at.driver.instances[0].changes[-1]
+    assert box.spec.limits == last.over(LIMITS)
+    assert box.spec.limits.cpus == 3.0
+    assert await promised(at) == Resources(memory_bytes=box.spec.limits.memory_bytes, disk_bytes=LIMITS.disk_bytes, pids=PIDS)
+
+
+class TestAFullNode:
+    """A host of 4 GiB for two sandboxes of 1 GiB."""
+
+    @pytest.fixture
+    async def at(self, tmp_path: Path) -> AsyncIterator[Bench]:
+        has = replace(BOUNDLESS.has, memory_bytes=4 * GIB)
+        settings = Settings(memory_reserve_bytes=0)
+        async with bench(tmp_path, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as here:
+            yield here
+
+    async def test_more_than_is_left_is_refused_for_now_and_more_than_there_is_for_good(self, at: Bench, box: Sandbox) -> None:
+        other = await at.sandboxes.create(replace(BASE, limits=LIMITS))
+        with pytest.raises(UnavailableError) as busy:
+            await at.sandboxes.update(box.id, limits=Change(memory_bytes=3 * GIB + MIB))
+        assert busy.value.code is ErrorCode.BUSY
+        assert busy.value.fields["retry_after_s"] > 0
+        with pytest.raises(InvalidRequestError, match="memory"):
+            await at.sandboxes.update(box.id, limits=Change(memory_bytes=5 * GIB))
+        assert (box.spec.limits, at.driver.instances[0].changes) == (LIMITS, [])
+        # What one gives up is the other's to have.
+        await at.sandboxes.update(other.id, limits=Change(memory_bytes=512 * MIB))
+        await at.sandboxes.update(box.id, limits=Change(memory_bytes=3 * GIB + MIB))
+        assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
+
+    async def test_a_change_under_way_counts_as_the_larger_of_both(self, at: Bench, box: Sandbox) -> None:
+        release = at.driver.faults.hold("configure")
+        changing = asyncio.create_task(at.sandboxes.update(box.id, limits=Change(memory_bytes=4 * GIB)))
+        await at.driver.faults.reach("configure")
+        with pytest.raises(UnavailableError):
+            await at.sandboxes.create(replace(BASE, limits=LIMITS))
+        release.set()
+        await changing
+        with pytest.raises(UnavailableError):
+            await at.sandboxes.create(replace(BASE, limits=LIMITS))
