@@ -179,7 +179,7 @@ def test_a_sandbox_from_its_making_to_its_end(shell: Shell, service: LocalServic
     id_ = shell.ok("create", *BASE, "--name", "mine", "--timeout", "100", "--env", "A=b", "--metadata", "k=v").strip()
     assert SANDBOX_ID.fullmatch(id_)
     (row,) = [line.split() for line in shell.ok("ls").splitlines() if line.startswith(id_)]
-    assert row[1:4] == ["mine", "base", "running"]
+    assert row[1:5] == ["mine", "base", "gvisor", "running"]
     (told,) = [each for each in json.loads(shell.ok("ls", "--json")) if each["id"] == id_]
     assert (told["metadata"], told["timeout_s"]) == ({"k": "v"}, 100)
     assert id_ in shell.ok("ls", "--quiet").split()
@@ -190,6 +190,54 @@ def test_a_sandbox_from_its_making_to_its_end(shell: Shell, service: LocalServic
     gone = shell.run("exec", id_, "true")
     assert gone.returncode == 125
     assert b"ended" in gone.stderr
+
+
+def test_what_isolates_a_sandbox_is_told_wherever_it_is_shown(shell: Shell) -> None:
+    done = shell.run("create", *BASE, "--metadata", "job=7", "--memory", "256M")
+    id_ = done.stdout.decode().strip()
+    assert done.stderr == b"sandlot: isolated by gvisor\n"
+    facts = dict(line.split(maxsplit=1) for line in shell.ok("info", id_).splitlines() if not line.startswith(("ends in", "metadata")))
+    assert (facts["isolation"], facts["state"], facts["memory"], facts["disk"], facts["pids"]) == ("gvisor", "running", "256M", "5G", "512")
+    assert json.loads(shell.ok("info", id_, "--json"))["isolation"] == "gvisor"
+    shell.ok("rm", id_)
+    assert "killed" in shell.ok("info", id_)
+    made = json.loads(shell.ok("create", *BASE, "--isolation", "gvisor", "--json"))
+    assert (made["isolation"], made["limits"]["pids"]) == ("gvisor", 512)
+    shell.ok("rm", made["id"])
+    assert shell.run("info", "sb-aaaa-aaaaaaaaaaaaaaaa").returncode == 1
+
+
+def test_limits_are_changed_and_usage_is_told(shell: Shell) -> None:
+    id_ = shell.ok("create", *BASE, "--memory", "256M", "--disk", "64M", "--pids", "100").strip()
+    assert [line.split() for line in shell.ok("limit", id_, "--memory", "1.5G", "--cpus", "0.5").splitlines()] == [
+        ["CPUS", "MEMORY", "DISK", "PIDS"],
+        ["0.5", "1.5G", "64M", "100"],
+    ]
+    limits = {"cpus": 0.5, "memory_bytes": 3 << 29, "disk_bytes": 64 << 20, "pids": 64}
+    assert json.loads(shell.ok("limit", id_, "--pids", "64", "--json")) == limits
+    assert shell.ok("exec", id_, "--", "bash", "-c", "ulimit -u") == "64\n"
+    told = json.loads(shell.ok("usage", id_, "--json"))
+    assert told["limits"] == limits
+    assert 0 < told["memory_bytes"] <= told["memory_peak_bytes"]
+    assert 0 <= told["pids"] < told["host_tasks"]
+    rows = {line.split("  ")[0]: line.split() for line in shell.ok("usage", id_).splitlines()}
+    assert set(rows) == {"WHAT", "cpu", "memory", "memory peak", "disk", "pids", "host tasks"}
+    assert (rows["memory"][-1], rows["disk"][-1], rows["pids"][-1], rows["cpu"][-2:]) == ("1.5G", "64M", "64", ["0.5", "cores"])
+    for wrong, status in (
+        (("limit", id_), 2),
+        (("limit", id_, "--disk", "1G"), 1),
+        (("limit", id_, "--memory", "lots"), 1),
+        (("limit", id_, "--pids", "1"), 1),
+    ):
+        refused = shell.run(*wrong)
+        assert (refused.returncode, refused.stdout) == (status, b"")
+        assert refused.stderr.startswith(b"sandlot: ")
+    assert json.loads(shell.ok("info", id_, "--json"))["limits"]["pids"] == 64
+    shell.ok("rm", id_)
+    for gone in ("usage", "limit"):
+        refused = shell.run(gone, id_, *(["--pids", "20"] if gone == "limit" else []))
+        assert refused.returncode == 1
+        assert b"ended" in refused.stderr
 
 
 def test_exec_passes_everything_through(shell: Shell, sandbox: Sandbox) -> None:

@@ -18,7 +18,7 @@ import sys
 
 import typer
 
-from sandlot.cli import copy, demo, doctor, run, sandboxes, service
+from sandlot.cli import copy, demo, doctor, limits, run, sandboxes, service
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -35,6 +35,9 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("create")(sandboxes.create)
 app.command("ls")(sandboxes.ls)
+app.command("info")(sandboxes.info)
+app.command("usage")(limits.usage)
+app.command("limit")(limits.limit)
 app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
 app.command("cp")(copy.cp)
 app.command("rm")(sandboxes.rm)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -56,6 +61,24 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
         if seconds >= 2 * unit_s:
             return f"{seconds // unit_s}{unit}"
     return f"{seconds}s"
+
+
+def size(value: int) -> str:
+    """Bytes for a person, in the units that options take: ``512M``, ``1.5G``."""
+    for unit_bytes, unit in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if value >= unit_bytes:
+            return f"{value / unit_bytes:.1f}".removesuffix(".0") + unit
+    return str(value)
+
+
+def as_json(value: DataclassInstance) -> str:
+    """A dataclass as JSON; moments in ISO 8601."""
+    return json.dumps(plain(value), indent=2)
+
+
+def plain(value: DataclassInstance) -> dict[str, Any]:
+    """A dataclass as what JSON can carry."""
+    return {name: each.isoformat() if hasattr(each, "isoformat") else each for name, each in asdict(value).items()}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""``sandlot create``, ``ls`` and ``rm``."""
+"""``sandlot create``, ``ls``, ``info`` and ``rm``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.output import age, announce_build, note, pairs, table
+from sandlot.cli.output import age, announce_build, as_json, note, pairs, plain, size, table
 
 if TYPE_CHECKING:
     from sandlot.sdk import Client, SandboxInfo
@@ -27,7 +27,7 @@ def create(  # noqa: PLR0913 - one for each option
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads. (default: 512)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
     network: Annotated[str | None, typer.Option("--network", metavar="POLICY", help="What it may reach. (default: none)")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything about it, as JSON.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="Print everything about it, as JSON.")] = False,
 ) -> None:
     """Make a sandbox and print its id."""
     import anyio
@@ -44,26 +44,57 @@ def create(  # noqa: PLR0913 - one for each option
         "isolation": isolation,
         "network": network,
     }
-    anyio.run(partial(_create, template, options, as_json=as_json))
+    anyio.run(partial(_create, template, options, in_json=in_json))
 
 
 def ls(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
 ) -> None:
     """List the sandboxes that live."""
     found = _live()
-    if as_json:
-        typer.echo(json.dumps([_as_json(info) for info in found], indent=2))
+    if in_json:
+        typer.echo(json.dumps([plain(info) for info in found], indent=2))
     elif quiet:
         for info in found:
             typer.echo(info.id)
     elif found:
-        rows = [[info.id, info.name or "-", info.template, info.state, age(info.created_at), age(info.expires_at)] for info in found]
-        table(["ID", "NAME", "TEMPLATE", "STATE", "AGE", "ENDS IN"], rows)
+        rows = [[info.id, info.name or "-", info.template, info.isolation, info.state, age(info.created_at), age(info.expires_at)] for info in found]
+        table(["ID", "NAME", "TEMPLATE", "ISOLATION", "STATE", "AGE", "ENDS IN"], rows)
     else:
         note("No sandbox lives.")
+
+
+def info(
+    *,
+    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox; also one that ended, for a while.")],
+    in_json: Annotated[bool, typer.Option("--json", help="Everything about it, as JSON.")] = False,
+) -> None:
+    """Look at a sandbox: what it was made from, what isolates it, what it may use."""
+    with _client() as client:
+        found = client.sandbox(sandbox)
+    if in_json:
+        typer.echo(as_json(found))
+        return
+    limits = found.limits
+    facts = {
+        "id": found.id,
+        "name": found.name,
+        "state": found.state,
+        "ended": " ".join(filter(None, (found.exit_reason, found.exit_detail and f"({found.exit_detail})"))),
+        "template": found.template,
+        "isolation": found.isolation,
+        "network": found.network,
+        "cpus": f"{limits.cpus:g}",
+        "memory": size(limits.memory_bytes),
+        "disk": size(limits.disk_bytes),
+        "pids": str(limits.pids),
+        "age": age(found.created_at),
+        "ends in": "" if found.exit_reason else age(found.expires_at),
+        **{f"metadata {name}": value for name, value in found.metadata.items()},
+    }
+    table(["FACT", "VALUE"], [[name, value] for name, value in facts.items() if value])
 
 
 def rm(
@@ -90,13 +121,17 @@ def rm(
     raise typer.Exit(1 if failed else 0)
 
 
-async def _create(template: str | None, options: dict[str, Any], *, as_json: bool) -> None:
+async def _create(template: str | None, options: dict[str, Any], *, in_json: bool) -> None:
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     async with AsyncClient() as client:
         announce_build(await client.templates(), template)
         sandbox = await AsyncSandbox.create(template, client=client, **options)
-        typer.echo(json.dumps(_as_json(await sandbox.info()), indent=2) if as_json else sandbox.id)
+        if in_json:
+            typer.echo(as_json(await sandbox.info()))
+        else:
+            note(f"sandlot: isolated by {sandbox.isolation}")
+            typer.echo(sandbox.id)
 
 
 def _client() -> Client:
@@ -114,9 +149,3 @@ def _live() -> list[SandboxInfo]:
         if target.local is not None and target.socket is not None and not local.answers(target.socket):
             return []
         return client.sandboxes()
-
-
-def _as_json(info: SandboxInfo) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in asdict(info).items()}

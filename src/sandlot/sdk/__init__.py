@@ -16,7 +16,7 @@ from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.handle import CommandHandle
 from sandlot.sdk._sync.sandbox import Sandbox
-from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo
+from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SandlotError",
+    "Usage",
 ]

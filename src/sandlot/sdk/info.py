@@ -134,7 +134,6 @@ class SandboxInfo:
     def parse(cls, raw: Json) -> Self:
         """Read it from the API's JSON."""
         ended = raw.get("exit") or {}
-        limits = raw.get("limits") or {}
         return cls(
             id=str(raw["id"]),
             state=str(raw["state"]),
@@ -143,13 +142,54 @@ class SandboxInfo:
             metadata=dict(raw.get("metadata") or {}),
             isolation=str(raw.get("isolation", "")),
             network=str(raw.get("network", "")),
-            limits=Limits(**{name: limits[name] for name in ("cpus", "memory_bytes", "disk_bytes", "pids") if name in limits}),
+            limits=_limits(raw.get("limits")),
             timeout_s=raw.get("timeout"),
             created_at=_moment(raw.get("created_at")),
             expires_at=_moment(raw.get("expires_at")),
             exit_reason=ended.get("reason"),
             exit_detail=str(ended.get("detail", "")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox has used, and of how much.
+
+    Args:
+        cpu_s: Seconds of processor time.
+        memory_bytes: Memory that it holds now.
+        memory_peak_bytes: The most that it ever held, page cache included.
+        disk_bytes: What was written on top of the image.
+        pids: Processes and threads in it, as the limit counts them; None where the sandbox did not answer in time.
+        host_tasks: Tasks of the host, those of its runtime included.
+        limits: What it may use.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+    memory_peak_bytes: int
+    disk_bytes: int
+    pids: int | None
+    host_tasks: int
+    limits: Limits
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            cpu_s=float(raw["cpu_s"]),
+            memory_bytes=int(raw["memory_bytes"]),
+            memory_peak_bytes=int(raw["memory_peak_bytes"]),
+            disk_bytes=int(raw["disk_bytes"]),
+            pids=raw.get("pids"),
+            host_tasks=int(raw.get("host_tasks", 0)),
+            limits=_limits(raw.get("limits")),
+        )
+
+
+def _limits(raw: Json | None) -> Limits:
+    given = raw or {}
+    return Limits(**{name: given[name] for name in ("cpus", "memory_bytes", "disk_bytes", "pids") if name in given})
 
 
 def _moment(text: str | None) -> datetime | None:

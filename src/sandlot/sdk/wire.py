@@ -88,6 +88,20 @@ def segment(text: str) -> str:
     return quote(text, safe="") or "%20"
 
 
+def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str | None, pids: int | None) -> dict[str, Any]:
+    """The limits that are given, as requests carry them.
+
+    Raises:
+        InvalidRequestError: A size that is none.
+    """
+    return given(
+        cpus=cpus,
+        memory_bytes=None if memory is None else size_bytes(memory),
+        disk_bytes=None if disk is None else size_bytes(disk),
+        pids=pids,
+    )
+
+
 def sandbox_body(
     *,
     template: str | None,

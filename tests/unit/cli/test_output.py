@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import typer
 
-from sandlot.cli.output import age, announce_build, pairs, table
+from sandlot.cli.output import age, announce_build, pairs, size, table
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -28,6 +28,13 @@ def test_what_is_no_pair_is_refused_by_the_options_name(word: str) -> None:
 )
 def test_age(ago: int, text: str) -> None:
     assert age(NOW - timedelta(seconds=ago), NOW) == text
+
+
+@pytest.mark.parametrize(
+    "value, text", [(0, "0"), (1023, "1023"), (1024, "1K"), (1 << 20, "1M"), (1536 << 20, "1.5G"), (5 << 30, "5G"), (5 << 40, "5T")]
+)
+def test_size(value: int, text: str) -> None:
+    assert size(value) == text
 
 
 def test_no_moment_has_no_age() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from sandlot.model.specs import MIB, Limits
-from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo
+from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo, Usage
 
 
 def test_a_sandbox() -> None:
@@ -32,6 +32,13 @@ def test_a_sandbox() -> None:
 
 def test_a_sandbox_of_another_version() -> None:
     assert SandboxInfo.parse({"id": "x", "state": "running", "shape": "round"}).limits == Limits()
+
+
+def test_usage() -> None:
+    raw = {"cpu_s": 1, "memory_bytes": 2, "memory_peak_bytes": 3, "disk_bytes": 4, "pids": None, "host_tasks": 5, "limits": {"pids": 100}, "gpu_s": 9}
+    used = Usage.parse(raw)
+    assert used == Usage(1.0, 2, 3, 4, None, 5, Limits(pids=100))
+    assert Usage.parse({**raw, "pids": 7}).pids == 7
 
 
 def test_an_entry() -> None:

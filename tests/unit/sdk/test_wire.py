@@ -33,6 +33,13 @@ def test_what_is_not_given_is_not_sent() -> None:
     assert body == {}
 
 
+def test_limits_are_sent_in_bytes_and_in_part() -> None:
+    assert wire.limits_body(cpus=0.5, memory="512M", disk=None, pids=None) == {"cpus": 0.5, "memory_bytes": 512 << 20}
+    assert wire.limits_body(cpus=None, memory=None, disk="1.5G", pids=9) == {"disk_bytes": 3 << 29, "pids": 9}
+    with pytest.raises(InvalidRequestError):
+        wire.limits_body(cpus=None, memory="lots", disk=None, pids=None)
+
+
 def test_no_time_limit_is_said() -> None:
     body = wire.process_body("x", envs=None, cwd=None, user=None, timeout=None, background=False, stdin=None, stdin_open=False)
     assert body == {"command": "x", "timeout": None}

@@ -73,6 +73,14 @@ class AsyncClient:
             if not cursor:
                 return found
 
+    async def sandbox(self, sandbox: str) -> SandboxInfo:
+        """What is known of a sandbox, also of one that has ended, for a while.
+
+        Raises:
+            NotFoundError: There was never one of this id, or it ended long ago.
+        """
+        return SandboxInfo.parse(await self.request("GET", f"/v1/sandboxes/{wire.segment(sandbox)}"))
+
     async def kill(self, sandbox: str) -> None:
         """End a sandbox and remove every trace of it. Doing so twice does no harm.
 

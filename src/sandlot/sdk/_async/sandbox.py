@@ -6,15 +6,14 @@ import builtins
 from collections.abc import Mapping
 from typing import Self
 
-from sandlot.model.ports import Usage
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.handle import cut_short, tell, tell_rest
-from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import Execution, ExecutionError, Output, Result
 from sandlot.sdk.transcript import Transcript
 
@@ -87,12 +86,7 @@ class AsyncSandbox:
             timeout=timeout,
             envs=envs,
             metadata=metadata,
-            limits={
-                "cpus": cpus,
-                "memory_bytes": None if memory is None else wire.size_bytes(memory),
-                "disk_bytes": None if disk is None else wire.size_bytes(disk),
-                "pids": pids,
-            },
+            limits=wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
             isolation=isolation,
             network=network,
             name=name,
@@ -173,6 +167,16 @@ class AsyncSandbox:
         """What it was made from."""
         return self._info.template
 
+    @property
+    def isolation(self) -> str:
+        """What isolates it: ``gvisor`` or ``container``."""
+        return self._info.isolation
+
+    @property
+    def limits(self) -> Limits:
+        """What it may use, as this object last heard; :meth:`info` asks."""
+        return self._info.limits
+
     async def kill(self: AsyncSandbox | str, *, url: str | None = None, api_key: str | None = None) -> None:
         """End it and remove every trace of it. Doing so twice does no harm.
 
@@ -212,10 +216,37 @@ class AsyncSandbox:
         """End it this many seconds from now, whatever was set before."""
         self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body={"timeout": timeout}))
 
+    async def set_limits(
+        self, *, cpus: float | None = None, memory: int | str | None = None, disk: int | str | None = None, pids: int | None = None
+    ) -> Limits:
+        """Change what it may use while it runs: all of what is given, or nothing. What is left out stays.
+
+        What runs inside is not told: on ``gvisor`` MemTotal, the number of processors and the size of /dev/shm stay what they were
+        at the start, and the new limits hold all the same.
+
+        Args:
+            cpus: Cores; fractions are a share of one core.
+            memory: Bytes, or text such as ``512M`` or ``2GiB``.
+            disk: The same; what this service's drivers cannot change is refused with the reason.
+            pids: Processes and threads.
+
+        Returns:
+            All of its limits from now on.
+
+        Raises:
+            InvalidRequestError: Out of bounds, or more than the node could ever give.
+            ConflictError: It uses more than it would be allowed.
+            UnsupportedError: This limit cannot be changed while a sandbox runs.
+            UnavailableError: The node has not so much to give now, and did not have it for the next seconds either.
+            SandboxEndedError: It has ended.
+        """
+        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body={"limits": limits}))
+        return self._info.limits
+
     async def usage(self) -> Usage:
-        """What it has used: ``cpu_s``, ``memory_bytes``, ``memory_peak_bytes``, ``pids``, ``disk_bytes``."""
-        raw = await self._client.request("GET", f"{self._path}/usage")
-        return Usage(**{name: raw[name] for name in ("cpu_s", "memory_bytes", "memory_peak_bytes", "pids", "disk_bytes")})
+        """What it has used of processor time, memory, disk and processes, beside its limits."""
+        return Usage.parse(await self._client.request("GET", f"{self._path}/usage"))
 
     async def run_code(
         self,

@@ -74,6 +74,14 @@ class Client:
             if not cursor:
                 return found
 
+    def sandbox(self, sandbox: str) -> SandboxInfo:
+        """What is known of a sandbox, also of one that has ended, for a while.
+
+        Raises:
+            NotFoundError: There was never one of this id, or it ended long ago.
+        """
+        return SandboxInfo.parse(self.request("GET", f"/v1/sandboxes/{wire.segment(sandbox)}"))
+
     def kill(self, sandbox: str) -> None:
         """End a sandbox and remove every trace of it. Doing so twice does no harm.
 

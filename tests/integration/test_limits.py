@@ -1,0 +1,129 @@
+"""Limits of a sandbox that runs, over the service: changed by both clients, measured, and refused, on every kind of isolation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from sandlot import AsyncClient, AsyncSandbox, Sandbox
+from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, UnsupportedError
+from sandlot.model.specs import GIB, MIB, Limits
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+
+HOLD = "held = bytearray(); held.extend(b'x' * ({mib} << 20)); print(len(held) >> 20)"
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> str:
+    """What the sandboxes of this test's service are."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def service(isolation: str) -> Iterator[LocalService]:
+    with local_service(isolation=isolation) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sandbox(service: LocalService) -> Iterator[Sandbox]:
+    with service.create(memory="256M", disk="64M", pids=64) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_sandbox(service: LocalService, sandbox: Sandbox) -> AsyncIterator[AsyncSandbox]:
+    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
+        yield await AsyncSandbox.connect(sandbox.id, client=client)
+
+
+def test_the_isolation_is_told_by_whoever_is_asked(service: LocalService, sandbox: Sandbox, isolation: str) -> None:
+    assert sandbox.isolation == sandbox.info().isolation == isolation
+    assert {info.isolation for info in service.client.sandboxes()} == {isolation}
+    assert service.client.sandbox(sandbox.id).isolation == isolation
+    (driver,) = (each for each in service.client.capabilities()["drivers"] if each["driver"] == isolation)
+    told = {name: verdict for name, verdict in driver["abilities"].items() if name.startswith("configure.")}
+    able = {"configure.memory": True, "configure.cpu": True, "configure.pids": True, "configure.disk": False}
+    assert {name: verdict["ok"] for name, verdict in told.items()} == able
+    assert told["configure.disk"]["reason"]
+
+
+def test_raised_limits_are_there_for_what_runs_already(sandbox: Sandbox) -> None:
+    assert sandbox.run_code("import os, resource, subprocess; kept = 41").error is None
+    assert sandbox.set_limits(memory="1G", pids=200, cpus=1.5) == Limits(cpus=1.5, memory_bytes=GIB, disk_bytes=64 * MIB, pids=200)
+    assert sandbox.limits == sandbox.info().limits
+    # The kernel of before, with its variables: more memory than it was born with, and more processes.
+    held = sandbox.run_code(HOLD.format(mib=400))
+    assert held.stdout == "400\n", held.error
+    assert sandbox.run_code("print(kept + 1, resource.getrlimit(resource.RLIMIT_NPROC)[0])").stdout == "42 200\n"
+    sleeping = sandbox.run_code("family = [subprocess.Popen(['sleep', '600']) for _ in range(100)]; print(len(family))")
+    assert sleeping.stdout == "100\n", sleeping.error
+    used = sandbox.usage()
+    assert used.limits == sandbox.limits
+    assert used.pids is not None
+    assert 100 < used.pids <= 200
+    assert used.host_tasks >= used.pids
+    assert 400 * MIB <= used.memory_bytes <= used.memory_peak_bytes <= GIB
+    assert used.cpu_s > 0
+
+
+def test_what_is_in_use_is_not_taken_away_and_nothing_is_changed(sandbox: Sandbox) -> None:
+    before = sandbox.info()
+    with pytest.raises(ConflictError) as memory:
+        sandbox.set_limits(memory="256M", cpus=0.5)
+    assert memory.value.fields["field"] == "memory_bytes"
+    assert memory.value.fields["in_use"] >= 400 * MIB
+    with pytest.raises(ConflictError, match="processes and threads"):
+        sandbox.set_limits(pids=64, cpus=0.5)
+    with pytest.raises(UnsupportedError, match="disk"):
+        sandbox.set_limits(disk="128M", cpus=0.5)
+    assert sandbox.info() == before
+    assert sandbox.run_code("print(kept, len(family), len(held) >> 20)").stdout == "41 100 400\n"
+
+
+def test_lowered_limits_hold(sandbox: Sandbox) -> None:
+    ended = sandbox.run_code("for each in family: each.kill(); each.wait()\ndel held; print('gone')")
+    assert ended.stdout == "gone\n", ended.error
+    assert sandbox.set_limits(memory="256M", pids=64).memory_bytes == 256 * MIB
+    forks = sandbox.run_code("family = []\nwhile True: family.append(subprocess.Popen(['sleep', '600']))")
+    assert forks.error is not None
+    assert forks.error.name == "BlockingIOError"
+    assert 0 < int(sandbox.run_code("print(len(family))").stdout) <= 64
+    assert sandbox.run_code("for each in family: each.kill(); each.wait()").error is None
+
+
+async def test_both_clients_say_the_same(async_sandbox: AsyncSandbox, sandbox: Sandbox) -> None:
+    changes = (async_sandbox.set_limits(cpus=0.5 + number / 10) for number in range(5))
+    for limits in await asyncio.gather(*changes):
+        assert limits.pids == 64
+    assert (await async_sandbox.info()).limits == sandbox.info().limits
+    used = await async_sandbox.usage()
+    assert used.limits == async_sandbox.limits
+    assert used.disk_bytes <= 64 * MIB
+
+
+def test_one_that_has_ended_says_so(service: LocalService) -> None:
+    with service.create() as ended:
+        pass
+    with pytest.raises(SandboxEndedError):
+        ended.set_limits(memory="2G")
+    with pytest.raises(SandboxEndedError):
+        ended.usage()
+
+
+def test_memory_beyond_what_is_left_is_refused_for_now() -> None:
+    with local_service({"SANDLOT_MEMORY_RATIO": "0.2"}) as service, service.create(memory="256M") as one:
+        total = service.client.request("GET", "/v1/capacity")["total"]["memory_bytes"]
+        with service.create(memory=total - 512 * MIB) as other:
+            # Past the SDK, which asks again.
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot") as http:
+                busy = http.patch(f"/v1/sandboxes/{one.id}", json={"limits": {"memory_bytes": 768 * MIB}})
+            assert (busy.status_code, busy.json()["code"], busy.json()["fields"]["resource"]) == (503, ErrorCode.BUSY, "memory_bytes")
+            assert int(busy.headers["retry-after"]) > 0
+            assert one.info().limits.memory_bytes == 256 * MIB
+            other.set_limits(memory="256M")
+            assert one.set_limits(memory="768M").memory_bytes == 768 * MIB
