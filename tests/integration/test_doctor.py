@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.cli import checkup
 from sandlot.host import disks
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT
@@ -219,8 +220,29 @@ def started(data_dir: Path) -> subprocess.Popen[bytes]:
 
 
 def settled(data_dir: Path) -> dict[str, object]:
+    found = traces(data_dir)
     for _ in range(500):
-        if (found := traces(data_dir)) == NOTHING:
+        if found == NOTHING:
             break
         time.sleep(0.02)
+        found = traces(data_dir)
     return found
+
+
+HANGING_RUNTIME = """#!/bin/sh
+case "$*" in *--version*) echo "runsc version release-20990101.0"; exit;; esac
+exec sleep 1000
+"""
+
+
+def test_a_driver_that_never_answers_is_ended_with_all_that_it_made(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runsc").write_text(HANGING_RUNTIME, encoding="utf-8")
+    (tmp_path / "runsc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(checkup, "DRIVER_DEADLINE_S", 5.0)
+    report = checkup.examine(environment(data_dir))
+    assert not report.able
+    gvisor = next(finding for finding in report.findings if finding.name == "gvisor")
+    assert "no answer within 5 s" in gvisor.detail
+    assert "dmesg" in gvisor.fix
+    assert settled(data_dir) == NOTHING
