@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COUNT_EVERY_S = 0.2
 """How often processes are counted while anything runs but PID 1."""
 LEAST = 16
+MYSELF = 0
+"""To prlimit(2): bound even where root inside has put something over /proc, and with PID 1 all that it starts from then on."""
 _SLACK_LEAST, _SLACK_SHARE = 8, 8
 _KIND = resource.RLIMIT_NPROC
 _ENDLESS = resource.RLIM_INFINITY
@@ -45,10 +47,10 @@ class Pids:
         guest.calls.handlers["guest.limit"] = self.change
 
     def set(self, limit: int) -> None:
-        """Bind everything that runs, and with PID 1 everything that will."""
+        """Bind everything that runs, and everything that will."""
         before, self.limit = self.limit, max(LEAST, limit)
         for _ in range(PASSES):  # what is forked meanwhile has its parent's limit
-            if not _bind(pids(), before, self.limit):
+            if not _bind([MYSELF, *pids()], before, self.limit):
                 return
 
     def change(self, call: Call) -> None:
