@@ -11,6 +11,7 @@ from sandlot.protocol.schema import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from sandlot.guest.calls import Call
@@ -23,7 +24,7 @@ EVENTS_BYTES = MESSAGE_MAX_BYTES - 65536
 class Cell:
     """One execution: its output, its events, its outcome."""
 
-    __slots__ = ("_events_bytes", "code", "duration_s", "env", "events", "id", "outputs", "readers", "result", "started_s", "timeout_s")
+    __slots__ = ("_events_bytes", "code", "env", "events", "id", "on_sent", "outputs", "readers", "result", "started_s", "timeout_s")
 
     def __init__(self, id_: str, args: dict[str, Any]) -> None:
         self.id = id_
@@ -36,6 +37,8 @@ class Cell:
         self.readers: list[Follower] = []
         self.result: dict[str, Any] | None = None
         self.started_s = time.monotonic()
+        self.on_sent: Callable[[], object] | None = None
+        """Called when there may be room for more output: whoever stopped reading it goes on."""
 
     def tell(self, event: dict[str, Any], size: int) -> None:
         """Keep an event and pass it on."""
@@ -76,6 +79,8 @@ class Cell:
                 self.leave(follower)
                 follower.call.on_gone = None
                 follower.call.result(**self.result)
+        if self.on_sent is not None:
+            self.on_sent()
 
     def _gone(self, follower: Follower) -> None:
         self.leave(follower)

@@ -166,6 +166,7 @@ class Kernel:
             cell.started_s = time.monotonic()
             for pipe in self.pipes:
                 pipe.redirect(cell.outputs)
+            cell.on_sent = self._read_on
             if cell.timeout_s is not None:
                 self._timer = self._guest.loop.after(cell.timeout_s, self._too_long)
             self._send({"op": "execute", "code": cell.code, "env": cell.env})
@@ -275,6 +276,7 @@ class Kernel:
             return
         self._settling = False
         self.cell = None
+        cell.on_sent = None
         if not self.pid:
             self._close_pipes()
         cell.finish(status, count)
@@ -299,6 +301,10 @@ class Kernel:
         for pipe in self.pipes:
             pipe.close()
         self.pipes = []
+
+    def _read_on(self) -> None:
+        for pipe in self.pipes:
+            pipe.refresh()
 
     def _piped(self) -> None:
         if self.cell is not None:
