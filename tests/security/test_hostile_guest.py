@@ -6,10 +6,7 @@ hold none of it for ever, and go on serving everybody else.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TypeVar
 
 import pytest
@@ -18,19 +15,22 @@ from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from sandlot.protocol import frames, greeting, values
 from sandlot.protocol.frames import GUEST_FRAME_MAX, HEADER_BYTES
-from tests.support.inside import run_inside
+from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
+from tests.support.inside import arguments, run_inside
 from tests.support.localservice import LocalService
-from tests.support.traces import NOTHING, settle
+from tests.support.traces import settle
 
 T = TypeVar("T")
 
 ROOM = GUEST_FRAME_MAX - HEADER_BYTES
-BULK_BYTES = 64 << 20
+BULK_BYTES = 16 << 20
 
-# The guest moves the link away from its standard descriptors, but to root inside all of them are there (proc(5)).
+# The guest moves the link away from its standard descriptors, but to root inside all of them are there (proc(5)). gVisor calls
+# what came from the host by that name; in a container they are named pipes, open for both directions.
 FIND = """
 def link():
-    ends = [fd for fd in os.listdir("/proc/1/fd") if os.readlink(f"/proc/1/fd/{fd}").startswith("host:") and fd != "2"] or ["3", "4"]
+    shown = {fd: attempt(os.readlink, f"/proc/1/fd/{fd}").get("got", "") for fd in os.listdir("/proc/1/fd") if fd != "2"}
+    ends = [fd for fd, name in shown.items() if name.startswith(("host:", "/run/sandlot/instance/"))] or ["3", "4"]
     return [f"/proc/1/fd/{fd}" for fd in ends]
 """
 
@@ -68,21 +68,15 @@ def other(service: LocalService) -> Iterator[Sandbox]:
 
 @pytest.fixture(autouse=True)
 def _others_notice_nothing(service: LocalService, other: Sandbox) -> Iterator[None]:
-    refs, opened = service.refs(), service.descriptors()
-    yield
-    assert service.is_alive()
-    assert other.run_code("mine").text == "42"
-    assert other.commands.run("echo alive").stdout == "alive\n"
-    settle(lambda: service.traces(keep=refs), NOTHING)
-    settle(service.descriptors, opened)
-    assert [record for record in service.records() if record.get("level") in {"error", "critical"}] == [], "no defect was met"
+    with nobody_else_notices(service, other):
+        yield
 
 
 @pytest.mark.parametrize("lie", LIES, ids=list(LIES))
 def test_a_lie_ends_its_own_sandbox(service: LocalService, lie: str) -> None:
     with service.create() as liar:
         _say(liar, LIES[lie])
-        ended = _end_of(liar)
+        ended = end_of(liar)
         assert ended.fields["reason"] == "crashed"
         assert "link" in str(ended.fields["detail"])
         assert ended.hint
@@ -106,8 +100,8 @@ def test_a_lie_ends_its_own_sandbox(service: LocalService, lie: str) -> None:
 def test_words_about_unknown_streams_end_the_sandbox_or_are_ignored(service: LocalService, told: bytes) -> None:
     with service.create() as liar:
         _say(liar, told)
-        outcome = _outcome(lambda: liar.commands.run("echo still here", timeout=20).stdout)
-        assert outcome == "still here\n" or _reason(outcome) == "crashed"
+        seen = outcome(lambda: liar.commands.run("echo still here", timeout=20).stdout)
+        assert seen == "still here\n" or reason(seen) == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -122,14 +116,14 @@ def test_words_about_unknown_streams_end_the_sandbox_or_are_ignored(service: Loc
     ],
 )
 def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox, piece: bytes) -> None:
-    memory_before = _memory_bytes(service.pid)
+    memory_before = memory_bytes(service.pid)
     with service.create() as liar:
-        flooding = _later(lambda: _say(liar, piece, times=max(1, BULK_BYTES // len(piece))))
+        flooding = later(lambda: _say(liar, piece, times=max(1, BULK_BYTES // len(piece))))
         for _ in range(20):
             assert other.commands.run("echo served").stdout == "served\n"
         flooding.result(timeout=120)
-        assert _end_of(liar).fields["reason"] == "crashed"
-    assert _memory_bytes(service.pid) - memory_before < BULK_BYTES // 2
+        assert end_of(liar).fields["reason"] == "crashed"
+    assert memory_bytes(service.pid) - memory_before < BULK_BYTES
 
 
 def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalService) -> None:
@@ -143,7 +137,7 @@ def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalS
     ]
     for result in results:
         with service.create() as liar:
-            waiting = _later(lambda: liar.commands.run("sleep 30", timeout=60))
+            waiting = later(lambda: liar.commands.run("sleep 30", timeout=60))
             _wait_for_process(liar)
             _say(liar, b"".join(_frame(frames.MESSAGE, stream, values.encode(result)) for stream in range(1, 400, 2)))
             with pytest.raises(SandlotError) as refused:
@@ -152,43 +146,92 @@ def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalS
 
 
 @pytest.mark.parametrize("how", ["kill -9 1", "kill -SEGV 1", "kill -ABRT 1"])
-def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, how: str) -> None:
+def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, isolation: str, how: str) -> None:
+    """In a container no signal kills PID 1 from inside, pid_namespaces(7); gVisor has no such law."""
     with service.create() as mortal:
-        with pytest.raises(SandlotError) as refused:
-            mortal.commands.run(f"{how}; sleep 30", user="root", timeout=60)
-        assert refused.value.code is ErrorCode.SANDBOX_ENDED
-        assert refused.value.fields["reason"] in {"exited", "crashed", "killed"}
+        seen = outcome(lambda: mortal.commands.run(f"{how}; sleep 1; echo alive", user="root", timeout=60).stdout)
+        if isolation == "container":
+            assert seen == "alive\n"
+            return
+        assert reason(seen) in {"exited", "crashed", "killed"}
         assert mortal.info().state in {"stopped", "failed"}
-        assert _end_of(mortal).hint
+        assert end_of(mortal).hint
+
+
+CRASH = """
+found = []
+for line in read("/proc/1/maps", 1 << 20).splitlines():
+    words = line.split()
+    if words[1].startswith("r-x") and words[-1] != "[vsyscall]":
+        found.append([int(part, 16) for part in words[0].split("-")])
+with open("/proc/1/mem", "r+b", buffering=0) as memory:
+    for start, end in found:
+        try:
+            memory.seek(start)
+            memory.write(b"\\xcc" * (end - start))  # a breakpoint in every place
+        except (OSError, ValueError):
+            continue
+"""
+TRACE = """
+PTRACE_POKEUSER, PTRACE_ATTACH, PTRACE_DETACH, INSTRUCTION_POINTER = 6, 16, 17, 128  # x86-64, sys/user.h
+if libc.ptrace(PTRACE_ATTACH, 1, 0, 0) == 0:
+    os.waitpid(1, 0x40000000)  # __WALL
+    libc.ptrace(PTRACE_POKEUSER, 1, INSTRUCTION_POINTER, 0)
+    libc.ptrace(PTRACE_DETACH, 1, 0, 0)
+"""
+TAKE = """
+PIDFD_OPEN, PIDFD_GETFD = 434, 438  # x86-64, asm/unistd.h
+taken = [fd for fd in (libc.syscall(PIDFD_GETFD, libc.syscall(PIDFD_OPEN, 1, 0), number, 0) for number in range(3, 12)) if fd >= 0]
+for fd in [*taken, *(attempt(os.open, path, os.O_WRONLY | os.O_NONBLOCK).get("got", -1) for path in link())]:
+    for _ in range(100):
+        attempt(os.write, fd, os.urandom(4096))
+"""
+
+
+@pytest.mark.parametrize("how", ["crash", "trace", "take"])
+def test_a_guest_that_is_taken_over_is_its_own_sandboxes_end_at_most(service: LocalService, how: str) -> None:
+    """Root inside overwrites the code of PID 1, traces and kills it, takes its descriptors; whether it may, is between the two of them."""
+    with service.create() as mortal:
+        program = FIND + {"crash": CRASH, "trace": TRACE, "take": TAKE}[how]
+        outcome(lambda: mortal.commands.run(["python3", *arguments(program)], user="root", timeout=30))
+        seen = outcome(lambda: mortal.commands.run("echo still here", timeout=30).stdout)
+        assert seen == "still here\n" or (isinstance(seen, SandlotError) and seen.code in {ErrorCode.SANDBOX_ENDED, ErrorCode.TIMEOUT})
+
+
+HIDE = "umount -l {place} 2>/dev/null; mount -t tmpfs none {place} && echo hidden; mount --bind /tmp {place} && echo hidden"
+
+
+@pytest.mark.parametrize("place", ["/.sandlot", "/proc", "/dev", "/run", "/tmp", "/etc"])
+def test_what_root_mounts_over_its_guests_files_stays_its_own_trouble(service: LocalService, place: str) -> None:
+    with service.create() as vandal:
+        hidden = vandal.commands.run(HIDE.format(place=place), user="root", timeout=30).stdout
+        assert vandal.commands.run("echo still here", timeout=30).stdout == "still here\n", f"{place} {hidden}"
+        vandal.files.write("/workspace/f", "mine")
+        assert vandal.files.read("/workspace/f") == "mine"
+        seen = vandal.commands.run("sleep 60 & sleep 61", timeout=1)
+        assert seen.reason == "timeout", "killed by its guest, also where that cannot look at /proc"
+
+
+def test_a_guest_whose_children_are_all_killed_serves_on(service: LocalService) -> None:
+    with service.create() as vandal:
+        assert vandal.run_code("x = 1").ok
+        for _ in range(3):
+            outcome(lambda: vandal.commands.run("kill -9 $(ls /proc | grep '^[0-9]*$' | grep -vx 1)", user="root", timeout=30))
+        assert vandal.commands.run("echo still here").stdout == "still here\n"
+        assert vandal.run_code("6 * 7").text == "42", "a new kernel"
 
 
 def test_a_guest_whose_own_files_are_overwritten_goes_on_or_takes_its_sandbox_along(service: LocalService) -> None:
     vandal = "for file in $(find /.sandlot -type f); do echo gone >$file; done; rm -rf /.sandlot; echo still here"
     with service.create() as mortal:
-        outcome = _outcome(lambda: mortal.commands.run(vandal, user="root", timeout=30).stdout)
-        assert outcome == "still here\n" or _reason(outcome) in {"exited", "crashed", "killed"}
-
-
-def test_a_guest_that_stops_answering_is_not_waited_for_for_ever(service: LocalService) -> None:
-    """Slow: the host gives a guest 30 s beyond a command's own timeout before it stops waiting."""
-    with service.create() as silent:
-        with pytest.raises(SandlotError) as refused:
-            silent.commands.run("kill -STOP 1; sleep 60", user="root", timeout=1)
-        assert refused.value.code is ErrorCode.TIMEOUT
-        assert refused.value.hint
-        calls: list[Callable[[], object]] = [lambda: silent.files.stat("/workspace"), lambda: silent.run_code("1", timeout=None)]
-        waiting = [_later(call) for call in calls]
-        silent.kill()
-        for answer in waiting:
-            with pytest.raises(SandlotError) as refused:
-                answer.result(timeout=60)
-            assert refused.value.code is ErrorCode.SANDBOX_ENDED
+        seen = outcome(lambda: mortal.commands.run(vandal, user="root", timeout=30).stdout)
+        assert seen == "still here\n" or reason(seen) in {"exited", "crashed", "killed"}
 
 
 def _say(liar: Sandbox, told: bytes, *, times: int = 1) -> None:
     """Write bytes to the host, as root inside, past the guest. The sandbox may end while it happens."""
     liar.files.write("/tmp/told", told, user="root")
-    seen = _outcome(
+    seen = outcome(
         lambda: run_inside(
             liar,
             FIND
@@ -211,49 +254,8 @@ for path in link():
             given={"times": times},
         )
     )
-    assert _reason(seen) == "crashed" or (isinstance(seen, dict) and seen["wrote"])
-
-
-def _outcome(work: Callable[[], T]) -> T | SandlotError:
-    """What a call gives, or the error that it raises."""
-    try:
-        return work()
-    except SandlotError as error:
-        return error
-
-
-def _reason(outcome: object) -> str:
-    """Why a sandbox has ended, where that is what a call says."""
-    return str(outcome.fields.get("reason")) if isinstance(outcome, SandlotError) and outcome.code is ErrorCode.SANDBOX_ENDED else ""
-
-
-def _end_of(liar: Sandbox) -> SandlotError:
-    """Wait for the end, which comes by itself; the error that calls get afterwards."""
-    settle(lambda: liar.info().state in {"stopped", "failed"}, expected=True)
-    with pytest.raises(SandlotError) as refused:
-        liar.commands.run("true")
-    assert refused.value.code is ErrorCode.SANDBOX_ENDED
-    return refused.value
+    assert reason(seen) == "crashed" or (isinstance(seen, dict) and seen["wrote"])
 
 
 def _wait_for_process(sandbox: Sandbox) -> None:
     settle(lambda: any(process.running for process in sandbox.commands.list()), expected=True)
-
-
-def _memory_bytes(pid: int) -> int:
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(text.split("VmRSS:")[1].split()[0]) * 1024
-
-
-def _later(work: Callable[[], T]) -> Future[T]:
-    """Do something beside the test."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - told to whoever asks
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

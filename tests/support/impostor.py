@@ -22,7 +22,7 @@ sys.path[0] = REAL
 
 from sandlot.guest import main as real  # noqa: E402
 from sandlot.guest.calls import Call  # noqa: E402
-from sandlot.protocol import frames, greeting, schema, values  # noqa: E402
+from sandlot.protocol import events, frames, greeting, schema, values  # noqa: E402
 
 LINK_OUT = 1
 PID = 4242
@@ -116,8 +116,21 @@ class Impostor(real.Guest):
         exec(self.env.get("MISDEED", ""), globals())  # noqa: S102 - what it is for
 
 
+def quiesces(how: Callable[[Impostor], object]) -> None:
+    """Do something else when asked to come to rest. Said before the greeting."""
+    polite = Impostor._on_event  # noqa: SLF001 - an impostor has no manners
+
+    def on_event(self: Impostor, event: events.Event) -> None:
+        if isinstance(event, events.QuiesceAsked):
+            how(self)
+        else:
+            polite(self, event)
+
+    Impostor._on_event = on_event  # type: ignore[assignment,method-assign]  # noqa: SLF001 - likewise
+
+
 real.Guest = Impostor  # type: ignore[misc]
-__all__ = ["ENTRY", "answers", "greeting", "runs", "schema", "time"]
+__all__ = ["ENTRY", "answers", "events", "greeting", "quiesces", "runs", "schema", "time"]
 
 with open("/.sandlot/before.py") as _before:  # noqa: PTH123 - the guest's interpreter has no pathlib
     exec(_before.read(), globals())  # noqa: S102 - likewise

@@ -209,8 +209,8 @@ class Connection:
             self._quiescing = True
             self._events.append(events.QuiesceAsked())
         elif frame.type == frames.QUIESCED:
-            if not self._quiescing or not self._decoder.at_boundary:
-                raise ProtocolError("a QUIESCED that was not asked for, or that is not the last frame")
+            if not self._quiescing or frame.payload or not self._decoder.at_boundary:
+                raise ProtocolError("a QUIESCED that was not asked for, that holds something, or that is not the last frame")
             self._forget_streams()
             self.asleep = True
             self._events.append(events.Quiesced())
