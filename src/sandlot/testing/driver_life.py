@@ -72,6 +72,18 @@ class LifeSuite:
             done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
         assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
+    async def test_what_is_written_inside_can_be_run_and_loaded(self, bench: Bench) -> None:
+        program = (
+            "import ctypes, glob, os, shutil\n"
+            "shutil.copy('/bin/echo', '/home/user/echo')\n"
+            "shutil.copy(glob.glob('/lib/*/libc.so.6')[0], '/home/user/own.so')\n"
+            "print(ctypes.CDLL('/home/user/own.so').abs(-7), flush=True)\n"
+            "os.execv('/home/user/echo', ['echo', 'ran'])\n"
+        )
+        async with bench.sandbox() as subject:
+            done = await subject.python(program)
+        assert (done.code, done.stdout) == (0, "7\nran\n"), done.stderr
+
     async def test_sandboxes_share_nothing(self, bench: Bench) -> None:
         driver = bench.start()
         async with bench.sandbox(driver) as one, bench.sandbox(driver) as other:
