@@ -21,6 +21,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UID = 1000
 GID = 1000
 SHELL = "/bin/bash"
+PLAIN_SHELL = "/bin/sh"
 PASSWD_FIELDS = 7
 GROUP_FIELDS = 4
 LAST_STANDARD_FD = 2
@@ -81,7 +82,7 @@ def _table(path: str) -> list[list[str]]:
 def environment(who: Account, *layers: dict[str, str]) -> dict[str, str]:
     """The environment of a process: the account's own, then each layer over it."""
     env = {
-        "PATH": (f"{who.home}/.local/bin:" if who.uid else "") + DEFAULT_PATH,
+        "PATH": (f"{who.home.rstrip('/')}/.local/bin:" if who.uid else "") + DEFAULT_PATH,
         "HOME": who.home,
         "USER": who.name,
         "LOGNAME": who.name,
@@ -94,9 +95,7 @@ def environment(who: Account, *layers: dict[str, str]) -> dict[str, str]:
 
 
 def candidates(program: str, env: dict[str, str]) -> list[bytes]:
-    """Where a program may be, in the order of PATH, as execvp(3) looks; for bash also sh, where the image has no bash."""
-    if program == SHELL:
-        return [os.fsencode(SHELL), b"/bin/sh"]
+    """Where a program may be, in the order of PATH, as execvp(3) looks."""
     if "/" in program:
         return [os.fsencode(program)]
     folders = env.get("PATH", DEFAULT_PATH).split(":")
@@ -107,7 +106,7 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
     """Fork and exec; the child's pid. Its own session and process group, signals restored, nothing inherited but ``fds``.
 
     Args:
-        argv: Program and arguments.
+        argv: Program and arguments; where the image has no bash, sh is taken for it, under its own name.
         env: The whole environment.
         cwd: Absolute folder.
         who: The account.
@@ -147,6 +146,9 @@ def start(argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds:
         os.close(status_read)
     if report:
         os.waitpid(pid, 0)
+        if argv[0] == SHELL and not os.path.exists(SHELL):
+            # Not as another file for the same arguments: what is both, busybox for one, goes by the name it is called.
+            return start((PLAIN_SHELL, *argv[1:]), env, cwd, who, fds, keep)
         raise _exec_failure(report, argv, cwd)
     _offer(pid)
     return pid
@@ -238,6 +240,9 @@ def _exec_failure(report: bytes, argv: Sequence[str], cwd: str) -> Refusal:
         hint = "Make the folder first, or leave the working folder out."
         return Refusal("path_not_found" if code == errno.ENOENT else "path_invalid", f"The working folder {cwd!r} cannot be entered: {reason}.", hint)
     if code == errno.ENOENT:
-        return Refusal("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
+        hint = "Check its name, or install it."
+        if argv[0] == PLAIN_SHELL:
+            hint = "The image has no shell: give a program and its arguments as a list."
+        return Refusal("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", hint)
     hint = "It must be a file that its user may execute, of this machine's architecture; a script begins with #! and its interpreter."
     return Refusal("permission_denied" if code == errno.EACCES else "invalid_request", f"{argv[0][:200]!r} cannot be run: {reason}.", hint)
