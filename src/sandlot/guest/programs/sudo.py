@@ -97,7 +97,8 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
     message = memoryview(HEAD.pack(len(raw)) + raw)
     descriptors = array.array("i", [0, 1, 2])
     sent = link.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-    link.sendall(message[sent:])
+    if sent < len(message):  # sendall of nothing is a send(2) as well, and what is quick has been answered and closed by then
+        link.sendall(message[sent:])
     answer = b""
     while True:
         part = link.recv(65536)
