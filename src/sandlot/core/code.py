@@ -3,7 +3,7 @@
 Laws:
 - One cell at a time for each kernel, in the order in which they were asked for; waiting takes nothing of a cell's own timeout.
 - A client that goes away interrupts its cell, and no other; the kernel and its variables stay.
-- What is collected of a cell is bounded: its output like a process's, its results by size and number.
+- What is collected of a cell is bounded: its output like a process's, its results by size, number and the sandbox's budget.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sandlot.core.outcomes import finite
+from sandlot.core.outcomes import Collected, finite
 from sandlot.core.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import CellCall
@@ -208,8 +208,7 @@ async def execute(box: Sandbox, cell: Cell) -> Executed:
         SandlotError: There is no such kernel, or the sandbox ended.
     """
     execution = await start(box, cell)
-    stdout, stderr = Capture(), Capture()
-    captures = {STDOUT: stdout, STDERR: stderr}
+    output = Collected(box.budget, (STDOUT, STDERR))
     results: list[Display] = []
     room, omitted = MAX_RESULT_BYTES, 0
     error: CellError | None = None
@@ -217,22 +216,23 @@ async def execute(box: Sandbox, cell: Cell) -> Executed:
         # The guest ends it on time; this is for a guest that does not.
         async with box.using(None if cell.timeout_s is None else cell.timeout_s + GRACE_S):
             async for event in execution:
-                if isinstance(event, Output):
-                    captures[event.channel].add(event.data)
-                elif isinstance(event, Lost):
-                    captures[event.channel].skip(event.bytes)
+                if isinstance(event, Output | Lost):
+                    output.add(event)
                 elif isinstance(event, CellError):
                     error = event
                 else:
-                    room -= _size(event.data)
-                    if room >= 0 and len(results) < MAX_RESULTS:
+                    size = _size(event.data)
+                    room -= size
+                    if room >= 0 and len(results) < MAX_RESULTS and box.budget.has(size):
                         results.append(event)
+                        output.take(size)
                     else:
                         omitted += 1
             outcome = await execution.outcome()
     finally:
+        output.close()
         await execution.close()
-    return Executed(outcome, stdout, stderr, results, omitted, error)
+    return Executed(outcome, output[STDOUT], output[STDERR], results, omitted, error)
 
 
 def _size(data: Mapping[str, str | bytes]) -> int:

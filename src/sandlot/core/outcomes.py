@@ -1,11 +1,13 @@
-"""How processes ended, in words and numbers that are in bounds whatever a guest said. Pure."""
+"""What processes gave and how they ended: output within a budget, words and numbers in bounds whatever a guest said."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandlot.link.types import ProcessResult
+from sandlot.core.budget import Budget
+from sandlot.link.types import Lost, Output, ProcessResult
 from sandlot.model.capture import Capture
 from sandlot.model.ids import ProcessId
 
@@ -36,6 +38,47 @@ class Finished:
     outcome: Outcome
     stdout: Capture
     stderr: Capture
+
+
+class Collected:
+    """Output of several channels, as far as there is memory for it; the rest is counted as omitted. Close it in the end.
+
+    Args:
+        budget: Where the memory is taken from.
+        channels: Which there are.
+    """
+
+    __slots__ = ("_budget", "_captures", "_taken_bytes")
+
+    def __init__(self, budget: Budget, channels: Iterable[int]) -> None:
+        self._budget = budget
+        self._captures = {channel: Capture() for channel in channels}
+        self._taken_bytes = 0
+
+    def __getitem__(self, channel: int) -> Capture:
+        """What was kept of a channel."""
+        return self._captures[channel]
+
+    def add(self, event: Output | Lost) -> None:
+        """The next piece of a channel."""
+        capture = self._captures[event.channel]
+        before = capture.held_bytes
+        if isinstance(event, Lost):
+            capture.skip(event.bytes)
+        elif self._budget.has(min(len(event.data), capture.room_bytes)):
+            capture.add(event.data)
+        else:
+            capture.skip(len(event.data))
+        self.take(capture.held_bytes - before)
+
+    def take(self, size: int) -> None:
+        """Count so many bytes more, or less."""
+        self._taken_bytes += size
+        self._budget.take_anyway(size)
+
+    def close(self) -> None:
+        """Give back what was taken: the answer is what holds it now. Idempotent."""
+        self.take(-self._taken_bytes)
 
 
 def outcome_of(process: ProcessId, result: ProcessResult) -> Outcome:

@@ -4,6 +4,7 @@ Laws:
 - Whoever runs a process in the foreground and goes away takes its process group along.
 - Output that nobody reads stops the process, never the service: at most a stream's window waits here.
 - Numbers that come from a guest are hostile until they were looked at: what leaves here is in bounds.
+- Standard input that was given whole is counted (``core/budget.py``) for as long as the process does not take it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal as signals
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import suppress
 
-from sandlot.core.outcomes import Finished, Outcome, outcome_of
+from sandlot.core.outcomes import Collected, Finished, Outcome, outcome_of
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo
@@ -119,14 +120,17 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) 
         SandlotError: It could not be started: no such program, folder or permission, or the sandbox has ended.
     """
     id_ = new_process_id()
+    box.budget.take(len(stdin or b""))
     try:
         async with box.using() as link:
             call = await link.start(spec, id=id_)
-    except asyncio.CancelledError:
-        box.keep(asyncio.create_task(_kill(box, id_)))
+    except BaseException as error:
+        box.budget.give(len(stdin or b""))
+        if isinstance(error, asyncio.CancelledError):
+            box.keep(asyncio.create_task(_kill(box, id_)))
         raise
     if stdin is not None:
-        box.keep(asyncio.create_task(_feed(call, stdin)))
+        _feed(box, call, stdin)
     elif spec.stdin:
         box.inputs[call.id] = call
     return Run(box, call)
@@ -144,16 +148,17 @@ async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) ->
         SandlotError: It could not be started, or the sandbox ended.
     """
     process = await start(box, spec, stdin=stdin)
-    captures = {STDOUT: Capture(), STDERR: Capture()}
+    output = Collected(box.budget, (STDOUT, STDERR))
     try:
         # The guest ends it on time; this is for a guest that does not.
         async with box.using(None if spec.timeout_s is None else spec.timeout_s + GRACE_S):
             async for event in process:
-                _collect(captures, event)
+                output.add(event)
             outcome = await process.outcome()
     finally:
+        output.close()
         await process.close()
-    return Finished(outcome=outcome, stdout=captures[STDOUT], stderr=captures[STDERR])
+    return Finished(outcome=outcome, stdout=output[STDOUT], stderr=output[STDERR])
 
 
 async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> tuple[ProcessId, int]:
@@ -167,15 +172,21 @@ async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None)
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
-    async with box.using() as link:
-        call = await link.start(spec, attach=spec.stdin)
+    box.budget.take(len(stdin or b""))
+    try:
+        async with box.using() as link:
+            call = await link.start(spec, attach=spec.stdin)
+    except BaseException:
+        box.budget.give(len(stdin or b""))
+        raise
     if not spec.stdin:
+        box.budget.give(len(stdin or b""))
         await call.aclose()
         return call.id, call.pid
     # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
     box.keep(asyncio.create_task(_drain(box, call)))
     if stdin is not None:
-        box.keep(asyncio.create_task(_feed(call, stdin)))
+        _feed(box, call, stdin)
     else:
         box.inputs[call.id] = call
     return call.id, call.pid
@@ -214,13 +225,14 @@ async def kept(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: 
         SandboxEndedError: The sandbox has ended.
     """
     process = await follow(box, id_, stdout_from=stdout_from, stderr_from=stderr_from, to_end=False)
-    captures = {STDOUT: Capture(), STDERR: Capture()}
+    output = Collected(box.budget, (STDOUT, STDERR))
     try:
         async with box.using():
             async for event in process:
-                _collect(captures, event)
-            return None if process.running else await process.outcome(), captures[STDOUT], captures[STDERR]
+                output.add(event)
+            return None if process.running else await process.outcome(), output[STDOUT], output[STDERR]
     finally:
+        output.close()
         await process.detach()
 
 
@@ -332,25 +344,27 @@ async def _drain(box: Sandbox, call: ProcessCall) -> None:
     await call.aclose()
 
 
-async def _feed(call: ProcessCall, data: bytes) -> None:
-    # A process need not read its input to the end.
-    with suppress(SandlotError):
-        for at in range(0, len(data), _PIECE_BYTES):
-            await call.write(data[at : at + _PIECE_BYTES])
-        call.close_stdin()
+def _feed(box: Sandbox, call: ProcessCall, data: bytes) -> None:
+    """Write a process's whole input beside everything else; its bytes were taken from the budget, and go back to it."""
+
+    async def write() -> None:
+        # A process need not read its input to the end.
+        with suppress(SandlotError):
+            for at in range(0, len(data), _PIECE_BYTES):
+                await call.write(data[at : at + _PIECE_BYTES])
+            call.close_stdin()
+
+    task = asyncio.create_task(write())
+    size = len(data)
+    # Not in the coroutine: one that is cancelled before its first step runs none of it.
+    task.add_done_callback(lambda _: box.budget.give(size))
+    box.keep(task)
 
 
 async def _kill(box: Sandbox, process: ProcessId) -> None:
     with suppress(SandlotError):
         async with box.using() as link:
             await link.signal(process, int(signals.SIGKILL))
-
-
-def _collect(captures: Mapping[int, Capture], event: Output | Lost) -> None:
-    if isinstance(event, Output):
-        captures[event.channel].add(event.data)
-    else:
-        captures[event.channel].skip(event.bytes)
 
 
 def _size(event: Output | Lost) -> int:

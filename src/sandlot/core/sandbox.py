@@ -16,6 +16,7 @@ from datetime import datetime
 
 import structlog
 
+from sandlot.core.budget import Budget
 from sandlot.link.client import Link, ProcessCall
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
@@ -41,9 +42,11 @@ class Sandbox:
         spec: What was asked for.
         name: A word for people.
         created_at: When, UTC.
+        budget: Its part of the memory that the service holds for clients.
     """
 
     __slots__ = (
+        "budget",
         "changing",
         "created_at",
         "deadline_changed",
@@ -65,8 +68,9 @@ class Sandbox:
         "wanted_exit",
     )
 
-    def __init__(self, spec: SandboxSpec, *, name: str | None, created_at: datetime) -> None:
+    def __init__(self, spec: SandboxSpec, *, name: str | None, created_at: datetime, budget: Budget) -> None:
         self.spec = spec
+        self.budget = budget
         self.name = name
         self.metadata: Mapping[str, str] = spec.metadata
         self.created_at = created_at

@@ -19,6 +19,7 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import NewSandbox, Rules
+from sandlot.core.budget import Budget
 from sandlot.core.capacity import Figures
 from sandlot.core.ledger import Ledger
 from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
@@ -60,6 +61,7 @@ class Sandboxes:
         new_id: Makes ids that carry this node.
         rules: What the operator decided.
         read_host: Looks at what the host has; blocks for some milliseconds.
+        budget: Of the memory that is held for clients.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Sandboxes:
         new_id: Callable[[], SandboxId],
         rules: Rules,
         read_host: Callable[[], Reading],
+        budget: Budget,
     ) -> None:
         self._drivers = drivers
         self._templates = templates
@@ -79,6 +82,7 @@ class Sandboxes:
         self._clock = clock
         self._new_id = new_id
         self._rules = rules
+        self._budget = budget
         self._ledger = Ledger(read_host, rules.shares, clock)
         self._turns = asyncio.Semaphore(rules.max_creates)
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
@@ -153,7 +157,7 @@ class Sandboxes:
             network=network,
             isolation=isolation,
         )
-        box = Sandbox(spec, name=asked.name, created_at=self._clock.now())
+        box = Sandbox(spec, name=asked.name, created_at=self._clock.now(), budget=self._budget.part())
         self._ledger.promise(box.id, self._drivers[isolation].takes(asked.limits), reading)
         means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
         task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
@@ -319,6 +323,8 @@ class Sandboxes:
         if box.expires_at is not None or box.wanted_exit is not None:
             box.spec = dataclasses.replace(box.spec, env={})
             box.instance = box.link = None
+            box.inputs.clear()
+            box.kernels.clear()
             self._past[box.id] = box
             while len(self._past) > REMEMBERED:
                 self._past.popitem(last=False)

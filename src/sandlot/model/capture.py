@@ -30,6 +30,16 @@ class Capture:
         self._tail_bytes = tail_bytes
         self.omitted = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """What it holds now."""
+        return len(self._head) + len(self._tail)
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more it would hold at the most."""
+        return self._head_left + self._tail_bytes - len(self._tail)
+
     def add(self, data: bytes) -> None:
         """The next bytes of the stream."""
         if self._head_left:

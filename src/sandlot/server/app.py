@@ -37,5 +37,5 @@ def create_app(serving: Service) -> FastAPI:
     for room in _ROOMS:
         app.include_router(room.router)
     errors.install(app)
-    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes)
+    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget)
     return app

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import Rules
+from sandlot.core.budget import Budget
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.drivers.oci.places import sandboxes_folder
@@ -41,6 +42,7 @@ class Service:
         sandboxes: All of them.
         keys: Who may ask over TCP.
         stop: Set it, and the service ends.
+        budget: Of the memory that is held for clients.
     """
 
     settings: Settings
@@ -48,6 +50,7 @@ class Service:
     sandboxes: Sandboxes
     keys: KeyStore
     stop: asyncio.Event
+    budget: Budget
 
 
 class ImageTemplates:
@@ -119,6 +122,7 @@ async def open_service(
     state.prepare(settings.data_dir)
     with state.locked(settings.data_dir):
         node = state.node(settings.data_dir)
+        budget = Budget(settings.buffer_bytes)
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
@@ -133,10 +137,11 @@ async def open_service(
                 shares=settings.shares,
             ),
             read_host=read_host or own_host(settings).read,
+            budget=budget,
         )
         await sandboxes.open()
         try:
-            yield Service(settings=settings, node=node, sandboxes=sandboxes, keys=KeyStore(settings.data_dir), stop=asyncio.Event())
+            yield Service(settings=settings, node=node, sandboxes=sandboxes, keys=KeyStore(settings.data_dir), stop=asyncio.Event(), budget=budget)
         finally:
             images.stop()
             await sandboxes.aclose()

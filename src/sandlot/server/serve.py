@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from socket import socket
+from typing import cast
 
 import structlog
 import uvicorn
@@ -132,7 +134,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
             create_app(service),
-            http=listen.Protocol,
+            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=service.settings.max_connections)),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from sandlot.core.sandbox import Sandbox
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.base import Answer
-from sandlot.server.web.errors import BodyTooLargeError
+from sandlot.server.web.errors import BodyRefusedError
 from sandlot.server.web.streams import gone
 
 _Result = TypeVar("_Result")
@@ -41,7 +41,8 @@ def sandbox_of(request: Request, sandbox: str) -> Sandbox:
 
 def reply(answer: Answer, status: int = 200) -> Response:
     """A model as a response, encoded once."""
-    return Response(answer.model_dump_json().encode(), status_code=status, media_type="application/json")
+    # Straight to bytes: an answer may hold megabytes of output, and model_dump_json() would make them twice.
+    return Response(answer.__pydantic_serializer__.to_json(answer), status_code=status, media_type="application/json")
 
 
 def also(model: type[BaseModel], description: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
@@ -80,5 +81,5 @@ async def body_of(request: Request) -> AsyncIterator[bytes]:
         async for chunk in request.stream():
             if chunk:
                 yield chunk
-    except BodyTooLargeError as error:
+    except BodyRefusedError as error:
         raise error.error from None

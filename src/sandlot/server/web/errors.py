@@ -18,9 +18,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 
 MEDIA_TYPE = "application/problem+json"
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
 
 _UNSEEN = 499
 """What the log says of a request whose client went away (nginx's convention); nobody receives it."""
@@ -34,12 +37,12 @@ _PLAIN: Mapping[str, str] = {
 }
 
 
-class BodyTooLargeError(HTTPException):
-    """More came than the route takes. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
+class BodyRefusedError(HTTPException):
+    """A body is not taken to its end. An HTTPException, because FastAPI turns all others that a body raises into a 400."""
 
-    def __init__(self, limit: int, *, raw: bool) -> None:
-        super().__init__(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        self.error = too_large(limit, raw=raw)
+    def __init__(self, error: SandlotError) -> None:
+        super().__init__(status_code=error.status)
+        self.error = error
 
 
 def too_large(limit: int, *, raw: bool) -> LimitError:
@@ -87,7 +90,7 @@ def answer(error: SandlotError, request_id: str, *, status: int | None = None, h
     if status is not None:
         body["status"], body["title"] = status, HTTPStatus(status).phrase
     more = dict(headers or {})
-    wait_s = error.fields.get("retry_after_s")
+    wait_s = error.fields.get("retry_after_s", RETRY_AFTER_S if error.retryable else None)
     if isinstance(wait_s, int):  # never a text: it would be written into the answer's head as it is
         more["Retry-After"] = str(wait_s)
     if body["status"] == HTTPStatus.UNAUTHORIZED:
@@ -132,7 +135,7 @@ def install(app: FastAPI) -> None:
         return answer(validation(error.errors()), request_id(request))
 
     async def on_http(request: Request, error: Exception) -> Response:
-        if isinstance(error, BodyTooLargeError):
+        if isinstance(error, BodyRefusedError):
             return answer(error.error, request_id(request))
         if not isinstance(error, HTTPException):
             raise error
@@ -145,6 +148,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
+
+
+def stalled(seconds: float) -> TimeoutExceededError:
+    """What a client is told whose body stopped half-way."""
+    return TimeoutExceededError(
+        f"Nothing came of the request's body for {seconds:g} s.", code=ErrorCode.TIMEOUT, hint="Send it again, without pauses as long as that."
+    )
 
 
 def defect() -> InternalError:

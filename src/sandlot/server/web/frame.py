@@ -4,6 +4,9 @@ Laws:
 - Nobody is answered, and no byte of a body is read, before the key was checked.
 - A body that is too large is answered with 413. The rest of it is read and thrown away within bounds first, because a client
   that is cut off while it sends seldom reads the answer.
+- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/budget.py``); where
+  there is no memory for a body, it is answered with 503 in the same way.
+- A body of which nothing comes for two minutes is given up.
 - A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
 """
 
@@ -20,16 +23,23 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.model.errors import SandlotError
-from sandlot.model.specs import MIB
+from sandlot.core.budget import Budget
+from sandlot.model.errors import SandlotError, UnavailableError
+from sandlot.model.specs import KIB, MIB
 from sandlot.server.keys import KeyStore
 from sandlot.server.web import errors
 from sandlot.server.web.auth import authenticate
-from sandlot.server.web.errors import BodyTooLargeError
+from sandlot.server.web.errors import BodyRefusedError
 
 JSON_MAX_BYTES = 8 * MIB
 RAW_SUFFIXES = ("/files/content", "/stdin")
 """Routes that stream their body into the sandbox instead of parsing it."""
+
+FREE_BYTES = 64 * KIB
+"""Of every body and every answer: not counted, because the number of connections bounds them."""
+PIECE_BYTES = 64 * KIB
+"""What of an answer is given to the connection at once; the rest waits here, where it is counted."""
+BODY_TIMEOUT_S = 120.0
 
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
@@ -45,25 +55,27 @@ class Frame:
         app: What answers.
         keys: Who may ask over TCP.
         upload_max_bytes: The limit of routes that stream their body.
+        budget: Of the memory that is held for clients.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: KeyStore, upload_max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyStore, upload_max_bytes: int, budget: Budget) -> None:
         self._app = app
         self._keys = keys
         self._upload_max_bytes = upload_max_bytes
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return  # no lifespan to speak of, and no websockets
-        exchange = _Exchange(scope, receive, send)
+        exchange = _Exchange(scope, receive, send, self._budget)
         raw = scope["path"].endswith(RAW_SUFFIXES)
         exchange.limit(self._upload_max_bytes if raw else JSON_MAX_BYTES, raw=raw)
         try:
             authenticate(scope, self._keys)
             exchange.check_announced()
             await self._app(scope, exchange.receive, exchange.send)
-        except BodyTooLargeError as error:
+        except BodyRefusedError as error:
             await exchange.refuse(error.error)
         except SandlotError as error:
             await exchange.refuse(error)
@@ -73,13 +85,16 @@ class Frame:
                 raise
             await exchange.refuse(errors.defect())
         finally:
+            exchange.close()
             exchange.log()
 
 
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: Budget) -> None:
+        self._budget = budget
+        self._held_bytes = 0
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -102,27 +117,48 @@ class _Exchange:
 
     def check_announced(self) -> None:
         if self._announced > self._limit:
-            raise BodyTooLargeError(self._limit, raw=self._raw)
+            raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        try:
+            # After the last of it, what is waited for is the client's going away.
+            async with asyncio.timeout(BODY_TIMEOUT_S if self._has_body and self._more else None):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyRefusedError(errors.stalled(BODY_TIMEOUT_S)) from None
         if message["type"] == "http.request":
             self._taken += len(message.get("body", b""))
             self._more = message.get("more_body", False)
             if self._taken > self._limit:
-                raise BodyTooLargeError(self._limit, raw=self._raw)
+                raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
+            self._hold()
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            if self.status in {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.SERVICE_UNAVAILABLE}:
                 await self._drain()
             if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
-        await self._send(message)
+        body = message.get("body", b"")
+        if len(body) <= PIECE_BYTES:
+            await self._send(message)
+            return
+        # The connection takes whatever it is given, however slowly its client reads: piece by piece it waits for that.
+        self._budget.take_anyway(len(body))
+        try:
+            for at in range(0, len(body), PIECE_BYTES):
+                last = at + PIECE_BYTES >= len(body)
+                await self._send({**message, "body": body[at : at + PIECE_BYTES], "more_body": not last or message.get("more_body", False)})
+        finally:
+            self._budget.give(len(body))
+
+    def close(self) -> None:
+        self._budget.give(self._held_bytes)
+        self._held_bytes = 0
 
     async def refuse(self, error: SandlotError) -> None:
         if not self.status:
@@ -137,6 +173,15 @@ class _Exchange:
             status=self.status,
             ms=round((time.perf_counter() - self._began_s) * 1000, 1),
         )
+
+    def _hold(self) -> None:
+        """Count what was read of a body that is kept to be parsed."""
+        more = 0 if self._raw else max(0, self._taken - FREE_BYTES) - self._held_bytes
+        try:
+            self._budget.take(more)
+        except UnavailableError as error:
+            raise BodyRefusedError(error) from None
+        self._held_bytes += more
 
     async def _drain(self) -> None:
         drained = 0

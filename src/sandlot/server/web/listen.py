@@ -3,7 +3,10 @@
 Laws:
 - The unix socket never exists with other permissions than 0600, and a connection counts as its owner's only where the kernel
   says that the peer is root or this very user (SO_PEERCRED, unix(7)).
-- A request's head is at most 64 KiB and must be complete within 30 s; so must be the first one after connecting.
+- A request's head is at most 64 KiB and 128 fields, and must be complete within 30 s; so must be the first one after connecting.
+- There is a bound on connections, on TCP and on the unix socket each for itself: whoever floods the one leaves the other alone.
+  One too many is told so with 503 and Retry-After, and closed.
+- A client that takes nothing of what waits for it for two minutes is cut off; so is one that sends requests on ahead.
 - TCP connections send at once (TCP_NODELAY): an answer is one small write, and Nagle's algorithm would sit on it.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import struct
@@ -23,19 +27,47 @@ from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
 from sandlot.server.web.auth import OWNER
 
 HEAD_MAX_BYTES = 64 * 1024
+HEAD_MAX_FIELDS = 128
+"""A field of four bytes takes forty times as many here."""
 HEAD_TIMEOUT_S = 30.0
+STALL_TIMEOUT_S = 120.0
+PIPELINE_MAX = 64
+"""Requests that wait behind the one that is being answered. Hardly a client sends on ahead, and each that waits takes some KiB."""
 BACKLOG = 512
 _SUN_PATH_MAX = 107
 """Bytes of a unix socket's path, unix(7)."""
 
+FULL_RETRY_AFTER_S = 1
+_FULL = {
+    "type": "about:blank",
+    "title": "Service Unavailable",
+    "status": 503,
+    "detail": "The service has as many connections as it may.",
+    "code": str(ErrorCode.BUSY),
+    "hint": "Use fewer, or try again in a moment; its operator may raise SANDLOT_MAX_CONNECTIONS.",
+    "retryable": True,
+    "request_id": "",
+    "fields": {"retry_after_s": FULL_RETRY_AFTER_S},
+}
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's business
+    Args:
+        args: uvicorn's business.
+        max_connections: On TCP, and on the unix socket.
+        kwargs: uvicorn's business.
+    """
+
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's business
         super().__init__(*args, **kwargs)
+        self.is_local = False
+        self._max_connections = max_connections
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        self._is_large = False
         self._head_bytes = 0
         self._in_head = True
         self._held_an_end = False
@@ -45,7 +77,13 @@ class Protocol(HttpToolsProtocol):
         """See who it is."""
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
-        if link is not None and link.family == socket.AF_UNIX:
+        self.is_local = link is not None and link.family == socket.AF_UNIX
+        if sum(1 for each in self.connections if isinstance(each, Protocol) and each.is_local == self.is_local) > self._max_connections:
+            self.connections.discard(self)
+            transport.write(_full())
+            transport.close()
+            return
+        if self.is_local:
             if is_owner(link):
                 self.app_state = {**self.app_state, "peer": OWNER}
         elif link is not None:
@@ -56,6 +94,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._head_is_complete()
+        self._flows_again()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,6 +108,32 @@ class Protocol(HttpToolsProtocol):
                 self.transport.write(_HEAD_TOO_LARGE)
                 self.transport.close()
 
+    def pause_writing(self) -> None:
+        """Its client takes less than it is sent."""
+        super().pause_writing()
+        self._flows_again()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        """Its client has caught up."""
+        super().resume_writing()
+        self._flows_again()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of a head."""
+        if len(self.headers) >= HEAD_MAX_FIELDS:
+            self._is_large = True
+            raise ValueError(f"more than {HEAD_MAX_FIELDS} fields")  # the parser stops, and its caller refuses
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser could not take."""
+        if not self._is_large:
+            super().send_400_response(msg)
+        elif not self.transport.is_closing():
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         self._await_head()
@@ -77,6 +142,8 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Its head is there."""
         self._head_is_complete()
+        if len(self.pipeline) >= PIPELINE_MAX:
+            raise ValueError(f"more than {PIPELINE_MAX} requests ahead")  # likewise
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -85,6 +152,23 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._held_an_end = True
         self._head_bytes = 0
+
+    def _watch_stall(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._maybe_stalled)
+
+    def _maybe_stalled(self) -> None:
+        # Nothing is added while it is paused: fewer bytes mean that some were taken.
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_stall()
+        else:
+            self._stall_timer = None
+            self.transport.abort()  # closing would wait for the client
+
+    def _flows_again(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _await_head(self) -> None:
         self._in_head = True
@@ -106,6 +190,15 @@ class Protocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._too_slow)
         elif not self.transport.is_closing():
             self.transport.close()
+
+
+def _full() -> bytes:
+    body = json.dumps(_FULL).encode()
+    head = (
+        f"HTTP/1.1 503 Service Unavailable\r\nretry-after: {FULL_RETRY_AFTER_S}\r\ncontent-type: application/problem+json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def is_owner(link: socket.socket) -> bool:

@@ -60,3 +60,13 @@ def test_a_great_many_errors_make_no_great_answer() -> None:
 
 def test_a_defect_tells_nothing() -> None:
     assert defect().code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if CODES[code][1]])
+def test_whoever_may_ask_again_is_told_when(code: ErrorCode) -> None:
+    assert int(answer(class_of(code)("Not now.", code=code), "x").headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if not CODES[code][1]])
+def test_whoever_need_not_ask_again_is_not(code: ErrorCode) -> None:
+    assert "retry-after" not in answer(class_of(code)("No.", code=code), "x").headers

@@ -18,6 +18,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.server.web import frame, listen
 from tests.support.service import Bench, bench, client
+from tests.support.until import until
 
 CODE = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code"
 
@@ -142,3 +143,40 @@ async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
             assert (response.status_code, response.json()["code"]) == (413, "too_large")
             assert "SANDLOT_UPLOAD_MAX_BYTES" in response.json()["hint"]
         assert (await http.get(url)).content == b"x" * MIB
+
+
+async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_is_room(at: Bench, http: httpx.AsyncClient) -> None:
+    body = {"code": "x" * MIB}
+    with at.service.budget.holding(at.service.settings.buffer_bytes - MIB // 2):
+        refused = await http.post(CODE, json=body)
+        assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
+        assert refused.headers["retry-after"] == "1"
+        assert (await http.post(CODE, json={"code": "x" * 1000})).status_code == 404  # what is small is always taken
+    assert (await http.post(CODE, json=body)).status_code == 404
+    await until(lambda: at.service.budget.taken_bytes == 0)
+
+
+async def test_a_body_that_stops_half_way_is_given_up(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "BODY_TIMEOUT_S", 0.2)
+    box = await at.sandbox()
+    for method, path in (("POST", f"/v1/sandboxes/{box.id}/code"), ("PUT", f"/v1/sandboxes/{box.id}/files/content?path=/tmp/x")):
+        reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+        writer.write(f'{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n{{"code": "'.encode())
+        answered = await reader.read()
+        assert answered.startswith(b"HTTP/1.1 408 "), answered
+        assert b'"code": "timeout"' in answered
+        writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.usefixtures("http")
+async def test_a_large_answer_is_counted_until_it_is_taken(at: Bench) -> None:
+    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes"
+    body = b'{"command": "head -c 1500000 /dev/zero | tr \'\\\\0\' a"}'
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket), limit=1)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    await reader.read(1)
+    assert at.service.budget.taken_bytes > 1_400_000
+    while at.service.budget.taken_bytes:
+        await reader.read(65536)
+    writer.close()

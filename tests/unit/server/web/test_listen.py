@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sandlot.model.errors import HostError, InvalidRequestError
+from sandlot.server.serve import answering
+from sandlot.server.settings import Settings
 from sandlot.server.web import listen
-from tests.support.service import Bench, unix_client
+from tests.support.service import Bench, bench, unix_client
+from tests.support.until import until
 
 
 def test_the_unix_socket_is_its_owners_whatever_the_umask(folder: Path) -> None:
@@ -145,4 +150,71 @@ async def test_what_is_no_http_is_refused(at: Bench, http: httpx.AsyncClient) ->
     writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 400 ")
     writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+@pytest.fixture
+async def small(folder: Path) -> AsyncIterator[tuple[Bench, str, int]]:
+    """A service that takes eight connections on each of its sockets, and where its TCP is."""
+    async with bench(folder, Settings(max_connections=8)) as at:
+        tcp = listen.tcp_socket("127.0.0.1", 0)
+        host, port = tcp.getsockname()
+        async with answering(at.service, [listen.unix_socket(at.service.settings.socket), tcp]):
+            yield at, host, port
+
+
+async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[Bench, str, int]) -> None:
+    at, host, port = small
+    held = [await asyncio.open_connection(host, port) for _ in range(8)]
+    reader, writer = await asyncio.open_connection(host, port)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # to its end: it was closed
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 1\r\n" in head
+    assert (json.loads(body)["code"], json.loads(body)["retryable"]) == ("busy", True)
+    writer.close()
+    async with unix_client(at.service.settings.socket) as local:
+        assert (await local.get("/healthz")).status_code == 200
+    for _, other in held:
+        other.close()
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as client:
+
+        async def answers() -> bool:
+            return (await client.get("/healthz")).status_code == 200
+
+        await until(answers)
+
+
+async def test_requests_far_ahead_end_their_connection(at: Bench, http: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
+    answered = await reader.read()
+    assert answered.count(b'"status":"ok"') <= listen.PIPELINE_MAX + 1
+    writer.close()
+    assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
+    at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "STALL_TIMEOUT_S", 0.5)
+    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes".encode()
+    body = b'{"command": "head -c 2000000 /dev/zero | tr \'\\\\0\' a"}'
+    request = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (path, len(body), body)
+    slow, writing = await asyncio.open_unix_connection(str(at.service.settings.socket), limit=1)
+    writing.write(request)
+    stalled = socket.socket(socket.AF_UNIX)
+    stalled.connect(str(at.service.settings.socket))
+    stalled.sendall(request)
+    await until(lambda: at.service.budget.taken_bytes >= 2 * 1_500_000)
+    taken = b""
+    while taken.count(b"a") < 2_000_000:
+        taken += await slow.read(50_000)
+        await asyncio.sleep(0.02)
+    writing.close()
+    await until(lambda: at.service.budget.taken_bytes == 0)
+    left = b""
+    while piece := await asyncio.to_thread(stalled.recv, 1 << 20):
+        left += piece
+    assert 0 < len(left) < 2_000_000
+    stalled.close()
     assert (await http.get("/healthz")).status_code == 200
