@@ -20,7 +20,7 @@ from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, WRITE
 from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.flow.pipes import OutputPipe, open_pipe
-from sandlot.guest.kernels.cells import Cell
+from sandlot.guest.kernels.cells import Cell, epitaph
 from sandlot.guest.spawn import account, candidates, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import values
@@ -64,7 +64,7 @@ def is_mime_type(text: str) -> bool:
 class Kernel:
     """One kernel process and the cells that wait for it."""
 
-    __slots__ = ("_buffer", "_guest", "_out", "_settling", "_socket", "_timed_out", "_timer", "cell", "count", "name", "pid", "pipes", "queue")
+    __slots__ = ("_buffer", "_guest", "_up", "_out", "_settling", "_socket", "_timed_out", "_timer", "cell", "count", "name", "pid", "pipes", "queue")
 
     def __init__(self, guest: Guest, name: str) -> None:
         self._guest = guest
@@ -76,6 +76,7 @@ class Kernel:
         self._timer: Any = None
         self._timed_out = False
         self._settling = False
+        self._up = False
         self.cell: Cell | None = None
         self.queue: deque[Cell] = deque()
         self.pipes: list[OutputPipe] = []
@@ -114,6 +115,7 @@ class Kernel:
         self._socket = ours
         self._buffer.clear()
         self._out.clear()
+        self._up = False
         self.count = 0
         idle = Outputs((STDOUT, STDERR))  # what background threads print before the first cell is nobody's
         self.pipes = [OutputPipe(guest.loop, fd, channel, idle, self._piped) for fd, channel in ((out_read, STDOUT), (err_read, STDERR))]
@@ -244,6 +246,7 @@ class Kernel:
     def _take(self, message: Any, size: int) -> None:
         cell = self.cell
         kind = message["event"]
+        self._up = True
         if cell is None or self._settling:
             return
         if kind == "display":
@@ -285,6 +288,8 @@ class Kernel:
     def _lost(self, status: str) -> None:
         if not self.pid:
             return
+        if self._timed_out and self.cell is not None:
+            status = "killed"  # the interrupt can come before the kernel is so far that it takes one
         self.pid = 0
         if self._socket is not None:
             self._guest.loop.unwatch(self._socket.fileno())
@@ -293,7 +298,7 @@ class Kernel:
         if self.cell is None:
             self._close_pipes()
         elif not self._settling:
-            text = "The kernel was killed: it did not stop at its timeout." if status == "killed" else "The kernel died; its variables are gone."
+            text = epitaph(status, began=self._up, late=self._timed_out)
             self.cell.tell({"event": "error", "name": "KernelDied", "value": text, "traceback": []}, 0)
             self._finish(status, self.count)
 
