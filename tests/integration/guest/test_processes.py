@@ -10,6 +10,7 @@ import pytest
 from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.ids import new_process_id
+from sandlot.model.ports import Change
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from tests.integration.guest.conftest import PIDS, Inside
 
@@ -216,6 +217,8 @@ async def test_the_limit_of_what_runs_already_moves_both_ways(inside: Inside) ->
     await inside.cell("import resource, subprocess")
     first = await made()
     assert 0 < first < PIDS
+    # The host's backstop, and room: each of them takes 3 MiB.
+    await inside.instance.configure(Change(pids=2 * PIDS, memory_bytes=1 << 30))
     await inside.link.set_limits(pids=2 * PIDS)
     second = await made()
     assert PIDS - 5 <= second <= PIDS, "as many more as the limit has grown"
