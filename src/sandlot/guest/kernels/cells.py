@@ -111,3 +111,19 @@ class Follower:
             self.call.event(event["event"], **{key: item for key, item in event.items() if key != "event"})
             self.next_event += 1
         return done and self.next_event >= len(cell.events)
+
+
+def epitaph(status: str, *, began: bool, late: bool) -> str:
+    """What became of a kernel that ended in the middle of a cell.
+
+    Args:
+        status: The cell's: killed or died.
+        began: Whether the kernel ever came as far as saying something.
+        late: Whether the cell's timeout had passed.
+    """
+    if not began:
+        when = "within the cell's timeout" if late else "at all"
+        return f"The image's python did not start {when}, so nothing was run; see stderr. Commands and files work without it."
+    if status == "killed":
+        return "The kernel was killed: it did not stop at its timeout."
+    return "The kernel died; its variables are gone."

@@ -1,7 +1,7 @@
 """The plain Python kernel: runs cells in one namespace, on the image's python (3.8 or newer), standard library only.
 
 Started as ``python3 kernel.py FD``; FD is a socket to the guest. Messages are ``values`` with a 4-byte length before each.
-To the kernel: ``wake`` (entropy, env), ``execute`` (code, env). From it: ``display``, ``error``, and ``done`` for each cell.
+To the kernel: ``wake`` (entropy, env), ``execute`` (code, env). From it: ``ready``, then ``display``, ``error``, and ``done`` for each cell.
 Standard output and error are ordinary pipes, so that what C code and child processes print arrives as well.
 
 Laws:
@@ -95,6 +95,7 @@ class Kernel:
 
     def serve(self) -> None:
         """Answer until the guest is gone."""
+        self._wire.send({"event": "ready"})
         while True:
             try:
                 message = self._wire.receive()

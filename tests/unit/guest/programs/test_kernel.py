@@ -28,6 +28,7 @@ class Running:
         with theirs:
             argv = [sys.executable, "-W", "error", str(folder / "kernel.py"), str(theirs.fileno())]
             self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
+        assert self.receive() == {"event": "ready"}
 
     def send(self, message: dict[str, Any]) -> None:
         raw = values.encode(message)
