@@ -64,7 +64,7 @@ def is_mime_type(text: str) -> bool:
 class Kernel:
     """One kernel process and the cells that wait for it."""
 
-    __slots__ = ("_buffer", "_guest", "_up", "_out", "_settling", "_socket", "_timed_out", "_timer", "cell", "count", "name", "pid", "pipes", "queue")
+    __slots__ = ("_buffer", "_guest", "_out", "_settling", "_socket", "_timed_out", "_timer", "_up", "cell", "count", "name", "pid", "pipes", "queue")
 
     def __init__(self, guest: Guest, name: str) -> None:
         self._guest = guest
