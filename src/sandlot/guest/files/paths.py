@@ -24,7 +24,7 @@ _CODES = {
     errno.EPERM: ("permission_denied", "The user may not do that at {path}.", "Ask for user='root', or change the permissions."),
     errno.EROFS: ("permission_denied", "{path} is on a read-only file system.", "Write elsewhere."),
     errno.ELOOP: ("path_invalid", "{path} goes through too many links.", "Check the links."),
-    errno.ENAMETOOLONG: ("path_invalid", "A name in {path} is too long.", "Names have at most 255 bytes."),
+    errno.ENAMETOOLONG: ("path_invalid", "A name in {path} is too long, or the whole of it.", "Names have at most 255 bytes, paths 4,095."),
     errno.ENOSPC: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
     errno.EDQUOT: ("disk_full", "The sandbox's disk is full; {path} was not written.", "Remove files, or ask for more disk."),
     errno.ENXIO: ("path_invalid", "{path} is no regular file.", "Name a file."),

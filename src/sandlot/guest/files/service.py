@@ -103,8 +103,11 @@ class Files:
                     inner = os.path.join(path, name)
                     try:
                         entries.append(entry(inner, os.lstat(inner)))
-                    except OSError:
-                        continue  # gone since the folder was read
+                    except OSError as error:
+                        if error.errno == errno.ENAMETOOLONG:  # it is there, and no path leads to it: not to be left out silently
+                            call.answer(refusal(error, inner))
+                            return
+                        # Otherwise it is gone since the folder was read.
             yield
         call.result(entries=entries, more=len(names) > end)
 
