@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sandlot.core.capacity import RETRY_AFTER_S, Shares
+from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, Limits, Network, check_text

@@ -1,7 +1,7 @@
 """The limits of a sandbox that runs: changed as a whole or not at all, and what it uses measured against them.
 
 Laws:
-- More is promised before it is given, and less is given up only once it was taken back (:mod:`sandlot.core.ledger`).
+- More is promised before it is given, and less is given up only once it was taken back (:mod:`sandlot.core.node.ledger`).
 - Two keep the limit of processes: the guest, which counts what a tenant starts, and the host, whose limit is the backstop. The
   guest's is never the higher one: the host's is raised first and lowered last.
 - What fails half-way is taken back; what a guest says about itself is a number in bounds, and believed for that sandbox only.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from sandlot.core.ledger import Ledger
+from sandlot.core.node.ledger import Ledger
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sandlot.core.budget import Budget
+from sandlot.core.node.budget import Budget
 from sandlot.link.types import Lost, Output, ProcessResult
 from sandlot.model.capture import Capture
 from sandlot.model.ids import ProcessId

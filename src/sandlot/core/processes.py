@@ -4,7 +4,7 @@ Laws:
 - Whoever runs a process in the foreground and goes away takes its process group along.
 - Output that nobody reads stops the process, never the service: at most a stream's window waits here.
 - Numbers that come from a guest are hostile until they were looked at: what leaves here is in bounds.
-- Standard input that was given whole is counted (``core/budget.py``) for as long as the process does not take it.
+- Standard input that was given whole is counted (``core/node/budget.py``) for as long as the process does not take it.
 """
 
 from __future__ import annotations

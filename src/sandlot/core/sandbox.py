@@ -16,7 +16,7 @@ from datetime import datetime
 
 import structlog
 
-from sandlot.core.budget import Budget
+from sandlot.core.node.budget import Budget
 from sandlot.link.client import Link, ProcessCall
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId

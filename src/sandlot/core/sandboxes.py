@@ -1,7 +1,7 @@
 """All sandboxes of this service: created, found, prolonged, killed, and remembered for a while after their end.
 
 Laws:
-- A sandbox counts against the service's bound, and against what the host has (:mod:`sandlot.core.capacity`), from the request
+- A sandbox counts against the service's bound, and against what the host has (:mod:`sandlot.core.node.capacity`), from the request
   that creates it until its last trace is removed.
 - A client that goes away while its sandbox is created leaves nothing behind.
 - Killing is idempotent; any number of callers may wait for the same end.
@@ -19,11 +19,11 @@ import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import NewSandbox, Rules
-from sandlot.core.budget import Budget
-from sandlot.core.capacity import Figures
-from sandlot.core.ledger import Ledger
 from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
 from sandlot.core.limits import Used, changed, check_able, used
+from sandlot.core.node.budget import Budget
+from sandlot.core.node.capacity import Figures
+from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError

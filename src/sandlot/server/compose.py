@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import Rules
-from sandlot.core.budget import Budget
+from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.drivers.oci.places import sandboxes_folder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.capacity import Shares
+from sandlot.core.node.capacity import Shares
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
 

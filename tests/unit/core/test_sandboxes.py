@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import sandboxes
-from sandlot.core.capacity import NOTHING
+from sandlot.core.node.capacity import NOTHING
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import (
     ErrorCode,

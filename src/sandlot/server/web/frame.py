@@ -4,7 +4,7 @@ Laws:
 - Nobody is answered, and no byte of a body is read, before the key was checked.
 - A body that is too large is answered with 413. The rest of it is read and thrown away within bounds first, because a client
   that is cut off while it sends seldom reads the answer.
-- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/budget.py``); where
+- What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/budget.py``); where
   there is no memory for a body, it is answered with 503 in the same way.
 - A body of which nothing comes for two minutes is given up.
 - A defect is a 500 that tells nothing; where the answer had begun, the connection is cut, so that nobody takes half for whole.
@@ -23,7 +23,7 @@ import structlog
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandlot.core.budget import Budget
+from sandlot.core.node.budget import Budget
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.server.keys import KeyStore

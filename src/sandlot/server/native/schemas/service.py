@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field
 
-from sandlot.core.capacity import Figures
+from sandlot.core.node.capacity import Figures
 from sandlot.model.ports import Resources
 from sandlot.server.native.schemas.base import Answer
 

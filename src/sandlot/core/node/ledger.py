@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from sandlot.core import capacity
-from sandlot.core.capacity import Figures, Shares
+from sandlot.core.node import capacity
+from sandlot.core.node.capacity import Figures, Shares
 from sandlot.core.ports import Clock
 from sandlot.model.errors import ErrorCode, HostError, InternalError
 from sandlot.model.ports import Reading, Resources

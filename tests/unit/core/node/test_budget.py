@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.budget import PART, Budget
+from sandlot.core.node.budget import PART, Budget
 from sandlot.core.outcomes import Collected
 from sandlot.link.types import Lost, Output
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES

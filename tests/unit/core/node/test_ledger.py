@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.capacity import NOTHING, Shares
-from sandlot.core.ledger import FRESH_S, Ledger
+from sandlot.core.node.capacity import NOTHING, Shares
+from sandlot.core.node.ledger import FRESH_S, Ledger
 from sandlot.model.errors import HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import Reading, Resources
 from tests.support.clock import ManualClock
