@@ -347,12 +347,13 @@ class Kernels:
         """``kernel.execute``."""
         cell = self._cells.get(call.id)
         if cell is None:
-            if find_python(environment(account("user"), self._guest.env)) is None:
+            kernel = self._kernel(call.args["kernel"])
+            if not kernel.pid and find_python(environment(account("user"), self._guest.env)) is None:
                 raise Refusal("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
             cell = Cell(call.id, call.args)
             self._cells[call.id] = cell
             cell.attach(call, 0, 0, 0)
-            self._kernel(call.args["kernel"]).submit(cell)
+            kernel.submit(cell)
             self._trim()
         else:
             cell.attach(call, 0, 0, 0)
