@@ -16,10 +16,15 @@ from typing import Any
 
 EPERM, ENOSYS = 1, 38  # errno(3)
 
+O_NOTIFICATION_PIPE = 0x80
+"""Of pipe2(2): the kernel's watch queues (linux/watch_queue.h)."""
 CLONE_NAMESPACES = 0x7E020000
 """All flags of clone(2) that make a namespace: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
-FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6 (socket(2))."""
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
+SOCK_STREAM, SOCK_DGRAM, SOCK_TYPES = 1, 2, 0xF
+"""Of an internet socket's types those of TCP and UDP; the mask leaves out SOCK_CLOEXEC and SOCK_NONBLOCK (socket(2))."""
+PROTOCOLS = {SOCK_STREAM: (0, 6), SOCK_DGRAM: (0, 17)}
+"""By type: the usual one, by 0 or by its number. Others (SCTP, DCCP, MPTCP) may have the host load a module for them."""
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 """Of netlink only what getifaddrs(3) asks; others reach the host kernel's crypto, audit and firewall code."""
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
@@ -56,10 +61,10 @@ ALLOWED = (
     *("msync", "munlock", "munlockall", "munmap", "pkey_alloc", "pkey_free", "pkey_mprotect", "remap_file_pages", "set_mempolicy"),
     # Sockets; which kinds is said below.
     *("accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg", "recvmsg", "sendmmsg"),
-    *("sendmsg", "sendto", "setsockopt", "shutdown", "socketpair"),
+    *("sendmsg", "sendto", "setsockopt", "shutdown"),
     # Talk between processes of one sandbox: an IPC namespace of its own.
     *("mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "pipe"),
-    *("pipe2", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
+    *("semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
     # Waiting and time; no clock is set.
     *("alarm", "clock_getres", "clock_gettime", "clock_nanosleep", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_ctl_old", "epoll_pwait"),
     *("epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2", "getitimer", "gettimeofday", "nanosleep", "poll", "ppoll"),
@@ -99,7 +104,18 @@ def seccomp_filter() -> dict[str, Any]:
             {"names": list(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM},
             # clone3 takes its flags by pointer, where no filter sees them: C libraries fall back to clone.
             {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, CLONE_NAMESPACES, "SCMP_CMP_MASKED_EQ", 0)]},
-            *({"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, family)]} for family in FAMILIES),
+            {"names": ["pipe2"], "action": "SCMP_ACT_ALLOW", "args": [_argument(1, O_NOTIFICATION_PIPE, "SCMP_CMP_MASKED_EQ", 0)]},
+            {"names": ["socket", "socketpair"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, AF_UNIX)]},
+            *(
+                {
+                    "names": ["socket"],
+                    "action": "SCMP_ACT_ALLOW",
+                    "args": [_argument(0, family), _argument(1, SOCK_TYPES, "SCMP_CMP_MASKED_EQ", kind), _argument(2, protocol)],
+                }
+                for family in (AF_INET, AF_INET6)
+                for kind, protocols in PROTOCOLS.items()
+                for protocol in protocols
+            ),
             {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, AF_NETLINK), _argument(2, NETLINK_ROUTE)]},
             *({"names": ["personality"], "action": "SCMP_ACT_ALLOW", "args": [_argument(0, kind)]} for kind in PERSONALITIES),
         ],

@@ -8,7 +8,7 @@ from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, REF
 
 
 def test_no_call_is_on_two_lists_and_none_twice() -> None:
-    every = (*ALLOWED, *REFUSED, "clone", "clone3", "socket", "personality")
+    every = (*ALLOWED, *REFUSED, "clone", "clone3", "pipe2", "socket", "socketpair", "personality")
     assert len(set(every)) == len(every)
 
 
@@ -34,6 +34,14 @@ def test_a_thread_may_be_made_and_a_namespace_may_not() -> None:
     assert sum(new.values()) == CLONE_NAMESPACES
 
 
-def test_sockets_are_of_few_families() -> None:
-    rules = [rule["args"] for rule in seccomp_filter()["syscalls"] if rule["names"] == ["socket"]]
-    assert [[(argument["index"], argument["value"]) for argument in each] for each in rules] == [[(0, 1)], [(0, 2)], [(0, 10)], [(0, 16), (2, 0)]]
+def test_sockets_are_of_few_families_types_and_protocols() -> None:
+    rules = [rule["args"] for rule in seccomp_filter()["syscalls"] if "socket" in rule["names"]]
+    allowed = {tuple(argument["valueTwo"] if argument["op"] == "SCMP_CMP_MASKED_EQ" else argument["value"] for argument in each) for each in rules}
+    internet = {(family, kind, protocol) for family in (2, 10) for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17))}
+    assert allowed == {(1,), *internet, (16, 0)}
+    assert all(argument["value"] == 0xF for each in rules for argument in each if argument["op"] == "SCMP_CMP_MASKED_EQ")
+
+
+def test_a_pipe_is_no_queue_of_the_kernels() -> None:
+    (pipe,) = (rule for rule in seccomp_filter()["syscalls"] if rule["names"] == ["pipe2"])
+    assert pipe["args"] == [{"index": 1, "value": 0x80, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
