@@ -55,6 +55,15 @@ def alive(service: LocalService) -> set[str]:
 BASE = ("--template", "base")
 
 
+def test_capacity_is_what_the_service_says(shell: Shell, sandbox: Sandbox) -> None:
+    told = json.loads(shell.ok("capacity", "--json"))
+    assert told["promised"]["memory_bytes"] >= sandbox.info().limits.memory_bytes
+    rows = {words[0]: words[1:] for words in (line.split() for line in shell.ok("capacity").splitlines()[1:])}
+    assert set(rows) == {"memory", "disk", "tasks", "sandboxes"}
+    assert rows["tasks"] == [str(told[column]["pids"]) for column in ("total", "promised", "free")]
+    assert rows["sandboxes"] == [str(told["max_sandboxes"]), str(told["sandboxes"]), str(told["max_sandboxes"] - told["sandboxes"])]
+
+
 # ------------------------------------------------------------------------------------------------------------------- sandlot run
 
 

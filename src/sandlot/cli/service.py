@@ -1,14 +1,15 @@
-"""``sandlot serve``, ``stop``, ``keys`` and ``version``."""
+"""``sandlot serve``, ``stop``, ``capacity``, ``keys`` and ``version``."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 from typing import Annotated
 
 import typer
 
-from sandlot.cli.output import note, table
+from sandlot.cli.output import note, size, table
 
 STOP_TIMEOUT_S = 60.0
 
@@ -43,6 +44,22 @@ def stop() -> None:
         note(f"sandlot: the service (process {pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
         raise typer.Exit(1)
     note("The local service has ended.")
+
+
+def capacity(*, as_json: Annotated[bool, typer.Option("--json", help="The service's own words.")] = False) -> None:
+    """Show what the node may promise to sandboxes, what it has promised, and what is left."""
+    from sandlot.sdk import Client
+
+    with Client() as client:
+        found = client.request("GET", "/v1/capacity")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    columns = ("total", "promised", "free")
+    rows = [[name, *(size(found[column][f"{name}_bytes"]) for column in columns)] for name in ("memory", "disk")]
+    rows.append(["tasks", *(str(found[column]["pids"]) for column in columns)])
+    left = found["max_sandboxes"] - found["sandboxes"]
+    table(["", "TOTAL", "PROMISED", "FREE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
 
 
 @keys.command("create")

@@ -11,7 +11,7 @@ import pytest
 from sandlot import __version__
 from sandlot.cli.main import dispatch
 
-COMMANDS = ("run", "create", "ls", "exec", "cp", "rm", "demo", "serve", "stop", "keys", "doctor", "version")
+COMMANDS = ("run", "create", "ls", "exec", "cp", "rm", "demo", "serve", "stop", "capacity", "keys", "doctor", "version")
 HEAVY = {
     "httpx",
     "fastapi",

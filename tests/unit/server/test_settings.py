@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -62,6 +65,11 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         log_level="debug",
         log_format="text",
     )
+
+
+def test_the_docs_have_every_setting() -> None:
+    documented = set(re.findall(r"^\| `(SANDLOT_\w+)` \|", (ROOT / "docs/node.md").read_text(), re.MULTILINE))
+    assert documented == {f"SANDLOT_{field.name.upper()}" for field in fields(Settings)}
 
 
 def test_the_command_line_goes_over_the_environment() -> None:
