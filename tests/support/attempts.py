@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from sandlot import Sandbox
 from tests.support.inside import arguments, run_inside
@@ -54,35 +53,47 @@ def call(name, *args):
     if number is None:
         raise OSError(errno.ENOSYS, "not on this architecture")
     return check(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args)))
-def outcome(code, patience=15):
-    # A process of its own, so that an attempt may die, hang or change what is its process's.
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.setpgid(0, 0)
+def outcomes_of(attempts, apart=False):
+    # In a process of its own, so that an attempt may die, hang or change what is its process's. One that was refused has changed
+    # nothing, and the next may be made from the same process, unless all are to begin afresh.
+    rest, found = list(attempts.items()), {}
+    while rest:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            os.close(reading)
+            for _, code in rest:
+                signal.alarm(15)
+                said = "ok"
+                try:
+                    exec(code, globals())
+                except OSError as error:
+                    said = errno.errorcode.get(error.errno, "broken: " + repr(error))
+                except BaseException as error:
+                    said = "broken: " + repr(error)
+                os.write(writing, said.encode()[:400].replace(b"\\n", b" ") + b"\\n")
+                if apart or said == "ok":
+                    break
+            os._exit(0)
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        attempt(os.killpg, child, signal.SIGKILL)
+        os.set_blocking(reading, False)
+        said = attempt(os.read, reading, 65536).get("got", b"").decode().splitlines()
         os.close(reading)
-        signal.alarm(patience)
-        said = "ok"
-        try:
-            exec(code, globals())
-        except OSError as error:
-            said = errno.errorcode.get(error.errno, "broken: " + repr(error))
-        except BaseException as error:
-            said = "broken: " + repr(error)
-        os.write(writing, said.encode()[:400])
-        os._exit(0)
-    os.close(writing)
-    _, status = os.waitpid(child, 0)
-    attempt(os.killpg, child, signal.SIGKILL)
-    ready = select.select([reading], [], [], 0)[0]
-    said = os.read(reading, 4096).decode() if ready else ""
-    os.close(reading)
-    return said or (signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "broken: said nothing")
+        if os.WIFSIGNALED(status) or not said:
+            said.append(signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "broken: said nothing")
+        found.update(zip([name for name, _ in rest], said))
+        rest = rest[len(said):]
+    return found
+def outcome(code):
+    return outcomes_of({"it": code})["it"]
 """
 
 
 def outcomes(
-    sandbox: Sandbox, attempts: Mapping[str, str], *, user: str, setup: str = "", given: Mapping[str, Any] | None = None, timeout: float = 240
+    sandbox: Sandbox, attempts: Mapping[str, str], *, user: str, setup: str = "", apart: bool = False, timeout: float = 240
 ) -> dict[str, str]:
     """Try all of them, one after the other; the outcome of each.
 
@@ -91,10 +102,10 @@ def outcomes(
         attempts: Statements by a name for each attempt.
         user: As whom.
         setup: Statements that run first and whose names the attempts find.
-        given: What they find as ``given``.
+        apart: Whether each begins in a new process; otherwise only one that follows a success does.
         timeout: Seconds, for all of them.
     """
-    return run_inside(sandbox, _program(setup), user=user, given={**(given or {}), "attempts": dict(attempts)}, timeout=timeout)
+    return run_inside(sandbox, _program(setup, apart=apart), user=user, given={"attempts": dict(attempts)}, timeout=timeout)
 
 
 def outcomes_outside(attempts: Mapping[str, str], *, setup: str = "") -> dict[str, str]:
@@ -104,7 +115,14 @@ def outcomes_outside(attempts: Mapping[str, str], *, setup: str = "") -> dict[st
         attempts: Only such that change nothing but their process and its mount namespace.
         setup: Statements that run first.
     """
-    command = ["unshare", "--mount", "--propagation", "private", sys.executable, *arguments(_program(setup), {"attempts": dict(attempts)})]
+    command = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        sys.executable,
+        *arguments(_program(setup, apart=True), {"attempts": dict(attempts)}),
+    ]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     told: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return told
@@ -127,5 +145,5 @@ def not_refused(found: Mapping[str, str], *, allowed: Iterable[str] = (), also: 
     }
 
 
-def _program(setup: str) -> str:
-    return f"{PREAMBLE}\n{setup}\nfor name, code in given['attempts'].items():\n    told[name] = outcome(code)\n"
+def _program(setup: str, *, apart: bool) -> str:
+    return f"{PREAMBLE}\n{setup}\ntold.update(outcomes_of(given['attempts'], {apart}))\n"
