@@ -223,9 +223,8 @@ async def execute(box: Sandbox, cell: Cell) -> Executed:
                 else:
                     size = _size(event.data)
                     room -= size
-                    if room >= 0 and len(results) < MAX_RESULTS and box.budget.has(size):
+                    if room >= 0 and len(results) < MAX_RESULTS and output.try_take(size):
                         results.append(event)
-                        output.take(size)
                     else:
                         omitted += 1
             outcome = await execution.outcome()

@@ -40,6 +40,11 @@ class Finished:
     stderr: Capture
 
 
+COPIES = 3
+"""What is collected is there three times when it is answered: as bytes, as text and as JSON. (Control characters take six bytes of
+JSON each: output of nothing else takes more than it is counted for, for the moment of its encoding.)"""
+
+
 class Collected:
     """Output of several channels, as far as there is memory for it; the rest is counted as omitted. Close it in the end.
 
@@ -65,20 +70,26 @@ class Collected:
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
-        elif self._budget.has(min(len(event.data), capture.room_bytes)):
+        elif self._budget.has(COPIES * min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self.take(capture.held_bytes - before)
+        self._take(COPIES * (capture.held_bytes - before))
 
-    def take(self, size: int) -> None:
-        """Count so many bytes more, or less."""
-        self._taken_bytes += size
-        self._budget.take_anyway(size)
+    def try_take(self, size: int) -> bool:
+        """Count something else that is collected along with it; False where there is no memory for it."""
+        if not self._budget.has(COPIES * size):
+            return False
+        self._take(COPIES * size)
+        return True
 
     def close(self) -> None:
         """Give back what was taken: the answer is what holds it now. Idempotent."""
-        self.take(-self._taken_bytes)
+        self._take(-self._taken_bytes)
+
+    def _take(self, size: int) -> None:
+        self._taken_bytes += size
+        self._budget.take_anyway(size)
 
 
 def outcome_of(process: ProcessId, result: ProcessResult) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.node.budget import PART, Budget
-from sandlot.core.outcomes import Collected
+from sandlot.core.outcomes import COPIES, Collected
 from sandlot.link.types import Lost, Output
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError
@@ -52,7 +52,7 @@ def test_it_is_given_back_also_where_the_work_fails() -> None:
 
 
 def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
-    budget = Budget(10)
+    budget = Budget(10 * COPIES)
     output = Collected(budget, (1, 2))
     output.add(Output(1, 0, b"12345678"))
     output.add(Output(2, 0, b"abc"))
@@ -60,7 +60,8 @@ def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     assert (output[1].content(), output[1].omitted) == (b"12345678", 0)
     assert output[2].omitted == 3
     assert output[2].content().endswith(b"de")
-    assert budget.taken_bytes == 10
+    assert budget.taken_bytes == 10 * COPIES
+    assert not output.try_take(1)
     output.add(Lost(1, 5, 8))
     assert output[1].omitted == 5
     output.close()
@@ -73,7 +74,9 @@ def test_a_flood_takes_no_more_than_is_kept_of_it() -> None:
     output = Collected(budget, (1,))
     for number in range(64):
         output.add(Output(1, number << 16, bytes(1 << 16)))
-    assert budget.taken_bytes == output[1].held_bytes == HEAD_BYTES + TAIL_BYTES
+    assert output[1].held_bytes == HEAD_BYTES + TAIL_BYTES
+    assert budget.taken_bytes == COPIES * output[1].held_bytes
+    assert output.try_take(100)
     assert output[1].omitted == (64 << 16) - HEAD_BYTES - TAIL_BYTES
     output.close()
     assert budget.taken_bytes == 0
