@@ -1,0 +1,216 @@
+"""Promise: a sandbox needs nothing of its image: without Python, a shell, a user, or with a broken Python, commands and files work.
+
+The images are made here: one by the image builder, of Debian's busybox alone; one that nobody furnished, a single program and
+the guest; one without any shell; and the usual one with its Python broken in every way that came to mind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox, SandlotError
+from sandlot.images.recipe import Debian, Recipe, Step
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import ErrorCode
+from tests.support.bystanders import outcome
+from tests.support.localservice import LocalService, local_service
+from tests.support.roots import Roots, own_roots, replace
+
+BUSYBOX = Recipe(
+    "busybox",
+    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
+    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
+)
+APPLETS = ("sh", "ls", "cat", "sleep", "id", "echo", "env", "hostname", "touch", "rm", "dd", "pwd", "wc")
+PYTHON = "usr/bin/python3.11"
+LIBRARY = "usr/lib/python3.11"
+SHELL = "#!/bin/sh\n"
+END_KERNEL = "kill -9 $(grep -al kernel.py /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -vx $$)"
+
+BROKEN: Mapping[str, tuple[Mapping[str, str | int], str]] = {
+    "a script that fails": ({PYTHON: f"{SHELL}echo broken on purpose >&2; exit 3\n"}, "broken on purpose"),
+    "a script that hangs": ({PYTHON: f"{SHELL}exec sleep 1000\n"}, ""),
+    "a script that talks of other things": ({PYTHON: f'{SHELL}eval "head -c 100000 /dev/urandom >&$2"; exec sleep 1000\n'}, ""),
+    "half of the program": ({PYTHON: 100_000}, ""),
+    "not a program": ({PYTHON: "\x7fELF, but not really"}, ""),
+    "a library that raises": ({f"{LIBRARY}/ast.py": "raise RuntimeError('broken on purpose')\n"}, "broken on purpose"),
+    "a library that ends everything": ({f"{LIBRARY}/traceback.py": "import os\nos._exit(1)\n"}, ""),
+    "a site that hangs": ({f"{LIBRARY}/sitecustomize.py": "import time\ntime.sleep(1000)\n"}, ""),
+    "no encodings": ({f"{LIBRARY}/encodings/__init__.py": "raise ImportError('broken on purpose')\n"}, ""),
+}
+"""What is broken -> files in the place of others (a number keeps so many bytes), and what standard error says of it."""
+
+
+@pytest.fixture(scope="module")
+def roots() -> Iterator[Roots]:
+    with own_roots() as made:
+        busybox = ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
+        made.add("busybox", busybox)
+        bare = made.add("bare")
+        _put(busybox / "bin/busybox", bare / "bin/busybox")
+        for name in APPLETS:
+            (bare / "bin" / name).symlink_to("busybox")
+        _put(busybox / "bin/busybox", made.add("shell-less") / "app" / "busybox")
+        for number, (files, _) in enumerate(BROKEN.values()):
+            root = made.add(f"broken-{number}", made.image)
+            for path, content in files.items():
+                whole = (root / path).read_bytes() if isinstance(content, int) else b""
+                replace(root / path, whole[:content] if isinstance(content, int) else content, 0o755)
+        made.add("whole", made.image)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
+    with local_service(isolation=isolation, roots=roots.folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["busybox", "bare"])
+def sandbox(service: LocalService, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose image has a shell, and no Python."""
+    with service.create(request.param, envs={"GIVEN": "by the sandbox"}) as made:
+        yield made
+
+
+def test_commands_run_by_the_plain_shell_as_the_user_and_as_root(sandbox: Sandbox) -> None:
+    done = sandbox.commands.run("echo $(id -u):$(id -g) $HOME $SHELL $GIVEN $MORE; pwd; hostname", envs={"MORE": "and more"})
+    first, where, name = done.stdout.splitlines()
+    assert first.split()[0] == "1000:1000"
+    assert first.endswith("/bin/sh by the sandbox and more")
+    assert (where, name, done.stderr) == ("/workspace", sandbox.id, "")
+    assert sandbox.commands.run("id -u; echo $HOME", user="root").stdout == "0\n/root\n"
+    assert sandbox.commands.run(["/bin/busybox", "echo", "argv"]).stdout == "argv\n"
+    assert sandbox.commands.run("cat >/tmp/there; cat /tmp/there", stdin="given").stdout == "given"
+    assert sandbox.commands.run("exit 7").exit_code == 7
+
+
+def test_processes_go_on_end_and_are_killed(sandbox: Sandbox) -> None:
+    handle = sandbox.commands.run("echo began; sleep 1000", background=True)
+    assert next(iter(handle)).data == b"began\n"
+    assert any(process.running for process in sandbox.commands.list())
+    assert handle.kill()
+    ended = sandbox.commands.run("sleep 1000 & sleep 1000", timeout=1)
+    assert (ended.reason, ended.exit_code) == ("timeout", 137)
+    assert "sleep" not in sandbox.commands.run("cat /proc/[0-9]*/comm", user="root").stdout
+
+
+def test_files_come_and_go(sandbox: Sandbox, tmp_path: Path) -> None:
+    files = sandbox.files
+    for path in ("/workspace/a/b.txt", "/tmp/c.txt"):
+        files.write(path, "hällo")
+        assert files.read(path) == "hällo"
+        assert (files.stat(path).uid, files.stat(path).size) == (1000, 6)
+    files.move("/workspace/a/b.txt", "/workspace/d.txt")
+    assert [entry.name for entry in files.list("/workspace")] == ["a", "d.txt"]
+    files.write("/etc/of-root", b"\0\xff", user="root")
+    assert files.read("/etc/of-root", "bytes") == b"\0\xff"
+    for number in range(3):
+        (tmp_path / "up" / str(number)).mkdir(parents=True)
+        (tmp_path / "up" / str(number) / "file").write_bytes(os.urandom(100_000))
+    assert files.upload(tmp_path / "up", "/workspace/up") == 3
+    assert files.download("/workspace/up", tmp_path / "down") == 3
+    for number in range(3):
+        assert (tmp_path / "down" / str(number) / "file").read_bytes() == (tmp_path / "up" / str(number) / "file").read_bytes()
+    assert files.remove("/workspace/up") == 7
+    assert not files.exists("/workspace/up")
+
+
+def test_code_is_refused_with_the_reason(sandbox: Sandbox) -> None:
+    for _ in range(2):
+        with pytest.raises(SandlotError) as refused:
+            sandbox.run_code("1")
+        assert refused.value.code is ErrorCode.UNSUPPORTED
+        assert "no python" in refused.value.message
+        assert "commands" in refused.value.hint
+
+
+def test_sudo_comes_with_the_image_builder_and_needs_no_python(sandbox: Sandbox) -> None:
+    if sandbox.files.exists("/usr/bin/sudo"):
+        assert sandbox.commands.run("for n in 1 2 3 4 5; do sudo id -u; done; sudo sh -c 'exit 3' || echo $?").stdout == "0\n" * 5 + "3\n"
+    else:
+        assert sandbox.commands.run("sudo id").exit_code == 127
+
+
+@pytest.mark.parametrize("template", ["busybox", "bare"])
+def test_limits_hold_where_only_a_shell_tries_them(service: LocalService, template: str) -> None:
+    with service.create(template, memory="256M", disk="64M", pids=48) as small:
+        bomb = small.commands.run("(i=0; while [ $i -lt 200 ]; do sleep 1000 & i=$((i+1)); done; echo all); while :; do :; done", timeout=3)
+        assert "all" not in bomb.stdout or "can't fork" in bomb.stderr, "no more of them than the limit"
+        assert bomb.reason in {"timeout", "pids"}
+        assert small.commands.run("echo still here", timeout=60).stdout == "still here\n"
+        filled = small.commands.run("dd if=/dev/zero of=/workspace/big bs=1M count=200", timeout=120)
+        assert "No space left" in filled.stderr
+        small.files.remove("/workspace/big")
+        small.files.write("/workspace/f", "room again")
+
+
+def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(service: LocalService) -> None:
+    with service.create("shell-less") as made:
+        assert made.commands.run(["/app/busybox", "sh", "-c", "echo $((6 * 7))"]).stdout == "42\n"
+        for command in ("echo hi", "true; false"):
+            with pytest.raises(SandlotError) as refused:
+                made.commands.run(command)
+            assert refused.value.code is ErrorCode.PATH_NOT_FOUND
+            assert "/bin/sh" in refused.value.message
+            assert "list" in refused.value.hint
+        made.files.write("/workspace/f", "x")
+        assert made.files.read("/workspace/f") == "x"
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_python_breaks_code_and_nothing_else(service: LocalService, what: str) -> None:
+    template = f"broken-{list(BROKEN).index(what)}"
+    with service.create(template) as made:
+        for _ in range(2):
+            seen = outcome(lambda: made.run_code("6 * 7", timeout=1.5))
+            assert not isinstance(seen, SandlotError)
+            assert seen.status in {"died", "killed"}
+            assert seen.error is not None
+            assert "python" in seen.error.value
+            assert seen.text is None
+            assert BROKEN[what][1] in seen.stderr
+        assert made.commands.run("echo still here").stdout == "still here\n"
+        made.files.write("/workspace/f", "x")
+        assert made.files.read("/workspace/f") == "x"
+        assert made.commands.run("sudo id -u").stdout == "0\n", "which runs on the guest's own"
+
+
+def test_a_python_that_is_repaired_works_again(service: LocalService) -> None:
+    with service.create("whole") as made:
+        made.commands.run(
+            "mv /usr/bin/python3.11 /usr/bin/kept && printf '#!/bin/sh\\nexit 1\\n' >/usr/bin/python3.11 && chmod 755 /usr/bin/python3.11",
+            user="root",
+        )
+        made.commands.run(END_KERNEL, user="root")
+        assert made.run_code("1", timeout=30).error is not None
+        made.commands.run("mv /usr/bin/kept /usr/bin/python3.11", user="root")
+        assert made.run_code("6 * 7").text == "42"
+        made.commands.run("rm /usr/bin/python3*", user="root")
+        assert made.run_code("6 * 7").text == "42", "the kernel that runs is not touched"
+
+
+def test_modules_in_the_working_folder_and_a_poisoned_environment_reach_no_further_than_python(service: LocalService) -> None:
+    with service.create("whole") as made:
+        for name in ("json", "ast", "values", "socket", "traceback", "sandlot", "site"):
+            made.files.write(f"/workspace/{name}.py", "raise RuntimeError('shadowed')\n")
+        made.commands.run(END_KERNEL, user="root")
+        assert made.run_code("6 * 7").text == "42"
+        assert made.run_code("import json").error is not None, "to the cell the folder comes first, as it does everywhere"
+        assert made.commands.run("sudo id -u").stdout == "0\n"
+    for name in ("PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONSTARTUP", "PYTHONPLATLIBDIR"):
+        with service.create("whole", envs={name: "/nowhere"}) as made:
+            seen = made.run_code("6 * 7", timeout=30)
+            assert seen.text == "42" or (seen.error is not None and "python" in seen.error.value)
+            assert made.commands.run(["/bin/echo", "still here"]).stdout == "still here\n"
+            assert made.commands.run("sudo id -u").stdout == "0\n"
+
+
+def _put(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
