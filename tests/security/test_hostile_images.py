@@ -1,7 +1,7 @@
 """Promise: whatever an image is made of, it is mounted and entered inside of itself: no link of it leads to the host.
 
 An image's own paths are where the runtimes mount: /proc, /sys, /dev, /tmp. Here they are links to places of the host, absolute and
-with more ``..`` than there are folders, as in runc's CVE-2019-16884, CVE-2019-19921 and CVE-2021-30465, or no
+with more ``..`` than there are folders, as in CVE-2019-16884 and CVE-2021-30465 (runc) and CVE-2024-21626's sibling attacks, or no
 folders at all. Such a sandbox works, or is refused with the reason; what is on the host stays as it is.
 """
 
