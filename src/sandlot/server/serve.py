@@ -134,7 +134,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
             create_app(service),
-            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=service.settings.max_connections)),
+            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=_connections(service.settings))),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -199,6 +199,12 @@ class Server(uvicorn.Server):
                 break
         self._service.sandboxes.refuse()
         self.should_exit = True
+
+
+def _connections(settings: Settings) -> int:
+    """How many connections each kind may have: half of all descriptors are for the sandboxes, whatever the operator asks for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return settings.max_connections if soft == resource.RLIM_INFINITY else min(settings.max_connections, max(1, soft // 4))
 
 
 def _address(listener: socket) -> str:
