@@ -1,167 +1,149 @@
-"""Promise: whatever an image is made of, it is mounted and entered inside of itself: no link of it leads to the host.
+"""Promise: an image that was made to trick the runtime while it sets a sandbox up gets its own sandbox, or none, and nothing of the host.
 
-An image's own paths are where the runtimes mount: /proc, /sys, /dev, /tmp. Here they are links to places of the host, absolute and
-with more ``..`` than there are folders, as in CVE-2019-16884 and CVE-2021-30465 (runc) and CVE-2024-21626's sibling attacks, or no
-folders at all. Such a sandbox works, or is refused with the reason; what is on the host stays as it is.
+A root file system that somebody else made has links where the runtime mounts. Each image here aims them at the host. The ideas:
+
+- CVE-2019-16884, CVE-2019-19921 and CVE-2023-28642 (runc, GHSA-g2j6-57v7-gm8c): ``/proc`` is a link, so that what is masked, or
+  where labels are written, is somewhere else.
+- CVE-2021-30465 (runc, GHSA-c3xm-pvg7-gh7r): a mount's destination is a link out of the root while it is mounted.
+- CVE-2024-21626 (runc, GHSA-xr7r-f8xq-vfvv): a working folder of ``/proc/self/fd/N`` that is still open on the host's.
+- CVE-2025-31133 and CVE-2025-52565 (runc, GHSA-9493-h29p-rfm2, GHSA-qw9x-cqr3-wc7r): ``/dev/null`` and ``/dev/console`` are links to
+  files of /proc, which then are bound over what is to be masked, writable.
+- CVE-2025-52881 (runc, GHSA-cgrx-mc8f-2prm): writes of the runtime to /proc are led to another file of it, as core_pattern.
+- CVE-2026-88264 and CVE-2026-88265 (crun): ``/dev`` is the image's own, and its console and null are links.
+- CVE-2025-24965 (crun, GHSA-f42g-r5jj-qh4j): a file that the runtime writes into the root is a link to a file of the host.
+- CVE-2018-15664 and CVE-2019-14271 (docker cp): the libraries and tables that a helper would load are the image's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from sandlot import Sandbox, SandlotError
-from sandlot.images.recipe import Debian, Recipe, Step
-from sandlot.images.store import ImageStore, cache_from
+from sandlot import SandlotError
 from sandlot.model.errors import ErrorCode
-from tests.support.bystanders import nobody_else_notices, outcome
+from tests.support.hoststate import changes, host_state
+from tests.support.inside import run_inside
 from tests.support.localservice import LocalService, local_service
+from tests.support.planted import Planted, plant
 from tests.support.roots import Roots, own_roots
+from tests.support.traces import NOTHING, settle
 
-BUSYBOX = Recipe(
-    "busybox",
-    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
-    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
-)
-UP = "/../../../../../../../.."
-BAIT = "@"
-"""In a target: a folder of the host with a file in it that only the host knows."""
+NOT_STARTED = {ErrorCode.HOST_NOT_READY, ErrorCode.SANDBOX_ENDED}
 
-LINKS: Mapping[str, tuple[str, str]] = {
-    **{f"{place} is the bait": (place, BAIT) for place in ("tmp", "dev", "proc", "sys", "workspace", "home", "run", "dev/shm", "dev/pts")},
-    **{f"{place} is the bait, climbing": (place, f"{UP}{BAIT}") for place in ("tmp", "dev", "proc", "sys", "workspace")},
-    **{f"{place} is the root": (place, "/") for place in ("tmp", "dev", "proc", "sys")},
-    "tmp is an empty folder of the host": ("tmp", f"{UP}{BAIT}/empty"),
-    "proc is sys": ("proc", "/sys"),
-    "sys is proc": ("sys", "/proc"),
-    "dev is proc": ("dev", "/proc"),
-    "workspace is the host's processes": ("workspace", "/proc/1/root"),
-    "tmp is a loop": ("tmp", "tmp"),
-    "run is the guest": ("run", "/.sandlot"),
-    "the shell is the host's": ("bin/sh", f"{UP}/bin/dash"),
-    "the guest's lock on nothing": (".sandlot/programs/sudo.py", f"{UP}/etc/shadow"),
+LINKS: dict[str, dict[str, str]] = {
+    "proc-to-a-folder": {"proc": "/workspace"},
+    "proc-to-the-host": {"proc": "{planted}"},
+    "proc-upwards": {"proc": "../../../../../../../../{planted}"},
+    "sys": {"sys": "{planted}"},
+    "dev": {"dev": "{planted}"},
+    "dev-null": {"dev/null": "/proc/sys/kernel/core_pattern", "dev/zero": "/proc/sysrq-trigger", "dev/console": "/proc/sys/kernel/core_pattern"},
+    "dev-shm": {"dev/shm": "{planted}", "dev/pts": "{planted}", "dev/fd": "{planted}", "dev/ptmx": "{planted}/made-by-dev"},
+    "workspace": {"workspace": "{planted}"},
+    "tmp-and-run": {"tmp": "{planted}", "run": "{planted}", "var/tmp": "{planted}"},
+    "homes": {"home": "{planted}", "root": "{planted}"},
+    "tables": dict.fromkeys(("etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab", "etc/machine-id"), "{planted}/made-by-tables"),
+    "runtime-files": dict.fromkeys((".krun_config.json", "entrypoint", ".dockerenv", "dev/console"), "{planted}/made-by-runtime"),
 }
-"""What it is -> the path in the image, and what it points to."""
+"""Images by name: links in them, by where they are."""
 
-
-AT_ONCE = 4
-PLACES = ("/tmp", "/dev", "/proc", "/sys", "/workspace", "/run", "/home")
-ATTACK = f"""
-find / -xdev -name known-to-the-host
-for place in {" ".join(PLACES)}; do
-    echo x >$place/left-too
-    rm -rf $place/known-to-the-host
-done 2>/dev/null
-echo works
+LOOK = """
+told["found"] = []
+starts = ["", "/proc/1/root", "/proc/self/cwd", "/proc", "/sys", "/dev", "/dev/shm", "/workspace", "/tmp", "/run", "/home", "/root"]
+for path in given["paths"]:
+    for start in starts:
+        for way in (start + path, os.path.join(start or "/", os.path.basename(path))):
+            if given["token"] in str(attempt(read, way)):
+                told["found"].append(way)
+for start in starts:
+    attempt(os.open, f"{start}/made-inside", os.O_CREAT | os.O_WRONLY)
+told["written"] = []
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe", "/proc/1/attr/exec", "/sys/kernel/uevent_helper"):
+    got = attempt(os.open, path, os.O_WRONLY)
+    if "got" in got and os.fstat(got["got"]).st_rdev != os.makedev(1, 3) and "got" in attempt(os.write, got["got"], b"h"):
+        told["written"].append(path)
+masked = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/dev/null")
+told["shown"] = {path: attempt(read, path, 256).get("got", "") for path in masked}
 """
 
 
 @pytest.fixture(scope="module")
-def bait() -> Iterator[Path]:
-    """A folder of the host that every user may read and write, so that nothing but the boundary is in the way."""
-    folder = Path(tempfile.mkdtemp(prefix="sandlot-bait-"))
-    folder.chmod(0o777)
-    (folder / "known-to-the-host").write_text("the host's")
-    (folder / "known-to-the-host").chmod(0o666)
-    (folder / "empty").mkdir(mode=0o777)
-    yield folder
-    shutil.rmtree(folder)
+def planted() -> Iterator[Planted]:
+    with plant() as files:
+        yield files
 
 
 @pytest.fixture(scope="module")
-def roots(bait: Path) -> Iterator[Roots]:
+def roots() -> Iterator[Roots]:
     with own_roots() as made:
-        busybox = ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
-        made.add("honest", made.image)
-        for number, (place, target) in enumerate(LINKS.values()):
-            path = made.add(f"links-{number}", busybox) / place
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            path.unlink(missing_ok=True)
-            path.symlink_to(target.replace(BAIT, str(bait)))
-        files = made.add("files")
-        shutil.copytree(busybox / "bin", files / "bin", symlinks=True)
-        for name in ("tmp", "dev", "sys", "workspace", "etc", "home", "run"):
-            (files / name).write_text("no folder")
-        nodes = made.add("nodes", busybox)
-        os.mknod(nodes / "disk", 0o60666, os.makedev(7, 0))  # a block device: the first loop device
-        os.mkfifo(nodes / "etc" / "fifo", 0o666)
+        made.add("odd", made.image)
         yield made
 
 
 @pytest.fixture(scope="module")
-def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
+def hosting(isolation: str, roots: Roots) -> Iterator[LocalService]:
+    before = host_state()
     with local_service(isolation=isolation, roots=roots.folder) as running:
         yield running
+    assert changes(before, host_state()) == {}
 
 
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    with service.create("honest") as made:
-        assert made.run_code("mine = 42").ok
-        yield made
+@pytest.mark.parametrize("image", LINKS)
+def test_links_in_an_image_lead_the_runtime_nowhere(hosting: LocalService, planted: Planted, roots: Roots, image: str) -> None:
+    """Either the sandbox starts, and has nothing but its own; or it does not, and the service says so and goes on."""
+    with _links(roots.folder / "odd", {where: target.format(planted=planted.files[0].parent) for where, target in LINKS[image].items()}) as root:
+        shape = _names(root)
+        try:
+            made = hosting.create("odd")
+        except SandlotError as error:
+            assert error.code in NOT_STARTED  # noqa: PT017 - an error is one of two good ends
+            assert planted.token not in str(error)  # noqa: PT017 - likewise
+        else:
+            with made:
+                told = run_inside(made, LOOK, user="root", given={"paths": planted.paths, "token": planted.token})
+                assert (told["found"], told["written"]) == ([], [])
+                assert set(told["shown"].values()) <= {""}
+                made.files.write("/usr/used", "used", user="root")
+                assert made.commands.run("cat /usr/used", user="root", cwd="/").stdout == "used"
+        assert hosting.is_alive()
+        settle(hosting.traces, NOTHING)
+        assert _names(root) == shape, "the image itself is as it was"
+    # The fixture of the planted files sees to it that they are as they were, and alone in their folders.
 
 
-@pytest.fixture(autouse=True)
-def _the_host_is_as_it_was(service: LocalService, other: Sandbox, bait: Path) -> Iterator[None]:
-    before, mounts = _shape(bait), Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-    with nobody_else_notices(service, other):
-        yield
-    assert _shape(bait) == before
-    assert str(bait) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8"), mounts
+def test_no_folder_to_work_in_is_the_hosts(hosting: LocalService, planted: Planted) -> None:
+    """CVE-2024-21626: a command's folder may be any name inside; those of the runtime's own descriptors are closed by then."""
+    with hosting.create("odd") as made:
+        for number in range(20):
+            for folder in (f"/proc/self/fd/{number}", f"/proc/1/fd/{number}", f"/proc/self/fd/{number}/../../.."):
+                try:
+                    up = "/".join([".."] * 20)
+                    seen = made.commands.run(f"cat {up}{planted.paths[0]}; cat ./{planted.files[0].name}; pwd", cwd=folder, user="root", timeout=20)
+                except SandlotError:
+                    continue
+                assert planted.token not in seen.stdout
+        assert made.commands.run("pwd", cwd="/proc/self/cwd").exit_code == 0
 
 
-def _try(service: LocalService, template: str) -> str:
-    """What is wrong with a sandbox of such an image; empty where it works inside of itself, or was refused."""
-    made = outcome(lambda: service.create(template))
-    if isinstance(made, SandlotError):
-        return "" if made.code is ErrorCode.HOST_NOT_READY and made.message else f"{made.code} {made.message}"
-    with made:
-        done = outcome(lambda: made.commands.run(["/bin/busybox", "sh", "-c", ATTACK], user="root", cwd="/", timeout=60))
-        if isinstance(done, SandlotError) or not done.stdout.endswith("works\n"):
-            return repr(done)
-        if "known-to-the-host" in done.stdout:
-            return f"the host's file is seen: {done.stdout}"
-        for place in PLACES:
-            read, write = partial(made.files.read, user="root"), partial(made.files.write, user="root")
-            if not isinstance(outcome(partial(read, f"{place}/known-to-the-host")), SandlotError):
-                return f"the host's file is read through {place}"
-            outcome(partial(write, f"{place}/left-by-the-sandbox", "x"))
-        return ""
+@contextmanager
+def _links(root: Path, links: dict[str, str]) -> Iterator[Path]:
+    """An image with links in the place of what is there; afterwards it is as before."""
+    aside: list[tuple[Path, Path]] = []
+    for where, target in links.items():
+        path = root / where
+        if os.path.lexists(path):
+            aside.append((path.rename(path.with_name(f"{path.name}-before")), path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    yield root
+    for where in links:
+        (root / where).unlink()
+    for before, path in aside:
+        before.rename(path)
 
 
-def test_no_link_of_an_image_leads_to_the_host(service: LocalService) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = {what: pool.submit(_try, service, f"links-{number}") for number, what in enumerate(LINKS)}
-    assert {what: each.result() for what, each in tried.items() if each.result()} == {}
-
-
-def test_files_where_folders_are_expected_are_no_more_than_an_error(service: LocalService) -> None:
-    assert _try(service, "files") == ""
-
-
-def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService) -> None:
-    with service.create("nodes") as made:
-        assert made.commands.run(["/bin/busybox", "head", "-c", "16", "/disk"], user="root").exit_code != 0
-        made.commands.run("rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group", user="root")
-        assert made.commands.run("echo works", timeout=30).stdout == "works\n", "its tables of users never answer, and nobody waits for them"
-        for path in ("/etc/fifo", "/disk"):
-            with pytest.raises(SandlotError) as refused:
-                made.files.read(path, user="root")
-            assert refused.value.code in {ErrorCode.PATH_INVALID, ErrorCode.PERMISSION_DENIED}
-
-
-def _shape(folder: Path) -> str:
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        total.update(f"{path} {path.lstat().st_mode} {path.lstat().st_size} {path.lstat().st_mtime_ns}".encode())
-    return total.hexdigest()
+def _names(root: Path) -> list[str]:
+    return sorted(str(path) for folder in (".", "dev", "workspace", "usr") for path in (root / folder).glob("*"))
