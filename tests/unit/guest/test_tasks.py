@@ -6,6 +6,8 @@ import asyncio
 import signal
 import subprocess
 
+import pytest
+
 from sandlot.guest.tasks import Task, kill_tree, tasks, tree
 from tests.support.until import until
 
@@ -50,3 +52,12 @@ async def test_a_whole_family_is_killed_also_where_it_left_its_session() -> None
     # A signal that was sent is a death that is certain, but on a busy host not one that has happened yet.
     await until(lambda: not {found.pid for found in tasks()} & set(family))
     assert await shell.stdout.read() == b"", "everybody who held the pipe is gone, and so is its transport"
+
+
+def test_where_nobody_can_be_seen_the_group_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root inside may put a folder of its own over /proc."""
+    monkeypatch.setattr("sandlot.guest.tasks.tasks", list)
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], start_new_session=True) as shell:
+        kill_tree(shell.pid, signal.SIGTERM)
+        assert shell.wait() == -signal.SIGTERM
+    kill_tree(shell.pid, signal.SIGKILL)  # nobody is left, which is no error
