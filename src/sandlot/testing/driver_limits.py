@@ -44,6 +44,22 @@ _SPIN = "import os\nfor _ in range(3):\n    if os.fork() == 0: break\nwhile True
 class LimitsSuite:
     """See the module."""
 
+    # --------------------------------------------------------------------------------------------------- what it takes
+    async def test_what_a_sandbox_is_said_to_take_is_never_less_than_what_it_uses(self, bench: Bench) -> None:
+        driver = bench.start()
+        takes = driver.takes(SMALL)
+        assert (takes.memory_bytes >= SMALL.memory_bytes, takes.disk_bytes >= SMALL.disk_bytes, takes.pids >= SMALL.pids) == (True, True, True)
+        larger = driver.takes(replace(SMALL, memory_bytes=2 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes, pids=2 * SMALL.pids))
+        assert larger.memory_bytes - takes.memory_bytes >= SMALL.memory_bytes
+        assert larger.disk_bytes - takes.disk_bytes >= SMALL.disk_bytes
+        assert larger.pids - takes.pids >= SMALL.pids
+        async with bench.sandbox(driver) as subject:
+            await subject.run("sh", "-c", "for i in 1 2 3 4; do sleep 0.5 & done; head -c 4000000 /dev/urandom > /tmp/x; wait")
+            used = await subject.instance.usage()
+        assert used.memory_peak_bytes <= 1.01 * takes.memory_bytes  # the kernel charges in batches
+        assert used.disk_bytes <= takes.disk_bytes
+        assert 0 < used.pids <= takes.pids
+
     # ------------------------------------------------------------------------------------------------------- memory
     async def test_the_memory_limit_is_what_is_seen_inside(self, bench: Bench) -> None:
         driver = await able(bench, Ability.LIMIT_MEMORY)
