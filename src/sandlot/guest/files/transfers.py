@@ -95,7 +95,8 @@ class Upload:
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._who, mode & 0o777)
             return
-        self._temporary = f"{folder}/.{name[:200]}.{self._call.id[:12]}.part"
+        # Not longer than the target's name may be, which has at most 255 bytes, however many characters that is.
+        self._temporary = f"{folder}/.{self._call.id}.part"
         try:
             with As(self._who):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
