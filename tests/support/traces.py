@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
+ID_RANGES = Path("/run/sandlot/ids")
+"""A link for each range of user ids that some sandbox on this host has; it leads to the name of that sandbox's control group."""
 PATIENCE_S = 30.0
 """Until something that has to vanish counts as left: only a hang is waited out."""
 _NUMBER = re.compile(r"\d+")
@@ -33,6 +35,7 @@ class Traces:
         loops: Loop devices whose file lies in the directory.
         cgroups: Control groups of the node.
         folders: What lies in the directory's folder of sandboxes.
+        ids: Ranges of user ids that belong to a control group of the node.
     """
 
     processes: tuple[str, ...] = ()
@@ -40,6 +43,7 @@ class Traces:
     loops: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
 
 
 NOTHING = Traces()
@@ -78,6 +82,7 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: froze
         loops=strange(_loops(needles[0])),
         cgroups=strange(group for group in groups if not (keep and group.endswith(f"/{node}"))),
         folders=strange(path.name for path in (data_dir / "sandboxes").glob("*")),
+        ids=strange(_id_ranges(node)) if node else (),
     )
 
 
@@ -90,6 +95,11 @@ def node_of(data_dir: Path) -> str:
 def sandbox_pids(data_dir: Path) -> list[int]:
     """The host's processes that are in a control group of the node."""
     return sorted({pid for group in _groups(node_of(data_dir)) for pid in _pids(Path(group))})
+
+
+def memory_bytes(pid: int) -> int:
+    """What a process has in memory (proc(5), VmRSS)."""
+    return int(Path(f"/proc/{pid}/status").read_text(encoding="ascii").split("VmRSS:")[1].split()[0]) * 1024
 
 
 def descriptors(pid: int) -> Counter[str]:
@@ -141,6 +151,16 @@ def _pids(group: Path) -> list[int]:
         return [int(word) for word in (group / "cgroup.procs").read_text(encoding="ascii").split()]
     except OSError:
         return []
+
+
+def _id_ranges(node: str) -> Iterator[str]:
+    for link in ID_RANGES.glob("[0-9]*"):
+        try:
+            owner = str(link.readlink())
+        except OSError:  # it has just been given back
+            continue
+        if owner.startswith(f"/sandlot/{node}/"):
+            yield f"{link.name} {owner}"
 
 
 def _loops(needle: bytes) -> Iterator[str]:

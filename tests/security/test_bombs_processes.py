@@ -1,0 +1,196 @@
+"""Promise: whoever makes too many processes, threads, signals or timers is refused or ended, and everything else goes on.
+
+The user is refused at the limit, root's largest family is ended; nobody can take more of the processor than the sandbox has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sandlot import SandlotError
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode, names
+from tests.support.inside import USERS
+from tests.support.localservice import LocalService
+
+PIDS = 64
+
+FORKS = "until_refused(lambda number: os.fork() or hold())\nhold()"
+THREADS = """
+threading.stack_size(65536)
+until_refused(lambda number: threading.Thread(target=hold, daemon=True).start())
+hold()
+"""
+STORM = """
+# As in every shell's fork bomb: each child does what its parent does, and nobody waits for anybody.
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+ZOMBIES = """
+for number in range(200):
+    try:
+        pid = os.fork()
+    except OSError as error:
+        tell(error)
+        hold()
+    if pid == 0:
+        os._exit(0)
+tell("done")
+hold()
+"""
+ORPHANS = """
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.fork()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+    except OSError:
+        pass
+tell("done")
+"""
+SPINNERS = """
+for number in range(20):
+    if os.fork() == 0:
+        while True:
+            pass
+tell("done")
+hold()
+"""
+PUSHY = """
+# Whatever may put one before others: niceness, real time, every processor, never sleeping.
+os.sched_setaffinity(0, range(os.cpu_count()))
+for step in (lambda: os.nice(-20), lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99)),
+             lambda: os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(99))):
+    try:
+        step()
+    except OSError:
+        pass
+for number in range(10):
+    if os.fork() == 0:
+        while True:
+            pass
+tell("done")
+hold()
+"""
+SIGNALS = """
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+for number in range(6):
+    if os.fork() == 0:
+        while True:
+            for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGWINCH, signal.SIGURG, 40):
+                for target in (-1, 1, 0):
+                    try:
+                        os.kill(target, number)
+                    except OSError:
+                        pass
+tell("done")
+hold()
+"""
+QUEUED = """
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+def one(number):
+    if libc.sigqueue(os.getpid(), 40, None):
+        raise OSError(ctypes.get_errno(), "sigqueue")
+    if number > 200000:
+        raise RuntimeError
+until_refused(one)
+hold()
+"""
+TIMERS = """
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+timer = ctypes.c_void_p()
+def one(number):
+    if libc.timer_create(1, None, ctypes.byref(timer)):
+        raise OSError(ctypes.get_errno(), "timer_create")
+    every = (ctypes.c_long * 4)(0, 1000000, 0, 1000000)
+    libc.timer_settime(timer, 0, every, None)
+    if number > 2000:
+        raise RuntimeError
+until_refused(one)
+hold()
+"""
+ALARMS = """
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.setitimer(signal.ITIMER_REAL, 0.000001, 0.000001)
+tell("done")
+while True:
+    signal.pause()
+"""
+
+BOMBS = (
+    Bomb("forks", FORKS, ends("EAGAIN")),
+    Bomb("forks of root", FORKS, ends("EAGAIN", "pids", KILLED), "root"),
+    Bomb("threads", THREADS, ends("RuntimeError", "EAGAIN")),
+    Bomb("threads of root", THREADS, ends("RuntimeError", "EAGAIN", "pids", KILLED), "root"),
+    Bomb("a storm of forks", STORM, ends("timeout", "pids"), timeout_s=3),
+    Bomb(
+        "a storm of forks of root",
+        STORM,
+        ends("timeout", "pids", KILLED),
+        "root",
+        timeout_s=3,
+        # There it takes more memory for each than the host's kernel does, and PID 1 competes for the same processor.
+        differs=(("gvisor", ends("timeout", "pids", KILLED, OUT_OF_MEMORY)),),
+    ),
+    Bomb("zombies", ZOMBIES, ends("EAGAIN", "done")),
+    Bomb("zombies of root", ZOMBIES, ends("EAGAIN", "done", "pids", KILLED), "root"),
+    Bomb("orphans", ORPHANS, ends("done")),
+    Bomb("orphans of root", ORPHANS, ends("done", "pids", KILLED), "root"),
+    Bomb("every processor", SPINNERS, ends("done")),
+    Bomb("every processor of root, before all others", PUSHY, ends("done"), "root"),
+    Bomb("a storm of signals", SIGNALS, ends("done")),
+    Bomb("signals that nobody takes", QUEUED, ends("EAGAIN", "RuntimeError")),
+    Bomb("timers", TIMERS, ends("EAGAIN", "ENOMEM", "RuntimeError")),
+    Bomb("alarms", ALARMS, ends("done")),
+)
+
+
+@pytest.fixture(scope="module")
+def targets(service: LocalService) -> Iterator[Targets]:
+    made = Targets(service, memory="512M", disk="64M", pids=PIDS)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
+def test_processes_and_the_processor_are_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
+    explode(targets.get(), bomb, isolation)
+
+
+def test_a_bomb_of_cells_ends_with_its_cell(targets: Targets) -> None:
+    """What a cell forks belongs to the kernel, and the kernel's next cell finds the sandbox as it was."""
+    sandbox = targets.get()
+    done = sandbox.run_code("import os, time\ntry:\n    while True:\n        if not os.fork(): time.sleep(600)\nexcept OSError as e: print(e.errno)")
+    assert done.stdout == "11\n" or done.status == "died", done
+    sandbox.commands.run("pkill -KILL -u user", user="root")
+    check_serves(sandbox)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_shells_own_bomb_is_ended(targets: Targets, user: str) -> None:
+    """The one that everybody knows; every one of its processes leaves its parent at once."""
+    sandbox = targets.get()
+    ended = None
+    try:
+        done = sandbox.commands.run("bomb() { bomb | bomb & }; bomb; sleep 600", user=user, timeout=3)
+        assert done.reason in {"timeout", "pids", "exited", "signalled"}
+        sandbox.commands.run("pkill -KILL bash", user="root")
+        check_serves(sandbox)
+    except SandlotError as error:
+        ended = error.fields.get("reason")
+    # Root in gVisor, where no limit binds it: PID 1 may be too late.
+    assert ended is None or (user == "root" and ended in {"oom", "crashed"})

@@ -1,0 +1,79 @@
+"""Promise: whatever clients and their sandboxes do, and however often the service is killed, nothing is left of it in the end.
+
+``scripts/soak`` runs this for half an hour, ``SANDLOT_SOAK_S=7200 scripts/soak`` for two hours, the tests of every day for a
+minute; ``SANDLOT_SOAK_SEED`` makes the same choices again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.localservice import ISOLATIONS, LocalService
+from tests.support.soaking import soak
+from tests.support.traces import NOTHING, settle, traces
+
+SHORT_S = 60
+LONG_S = 1800
+MARGIN_S = 900
+"""For the last steps of the clients and for looking, on a busy machine."""
+
+
+@pytest.fixture
+def service() -> Iterator[LocalService]:
+    # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-soak-"))
+    made = LocalService(folder, {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)})
+    try:
+        yield made
+    finally:
+        made.end(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(SHORT_S, id="short", marks=pytest.mark.timeout(SHORT_S + MARGIN_S)),
+        pytest.param(
+            int(os.environ.get("SANDLOT_SOAK_S", LONG_S)),
+            id="long",
+            marks=[pytest.mark.soak, pytest.mark.timeout(int(os.environ.get("SANDLOT_SOAK_S", LONG_S)) + MARGIN_S)],
+        ),
+    ],
+)
+def test_nothing_goes_wrong_and_nothing_is_left(service: LocalService, seconds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get("SANDLOT_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
+    service.start()
+    for isolation in ISOLATIONS:
+        service.create(isolation=isolation).kill()
+    service.end()
+    empty = _taken(service.data_dir)
+    service.start()
+    opened = service.descriptors()
+    tally = soak(service, seconds=seconds, seed=seed, chaos_pause_s=12 if seconds <= SHORT_S else 30)
+    with capsys.disabled():
+        print(f"\nseed {seed}, {seconds} s, {sum(tally.done.values())} steps\n{tally.table()}")
+        print("service, seconds: MiB at its start and end:", *(f"{lived:.0f}: {a >> 20}-{b >> 20}" for lived, a, b in tally.lives), sep="\n  ")
+    assert tally.failures == [], f"seed {seed}\n" + "\n\n".join(tally.failures)
+    for left in service.client.sandboxes():
+        service.client.kill(left.id)
+    settle(service.traces, NOTHING)
+    settle(lambda: service.descriptors() - opened, Counter[str]())
+    assert service.end() == 0, service.log()
+    settle(lambda: traces(service.data_dir), NOTHING)
+    assert _taken(service.data_dir) == empty
+    assert [record for record in service.records() if record.get("level") in {"error", "critical"}] == []
+
+
+def _taken(data_dir: Path) -> dict[str, int]:
+    """Every file of a service that does not run, and the blocks that it takes; its log excepted, which grows."""
+    return {str(path.relative_to(data_dir)): path.lstat().st_blocks for path in sorted(data_dir.rglob("*")) if path.name != "service.log"}
