@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ class AsyncClient:
         self.target: Target = resolve(os.environ, url=url, api_key=api_key, data_dir=data_dir)
         self._autostart = autostart
         self._http = self._connections()
+        self._opening = threading.Lock()
+        """Of several threads that call after a close, one opens the connections of all; held for no call and no wait."""
         self._reached: bool | None = None if self.target.socket is None else False
         """Whether the socket has answered; None for TCP, which is not asked beforehand."""
 
@@ -181,8 +184,9 @@ class AsyncClient:
         headers = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream"}
         if body is not None:
             content = wire.encode(body)
-        if self._http.is_closed:
-            self._http = self._connections()
+        with self._opening:
+            if self._http.is_closed:
+                self._http = self._connections()
         await self._reach()
         tries, again = 0, True
         while True:
