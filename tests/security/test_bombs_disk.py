@@ -253,7 +253,8 @@ def test_very_long_names(sandbox: Sandbox) -> None:
 
 def test_links_without_end(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.commands.run(
-        "mkdir tree && cd tree && ln -s itself itself && ln -s two one && ln -s one two && ln -s . here && ln -s .. above && mkdir in && ln -s ../in in/again"
+        "mkdir tree && cd tree && ln -s itself itself && ln -s two one && ln -s one two && ln -s . here && ln -s .. above"
+        " && mkdir in && ln -s ../in in/again"
         " && i=0; while [ $i -lt 60 ]; do ln -s link$((i + 1)) link$i; i=$((i + 1)); done; touch link60; mkfifo pipe"
     )
     for name in ("itself", "one", "link0"):
