@@ -14,6 +14,7 @@ import pytest
 pytest.register_assert_rewrite("sandlot.testing")
 
 from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.probing import make_tiny_root  # noqa: E402
 from sandlot.host import disks  # noqa: E402
 from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
 from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges  # noqa: E402
@@ -151,6 +152,20 @@ async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, t
     with pytest.raises(HostError, match=r"crun could not start the sandbox: .*ld\.so"):
         await empty.boot(empty.start())
     assert traces(bench.data_dir, bench.node) == ()
+
+
+async def test_an_image_cannot_make_the_runtime_wait(bench: Bench, tmp_path: Path) -> None:
+    root = make_tiny_root(tmp_path / "root")
+    (root.path / "etc").mkdir()
+    for name in ("passwd", "group"):
+        os.mkfifo(root.path / "etc" / name)
+    waiting = dataclasses.replace(bench, root=root)
+    async with asyncio.timeout(60):
+        instance = await waiting.boot(waiting.start())
+        stream = await instance.connect()
+        assert await stream.receive(16) == b"ok\n"
+        await stream.aclose()
+        await instance.destroy()
 
 
 async def test_a_program_that_was_removed_harms_no_sandbox_that_runs(bench: Bench) -> None:

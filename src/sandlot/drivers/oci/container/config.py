@@ -79,7 +79,8 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(GUEST_ARGV),
-            "env": [f"PATH={GUEST_PATH}"],
+            # HOME, because crun otherwise looks for it in the image's /etc/passwd, and waits for ever where that is a pipe.
+            "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
             # No "ambient": a command that the guest starts as another user keeps none.
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),

@@ -26,7 +26,7 @@ def test_the_guest_is_process_one_with_a_bare_environment() -> None:
     assert process["args"] == list(GUEST_ARGV)
     assert process["user"] == {"uid": 0, "gid": 0}
     assert process["cwd"] == "/"
-    assert [entry.split("=")[0] for entry in process["env"]] == ["PATH"]
+    assert [entry.split("=")[0] for entry in process["env"]] == ["PATH", "HOME"]
     assert not process["terminal"]
     assert process["noNewPrivileges"]
     assert {limit["type"]: limit["hard"] for limit in process["rlimits"]} == {"RLIMIT_CORE": 0}
