@@ -36,7 +36,7 @@ for number in range(10):
                 os.open("/dev/null", os.O_RDONLY)
         except OSError:
             hold()
-time.sleep(5)
+time.sleep(3)
 tell("done")
 hold()
 """

@@ -178,7 +178,7 @@ for number in range(12):
         many(number)
     except OSError as error:
         tell(error)
-time.sleep(8)
+time.sleep(4)
 tell("done")
 hold()
 """,

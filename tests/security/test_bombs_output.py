@@ -56,7 +56,7 @@ def _flat(service: LocalService) -> Iterator[None]:
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_a_command_that_writes_without_end(sandbox: Sandbox, flood: str) -> None:
-    done = sandbox.commands.run(flood, timeout=1.5)
+    done = sandbox.commands.run(flood, timeout=1)
     assert done.reason == "timeout"
     assert 0 < len(done.stdout.encode()) + len(done.stderr.encode()) <= 3 * 2 * KEPT  # a byte that is no text becomes a character of three
     if flood != FLOODS["broken characters"]:  # too slow to be too much
@@ -75,7 +75,7 @@ def test_a_command_that_writes_without_end(sandbox: Sandbox, flood: str) -> None
     ids=["lines", "errors", "past Python", "a child"],
 )
 def test_a_cell_that_writes_without_end(sandbox: Sandbox, code: str) -> None:
-    done = sandbox.run_code(code, timeout=1.5)
+    done = sandbox.run_code(code, timeout=1)
     assert done.status in {"timeout", "killed"}
     assert len(done.stdout) <= 3 * KEPT
     assert len(done.stderr) <= 3 * KEPT
