@@ -272,7 +272,7 @@ def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: S
     made = service.create(timeout=300)
     made.commands.run("setsid sleep 1000 & echo started")
     made.set_timeout(1)
-    settle(lambda: (made.info().state, made.info().exit_reason), ("stopped", "killed"))
+    settle(lambda: f"{made.info().state} {made.info().exit_reason}", "stopped killed")
     settle(lambda: service.traces(keep=others), NOTHING)
 
 
