@@ -55,7 +55,10 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
     for ability in change.needs(limits):
         if not can.can(ability):
             raise UnsupportedError(
-                can.why_not(ability), code=ErrorCode.UNSUPPORTED, hint="Create a sandbox with the limits it needs.", fields={"ability": str(ability)}
+                f"The {ability.removeprefix('configure.')} limit of a sandbox that runs cannot be changed: {can.why_not(ability)}.",
+                code=ErrorCode.UNSUPPORTED,
+                hint="Create a sandbox with the limits it needs.",
+                fields={"ability": str(ability)},
             )
 
 

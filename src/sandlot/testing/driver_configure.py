@@ -135,7 +135,7 @@ class ConfigureSuite:
         async with bench.sandbox(driver) as subject:
             with pytest.raises(UnsupportedError) as refused:
                 await subject.instance.configure(Change(memory_bytes=3 * SMALL.memory_bytes, disk_bytes=2 * SMALL.disk_bytes))
-            assert refused.value.message == can.why_not(Ability.CONFIGURE_DISK)
+            assert can.why_not(Ability.CONFIGURE_DISK) in refused.value.message
             await subject.instance.configure(Change(disk_bytes=SMALL.disk_bytes))  # it is so already
             assert await _fails(subject, _MORE_MIB)
 

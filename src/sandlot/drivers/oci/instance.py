@@ -82,7 +82,8 @@ class OciInstance:
         async with self._changing:
             limits = change.over(self._record.limits)
             if Ability.CONFIGURE_DISK in change.needs(self._record.limits):
-                raise UnsupportedError(f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}.", code=ErrorCode.UNSUPPORTED)
+                message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."
+                raise UnsupportedError(message, code=ErrorCode.UNSUPPORTED, fields={"reason": FIXED_DISK})
             if limits == self._record.limits:
                 return
             try:

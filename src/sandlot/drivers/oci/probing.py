@@ -157,7 +157,7 @@ async def _changed(instance: Instance, changes: Sequence[Change]) -> Verdict:
         for change in changes:
             await instance.configure(change)
     except (UnsupportedError, ConflictError, HostError) as error:
-        return Verdict(ok=False, reason=error.message)
+        return Verdict(ok=False, reason=str(error.fields.get("reason", error.message)))
     return _YES
 
 
