@@ -66,10 +66,17 @@ def other(service: LocalService) -> Iterator[Sandbox]:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def _others_notice_nothing(service: LocalService, other: Sandbox) -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _nobody_else_notices(service: LocalService, other: Sandbox) -> Iterator[None]:
     with nobody_else_notices(service, other):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _the_other_serves_on(service: LocalService, other: Sandbox) -> Iterator[None]:
+    yield
+    assert service.is_alive()
+    assert other.run_code("mine").text == "42"
 
 
 @pytest.mark.parametrize("lie", LIES, ids=list(LIES))
