@@ -142,7 +142,8 @@ def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None
     allowed = {} if isolation is None else {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    own = {} if roots is None else {"SANDLOT_TEST_ROOTS": str(roots), "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    own = {} if roots is None else {"SANDLOT_TEST_ROOTS": str(roots), "PYTHONPATH": path}
     program = "sandlot.server" if roots is None else "tests.support.served"
     service = LocalService(folder, {**allowed, **own, **(env or {})}, isolation=isolation, program=program)
     try:
