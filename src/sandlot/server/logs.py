@@ -13,9 +13,12 @@ from typing import Any
 
 import structlog
 
+from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB
 
 STDOUT, STDERR = 1, 2
+HTTP_SERVER = "uvicorn.error"
+"""Its logger."""
 MAX_BYTES = 16 * MIB
 """Of a local service's log file; as much again is kept of what came before."""
 
@@ -54,9 +57,20 @@ def configure(level: str, form: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
+    server = logging.getLogger(HTTP_SERVER)
+    server.filters[:] = [shorten]
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(_LEVELS[level], logging.WARNING))
+
+
+def shorten(record: logging.LogRecord) -> bool:
+    """Tell in one line of an answer that was cut because its sandbox ended or lied: a guest must not fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, SandlotError):
+        record.msg, record.args, record.exc_info = "An answer was cut: %s", (error.code.value,), None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def turn_over(path: Path, max_bytes: int = MAX_BYTES) -> bool:

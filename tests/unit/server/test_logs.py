@@ -80,3 +80,25 @@ def spoken(level: str, form: str) -> list[str]:
     assert done.stdout == ""
     assert "confidential-3" not in done.stderr, "values of variables are nobody's business"
     return done.stderr.splitlines()
+
+
+CUT = """
+import logging
+from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError
+from sandlot.server.logs import configure
+configure("info", "json")
+for error in (SandboxEndedError("what a guest said", code=ErrorCode.SANDBOX_ENDED), ValueError("a defect")):
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+"""
+
+
+def test_an_answer_that_a_guest_cut_is_one_line_and_a_defect_is_told_whole() -> None:
+    done = subprocess.run([sys.executable, "-c", CUT], capture_output=True, text=True, check=True)
+    cut, defect = (json.loads(line) for line in done.stderr.splitlines())
+    assert (cut["event"], cut["level"]) == ("An answer was cut: sandbox_ended", "warning")
+    assert "exception" not in cut
+    assert "what a guest said" not in done.stderr
+    assert "a defect" in json.dumps(defect["exception"])
