@@ -78,6 +78,13 @@ async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
         waiting.cancel()
 
 
+async def test_nothing_of_the_runtime_is_left_once_it_runs(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        started = processes(bench, subject.instance)
+        children = Path(f"/proc/{started.keeper.pid}/task/{started.keeper.pid}/children").read_text().split()
+        assert children == [str(started.sandbox.pid)]
+
+
 async def test_no_two_have_an_id_in_common_and_ids_are_given_back(bench: Bench) -> None:
     async with bench.sandbox() as one, bench.sandbox() as other:
         assert ids(bench, one.instance).start != ids(bench, other.instance).start
