@@ -4,6 +4,7 @@ Laws:
 - Nothing is read ahead of a client: the next piece is asked for when the last one was taken.
 - A client that goes away is noticed while it is waited for, and whoever makes the pieces is closed.
 - A stream of events says how it ended: by its own last event, or by ``failure``. One that ends otherwise was cut.
+- A piece is sent whole before anything else is, however slowly its client reads: a beat comes between pieces, never inside of one.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Stream(Response):
         self._close = close
         self._beat = beat
         self._sent_s = 0.0
+        self._sending = asyncio.Lock()
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -82,15 +84,20 @@ class Stream(Response):
 
     async def _write(self, send: Send) -> None:
         async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._sent_s = time.monotonic()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._give(send, piece, more=True)
+        await self._give(send, b"", more=False)
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
-            if time.monotonic() - self._sent_s >= KEEP_ALIVE_S:
-                await send({"type": "http.response.body", "body": self._beat, "more_body": True})
+            # While a piece is being sent, the client has something to read.
+            if not self._sending.locked() and time.monotonic() - self._sent_s >= KEEP_ALIVE_S:
+                await self._give(send, self._beat, more=True)
+
+    async def _give(self, send: Send, body: bytes, *, more: bool) -> None:
+        async with self._sending:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_s = time.monotonic()
 
 
 def events(request: Request, pieces: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> Stream:

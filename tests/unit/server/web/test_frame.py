@@ -8,15 +8,20 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from sandlot.core.node.budget import Budget
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.specs import MIB
+from sandlot.server.keys import KeyStore
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.server.web import frame, listen
+from sandlot.server.web import frame, listen, streams
+from sandlot.server.web.auth import OWNER
 from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
@@ -180,3 +185,40 @@ async def test_a_large_answer_is_counted_until_it_is_taken(at: Bench) -> None:
     while at.service.budget.taken_bytes:
         await reader.read(65536)
     writer.close()
+
+
+async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.001)
+    large = streams.event("output", {"data": "x" * (4 * frame.PIECE_BYTES)})
+    sent = bytearray()
+    beaten = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield large
+            beaten.clear()
+            await beaten.wait()  # the client is kept waiting, and told that it was not forgotten
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await streams.Stream(pieces(), closed, media_type=streams.EVENTS, beat=streams.KEEP_ALIVE)(scope, receive, send)
+
+    async def closed() -> None:
+        pass
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0.01)
+        sent.extend(message.get("body", b""))
+        if message.get("body") == streams.KEEP_ALIVE:
+            beaten.set()
+
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
+    async with asyncio.timeout(60):
+        await frame.Frame(app, keys=KeyStore(tmp_path), upload_max_bytes=MIB, budget=Budget(MIB))(scope, receive, send)
+    told = bytes(sent)
+    assert told.count(streams.KEEP_ALIVE) >= 3
+    assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large
+    assert told.count(large) == 3
