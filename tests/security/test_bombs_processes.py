@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandlot import SandlotError
-from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode, names
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, PREAMBLE, Bomb, Targets, check_serves, ends, explode, names
 from tests.support.inside import USERS
 from tests.support.localservice import LocalService
 
@@ -169,6 +169,16 @@ def targets(service: LocalService) -> Iterator[Targets]:
 @pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
 def test_processes_and_the_processor_are_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
     explode(targets.get(), bomb, isolation)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_who_raises_the_limit_is_counted_also_where_it_is_large(service: LocalService, user: str) -> None:
+    """As many as a sandbox may have by default: the more are allowed, the more are let live beyond."""
+    with service.create(timeout=600, memory="512M", disk="64M", pids=512) as sandbox:
+        program = f"{PREAMBLE}\nresource.setrlimit(resource.RLIMIT_NPROC, 2 * resource.getrlimit(resource.RLIMIT_NPROC)[1:])\n{THREADS}"
+        done = sandbox.commands.run(["python3", "-c", program], user=user, timeout=30)
+        assert done.reason == "pids", done
+        check_serves(sandbox)
 
 
 def test_a_bomb_of_cells_ends_with_its_cell(targets: Targets) -> None:

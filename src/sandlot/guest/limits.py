@@ -6,6 +6,8 @@ Laws:
   (prlimit(2)), and in gVisor not that of a user; a limit that can only be lowered could not be moved.
 - So whoever raises it, and root, is counted: beyond the limit and its slack the largest family is ended, at latest
   ``COUNT_EVERY_S`` later. The slack is for what root starts beside a user that keeps to the limit, and may be at it.
+- The dead count for the parent that does not wait for them, as they do to RLIMIT_NPROC. Nobody is stopped for those that PID 1
+  is about to wait for.
 - PID 1 counts for nothing.
 - A limit below what runs is refused and nothing is changed.
 """
@@ -18,19 +20,20 @@ from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.lean import signal
 from sandlot.guest.flow.loop import log
 from sandlot.guest.spawn import Taking, account
-from sandlot.guest.tasks import PASSES, crowd, kill_all, kill_tree, pids, tasks
+from sandlot.guest.tasks import PASSES, crowd, everyone, kill_all, kill_tree, pids, tasks
+from sandlot.protocol.schema import most_pids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sandlot.guest.calls import Call
     from sandlot.guest.main import Guest
+    from sandlot.guest.tasks import Task
 
 COUNT_EVERY_S = 0.2
 """How often processes are counted while anything runs but PID 1."""
 LEAST = 16
 MYSELF = 0
 """To prlimit(2): bound even where root inside has put something over /proc, and with PID 1 all that it starts from then on."""
-_SLACK_LEAST, _SLACK_SHARE = 8, 8
 _KIND = resource.RLIMIT_NPROC
 _ENDLESS = resource.RLIM_INFINITY
 
@@ -70,7 +73,8 @@ class Pids:
 
     def _count(self) -> None:
         total = crowd()
-        if total > most(self.limit):
+        # A look that is cheap, then one that is right.
+        if total > most_pids(self.limit) and sum(families(everyone()).values()) > most_pids(self.limit):
             self._cull()
         if total:
             self._guest.loop.after(COUNT_EVERY_S, self._count)
@@ -90,11 +94,8 @@ class Pids:
             kill_all(signal.SIGCONT)
 
     def _end_the_largest(self) -> None:
-        sessions: dict[int, int] = {}
-        for task in tasks():
-            if task.pid != 1:
-                sessions[task.session] = sessions.get(task.session, 0) + task.threads
-        if sum(sessions.values()) <= most(self.limit):  # some were dead already
+        sessions = families(everyone())
+        if sum(sessions.values()) <= most_pids(self.limit):  # some have ended meanwhile
             return
         worst = max(sessions, key=lambda session: sessions[session])
         log(f"over the limit of {self.limit} processes: ending session {worst} with {sessions[worst]}")
@@ -102,7 +103,7 @@ class Pids:
             if process.pid == worst:
                 process.kill("pids")
         kill_tree(worst, signal.SIGKILL)
-        if count() > most(self.limit):
+        if sum(families(everyone()).values()) > most_pids(self.limit):
             for process in self._guest.processes.running():
                 process.reason = "pids"
             kill_all()
@@ -113,9 +114,19 @@ def count() -> int:
     return sum(task.threads for task in tasks() if task.pid != 1)
 
 
-def most(limit: int) -> int:
-    """How many are let live under a limit. Pure."""
-    return limit + max(_SLACK_LEAST, limit // _SLACK_SHARE)
+def families(found: list[Task]) -> dict[int, int]:
+    """Of each session, how many processes and threads it has; PID 1 and the dead that it waits for excepted. Pure.
+
+    Args:
+        found: Every process, the dead as well.
+    """
+    known = {task.pid: task for task in found}
+    sessions: dict[int, int] = {}
+    for task in found:
+        answers = known.get(task.parent, task) if task.is_dead() else task
+        if answers.pid != 1:
+            sessions[answers.session] = sessions.get(answers.session, 0) + task.threads
+    return sessions
 
 
 def moved(soft: int, hard: int, before: int, after: int) -> int:

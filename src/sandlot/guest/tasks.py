@@ -27,6 +27,10 @@ class Task:
         self.session = int(fields[3])
         self.threads = max(1, int(fields[17]))
 
+    def is_dead(self) -> bool:
+        """Whether nothing of it runs any more. One whose first thread alone has ended looks dead, and has other threads (proc(5))."""
+        return self.state in {b"Z", b"X"} and self.threads == 1
+
 
 def pids() -> list[int]:
     """Every process id in the sandbox; none where root inside has put something else over /proc."""
@@ -37,7 +41,12 @@ def pids() -> list[int]:
 
 
 def tasks() -> list[Task]:
-    """Every process that is alive (no zombies), by proc(5)'s stat."""
+    """Every process that is alive (no zombies)."""
+    return [task for task in everyone() if not task.is_dead()]
+
+
+def everyone() -> list[Task]:
+    """Every process, zombies included, by proc(5)'s stat."""
     found = []
     for pid in pids():
         try:
@@ -46,13 +55,11 @@ def tasks() -> list[Task]:
             continue
         try:
             # The name stands in parentheses and may contain anything; what follows the last one is fixed.
-            task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+            found.append(Task(pid, os.read(fd, 4096).rpartition(b")")[2].split()))
         except (OSError, ValueError, IndexError):
             continue
         finally:
             os.close(fd)
-        if task.state not in {b"Z", b"X"}:
-            found.append(task)
     return found
 
 

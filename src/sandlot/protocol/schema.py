@@ -176,6 +176,9 @@ LIMITS = {
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 
+#: Processes and threads beyond the limit of a sandbox that are let live: at least so many, or one to so many that are allowed.
+PIDS_SLACK_LEAST, PIDS_SLACK_SHARE = 8, 8
+
 #: What a guest may give as the code of a RESET. Any other counts as ``internal``: a guest does not say who is authenticated.
 RESET_CODES = (
     "invalid_request",
@@ -197,6 +200,11 @@ RESET_CODES = (
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
 CELL_STATUSES = ("ok", "error", "timeout", "killed", "died")
 ENTRY_KINDS = ("file", "directory", "symlink", "other")
+
+
+def most_pids(limit: int) -> int:
+    """How many processes and threads the guest lets live under a limit; beyond it ends the largest family. Pure."""
+    return limit + max(PIDS_SLACK_LEAST, limit // PIDS_SLACK_SHARE)
 
 
 def mismatch(fields: Mapping[str, str], given: Any) -> str:

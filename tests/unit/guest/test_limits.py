@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.guest.limits import moved
-from sandlot.guest.tasks import crowd, tasks
+from sandlot.guest.limits import families, moved
+from sandlot.guest.tasks import Task, crowd, everyone, tasks
+from tests.support.until import until
 
 ENDLESS = resource.RLIM_INFINITY
 
@@ -46,3 +47,28 @@ def test_a_crowd_is_counted_with_its_threads() -> None:
     assert crowd() - before > 20
     child.kill()
     child.communicate()
+
+
+def task(pid: int, parent: int, session: int, state: bytes = b"S", threads: int = 1) -> Task:
+    return Task(pid, [state, str(parent).encode(), b"0", str(session).encode(), *[b"0"] * 13, str(threads).encode()])
+
+
+def test_a_family_is_a_session_with_its_threads_and_those_of_its_dead_that_it_does_not_wait_for() -> None:
+    found = [
+        task(1, 0, 1, threads=3),
+        task(10, 1, 10, threads=5),
+        task(11, 10, 10),
+        task(12, 10, 12, b"Z"),  # it left the session, and its parent does not wait for it
+        task(20, 1, 20, b"Z"),  # PID 1 is about to
+        task(21, 20, 20, b"Z", threads=7),  # only its first thread is dead
+        task(30, 99, 30, b"Z"),  # its parent went while all were being looked at
+    ]
+    assert families(found) == {10: 7, 20: 7, 30: 1}
+
+
+async def test_what_ended_its_first_thread_is_alive_and_what_nobody_waits_for_is_dead() -> None:
+    program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen(["python3", "-c", program]) as threaded, subprocess.Popen(["true"]) as dead:
+        await until(lambda: {each.state for each in everyone() if each.pid in {threaded.pid, dead.pid}} == {b"Z"})
+        assert {each.pid for each in tasks()} & {threaded.pid, dead.pid} == {threaded.pid}
+        threaded.kill()

@@ -14,11 +14,13 @@ from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import Limits
+from sandlot.protocol.schema import most_pids
 
 OPEN_FILES = 65536
 """For each process. They are the host kernel's, and paid from the memory limit."""
 OWN_TASKS = 48
-"""Host tasks beside those that ``Limits.pids`` counts: the guest, its kernels' helpers, and crun while it starts."""
+"""Host tasks beside those that the guest lets live: itself, the keeper, crun while it starts, and room for the guest to see that
+there are too many: it counts what is there, and what the host refuses is not."""
 
 _PASSABLE = 0o711
 """Entered by crun after it has become the sandbox's root, which is nobody here; listed by nobody."""
@@ -26,7 +28,7 @@ _PASSABLE = 0o711
 
 def group_limits(limits: Limits) -> GroupLimits:
     """What the whole sandbox may use on the host. A process inside is a process of the host."""
-    return GroupLimits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=limits.pids + OWN_TASKS)
+    return GroupLimits(memory_bytes=limits.memory_bytes, cpus=limits.cpus, pids=most_pids(limits.pids) + OWN_TASKS)
 
 
 def stage_plan(place: Place) -> tuple[Operation, ...]:

@@ -13,6 +13,7 @@ from sandlot.drivers.oci.runtime import Place
 from sandlot.host.stage import operations
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
+from sandlot.protocol.schema import most_pids
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
 FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
@@ -60,3 +61,9 @@ def test_processes_are_limited_by_the_host_itself() -> None:
     limits = group_limits(SHAPE.limits)
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     assert SHAPE.limits.pids < limits.pids <= SHAPE.limits.pids + 64
+
+
+@pytest.mark.parametrize("pids", [16, 64, 376, 512, 10_000])
+def test_the_guest_sees_that_there_are_too_many_before_the_host_refuses_more(pids: int) -> None:
+    """With the guest and its keeper, which it does not count."""
+    assert group_limits(replace(SHAPE.limits, pids=pids)).pids > most_pids(pids) + 2
