@@ -4,7 +4,10 @@ Laws:
 - More is promised before it is given, and less is given up only once it was taken back (:mod:`sandlot.core.node.ledger`).
 - Two keep the limit of processes: the guest, which counts what a tenant starts, and the host, whose limit is the backstop. The
   guest's is never the higher one: the host's is raised first and lowered last.
-- What fails half-way is taken back; what a guest says about itself is a number in bounds, and believed for that sandbox only.
+- The guest is asked before memory is given: one that does not answer has not got any.
+- What fails half-way is taken back. What cannot be taken back, such as memory that is in use by then, stays the sandbox's limit and
+  stays promised: a limit that is told is one that holds.
+- What a guest says about itself is a number in bounds, and believed for that sandbox only.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ import structlog
 
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.client import Link
-from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Driver, Instance, Usage
 from sandlot.model.specs import Limits
 
 COUNT_TIMEOUT_S = 2.0
 """How long a guest may take to count its processes; what the host knows is told without it."""
+
+BACK_TIMEOUT_S = 5.0
+"""How long a guest may take to agree to what was before; then the host takes back what it can without it."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -82,15 +87,20 @@ async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger) 
     if after == before:
         yield
         return
-    async with ledger.changing(box.id, driver.takes(after)):
-        await _move(box, before, after)
+    reading = await ledger.look()
+    box.require_link()  # it may have ended meanwhile, and then nothing is promised to it
+    with ledger.changing(box.id, driver.takes(after), reading) as came:
+        keepers = _Keepers(host=before, guest_pids=before.pids)
         try:
-            yield
-        except BaseException:
-            with contextlib.suppress(SandlotError):  # it has ended
-                await _move(box, after, before)
-            raise
-        box.spec = replace(box.spec, limits=after)
+            try:
+                await _move(box, keepers, after)
+                yield
+            except BaseException:
+                await _back(box, keepers, before)
+                raise
+        finally:
+            came(driver.takes(keepers.host))
+            box.spec = replace(box.spec, limits=keepers.host)
     _log.info("sandbox.limits", sandbox=box.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 
@@ -109,36 +119,65 @@ async def used(box: Sandbox) -> Used:
     return Used(usage, pids, box.spec.limits)
 
 
-async def _move(box: Sandbox, before: Limits, after: Limits) -> None:
-    """Both keepers of the limits, or none."""
-    instance = _instance(box)
+@dataclass(slots=True)
+class _Keepers:
+    """Where the two keepers stand.
+
+    Args:
+        host: What the host gives at the most.
+        guest_pids: The limit of processes that the guest has agreed to.
+    """
+
+    host: Limits
+    guest_pids: int
+
+
+async def _move(box: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: float | None = None) -> None:
+    """Both keepers, each as far as it is not there yet; where it fails, they say how far it came."""
     async with box.using() as link:
-        if after.pids < before.pids:
-            await _lower(link, instance, before, after)
-        else:
-            await _raise(link, instance, before, after)
+        if to.pids > keepers.host.pids:
+            await _configure(box, keepers, replace(keepers.host, pids=to.pids))
+        if to.pids != keepers.guest_pids:
+            async with asyncio.timeout(guest_timeout_s):
+                await link.set_limits(pids=to.pids)
+            keepers.guest_pids = to.pids
+        if to != keepers.host:
+            await _configure(box, keepers, to)
 
 
-async def _lower(link: Link, instance: Instance, before: Limits, after: Limits) -> None:
-    await link.set_limits(pids=after.pids)
+async def _back(box: Sandbox, keepers: _Keepers, before: Limits) -> None:
+    """Both keepers back to where they were, as far as they go."""
     try:
-        await instance.configure(_change(after))
-    except BaseException:
-        with contextlib.suppress(SandlotError):
-            await link.set_limits(pids=before.pids)
-        raise
+        await _move(box, keepers, before, BACK_TIMEOUT_S)
+    except SandboxEndedError:
+        pass  # what it has is promised until the last of it is gone
+    except Exception as error:  # noqa: BLE001 - what the client is told is why it was taken back
+        _log.warning("sandbox.limits_stay", sandbox=box.id, error=str(error))
+        if keepers.guest_pids > before.pids:  # it may run more by now; what else was given is taken back all the same
+            with contextlib.suppress(Exception):
+                await _move(box, keepers, replace(before, pids=keepers.guest_pids))
 
 
-async def _raise(link: Link, instance: Instance, before: Limits, after: Limits) -> None:
-    await instance.configure(_change(after))
-    if after.pids == before.pids:
-        return
+async def _configure(box: Sandbox, keepers: _Keepers, to: Limits) -> None:
+    if box.instance is None:
+        raise box.ended_error()
     try:
-        await link.set_limits(pids=after.pids)
+        await box.instance.configure(_change(to))
+    except (ConflictError, InvalidRequestError, UnsupportedError):
+        raise  # refused: nothing was changed
     except BaseException:
-        with contextlib.suppress(SandlotError):
-            await instance.configure(_change(before))
+        keepers.host = _most(keepers.host, to)  # cut short, or failed: nobody knows
         raise
+    keepers.host = to
+
+
+def _most(one: Limits, other: Limits) -> Limits:
+    return Limits(
+        cpus=max(one.cpus, other.cpus),
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        pids=max(one.pids, other.pids),
+        disk_bytes=max(one.disk_bytes, other.disk_bytes),
+    )
 
 
 def _change(limits: Limits) -> Change:

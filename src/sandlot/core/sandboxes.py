@@ -242,6 +242,7 @@ class Sandboxes:
             dataclasses.replace(box.spec, timeout_s=timeout_s)  # refuses what is out of bounds
         change = limits or Change()
         async with box.changing:
+            box.require_link()  # again: it may have ended while this waited for its turn
             check_able(change, box.spec.limits, await self.capabilities(box.spec.isolation))
             async with changed(box, change, self._drivers[box.spec.isolation], self._ledger):
                 if timeout_s is not None:

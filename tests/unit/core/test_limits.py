@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from sandlot.core import processes
 from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
@@ -24,12 +26,13 @@ from sandlot.model.errors import (
 from sandlot.model.ports import Change, Reading, Resources
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
 from sandlot.server.settings import Settings
+from tests.support.clock import ManualClock
 from tests.support.service import BASE, BOUNDLESS, Bench, bench
+from tests.support.until import until
 
 PIDS = 20_000
 """Many, because the guest's limit counts the users of the whole machine where nothing isolates them."""
 LIMITS = Limits(pids=PIDS)
-WHOLE = {"memory_bytes": LIMITS.memory_bytes, "cpus": LIMITS.cpus, "disk_bytes": LIMITS.disk_bytes}
 
 
 @pytest.fixture
@@ -121,6 +124,93 @@ async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: B
     assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 1, PIDS]
     used = await at.sandboxes.usage(box.id)
     assert (used.pids, used.usage.pids) == (None, 3)
+
+
+async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box.link is not None
+
+    async def refuse() -> None:
+        raise ConflictError("no", code=ErrorCode.CONFLICT)
+
+    monkeypatch.setattr(type(box.link), "set_limits", lambda _, pids: refuse() if pids else None)
+    with pytest.raises(ConflictError, match="no"):
+        await at.sandboxes.update(box.id, limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB))
+    assert at.driver.instances[0].changes
+    assert {change.memory_bytes for change in at.driver.instances[0].changes} == {LIMITS.memory_bytes}
+    assert (box.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
+
+
+@pytest.mark.parametrize("failure", [ConflictError("It holds more.", code=ErrorCode.CONFLICT), OSError(16, "busy")], ids=["refused", "failed"])
+async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
+    at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    """It fills what it was given, and then its guest refuses the rest of the change."""
+    assert box.link is not None
+
+    async def refuse() -> None:
+        at.driver.faults.raises["configure"] = [failure]
+        raise InternalError("no deadline")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(box.link), "set_deadline", lambda _, seconds: refuse() if seconds else None)
+        with pytest.raises(InternalError, match="no deadline"):
+            await at.sandboxes.update(box.id, limits=Change(memory_bytes=3 * GIB), timeout_s=50)
+    assert box.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
+    assert (await promised(at)).memory_bytes == 3 * GIB
+    await at.sandboxes.update(box.id, limits=Change(memory_bytes=GIB))  # later it can be
+    assert at.driver.instances[0].changes[-1].memory_bytes == GIB
+    assert (await promised(at)).memory_bytes == GIB
+
+
+async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_back(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box.link is not None
+    real = type(box.link).set_limits
+
+    async def raise_only(link: Link, *, pids: int) -> None:
+        if pids < box.spec.limits.pids + 100:
+            raise ConflictError("more run", code=ErrorCode.CONFLICT)
+        await real(link, pids=pids)
+
+    async def fail() -> None:
+        raise InternalError("no deadline")
+
+    monkeypatch.setattr(type(box.link), "set_limits", raise_only)
+    monkeypatch.setattr(type(box.link), "set_deadline", lambda _, seconds: fail() if seconds else None)
+    with pytest.raises(InternalError, match="no deadline"):
+        await at.sandboxes.update(box.id, limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50)
+    assert box.spec.limits == replace(LIMITS, pids=PIDS + 100)
+    assert at.driver.instances[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
+    assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
+
+
+async def test_one_that_is_killed_while_its_change_waits_is_told_as_ended(at: Bench, box: Sandbox) -> None:
+    async with box.changing:
+        waiting = asyncio.create_task(at.sandboxes.update(box.id, limits=Change(memory_bytes=2 * GIB)))
+        await asyncio.sleep(0)
+        await at.sandboxes.kill(box.id)
+        await until(lambda: at.sandboxes.held == 0)
+    with pytest.raises(SandboxEndedError, match="killed by request"):
+        await waiting
+
+
+async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(tmp_path: Path) -> None:
+    looks = threading.Semaphore(1)
+
+    def look() -> Reading:
+        looks.acquire()
+        return BOUNDLESS
+
+    clock = ManualClock()
+    async with bench(tmp_path, clock=clock, read_host=look) as at:
+        box = await at.sandbox()
+        clock.advance(2)
+        waiting = asyncio.create_task(at.sandboxes.update(box.id, limits=Change(memory_bytes=2 * GIB)))
+        await asyncio.sleep(0)
+        await at.sandboxes.kill(box.id)
+        await until(lambda: at.sandboxes.held == 0)
+        looks.release()
+        with pytest.raises(SandboxEndedError, match="killed by request"):
+            await waiting
 
 
 @pytest.mark.parametrize(

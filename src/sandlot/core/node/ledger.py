@@ -3,14 +3,15 @@
 Laws:
 - A promise is made before anything of it is taken, and given up only once everything of it has been given back.
 - Looking at the host and promising are two steps, and nobody comes between the check and the promise: the second does not wait.
-- A change of a promise counts as the larger of both until it is done, and as the old one where it failed.
+- A change of a promise counts as the larger of both until it is done, and then as what came of it: a change that failed and could
+  not be taken back whole counts as what the sandbox may still have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from sandlot.core.node import capacity
 from sandlot.core.node.capacity import Figures, Shares
@@ -75,8 +76,8 @@ class Ledger:
         """Everything that was promised has been given back. Idempotent."""
         self._promises.pop(holder, None)
 
-    @asynccontextmanager
-    async def changing(self, holder: str, asked: Resources) -> AsyncIterator[None]:
+    @contextmanager
+    def changing(self, holder: str, asked: Resources, reading: Reading) -> Iterator[Callable[[Resources], None]]:
         """Change a promise around the work that puts it into effect; what fails in the body leaves the old one.
 
         A promise that becomes smaller, or stays, is never refused. One change of a holder at a time.
@@ -84,13 +85,16 @@ class Ledger:
         Args:
             holder: Who has one.
             asked: What it is to be.
+            reading: The host, by :meth:`look`.
+
+        Yields:
+            What the body calls with what really came of the work, where that is neither of both.
 
         Raises:
             InvalidRequestError: It can never fit on this node.
             UnavailableError: ``busy``: not now.
             InternalError: There is no such promise.
         """
-        reading = await self.look()
         before = self._promises.get(holder)
         if before is None:
             raise InternalError(f"{holder} has no promise that could be changed.")
@@ -100,13 +104,14 @@ class Ledger:
             capacity.check(meanwhile, others, reading, self._shares)
             capacity.check_pressure(reading, self._shares)
         self._promises[holder] = meanwhile
+        came: list[Resources] = []
         after = before
         try:
-            yield
+            yield came.append
             after = asked
         finally:
             if holder in self._promises:  # it may have ended meanwhile
-                self._promises[holder] = after
+                self._promises[holder] = came[-1] if came else after
 
     async def figures(self) -> Figures:
         """How this node stands."""

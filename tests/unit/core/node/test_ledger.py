@@ -97,42 +97,52 @@ async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
 
 async def test_a_change_counts_as_the_larger_of_both_until_it_is_done(ledger: Ledger) -> None:
     ledger.promise("a", TEN, await ledger.look())
-    async with ledger.changing("a", Resources(20, 5, 10)):
+    with ledger.changing("a", Resources(20, 5, 10), await ledger.look()):
         assert await promised(ledger) == Resources(20, 10, 10)
     assert await promised(ledger) == Resources(20, 5, 10)
 
 
 async def test_a_change_that_fails_leaves_the_old_promise(ledger: Ledger) -> None:
     ledger.promise("a", TEN, await ledger.look())
-    with pytest.raises(OSError, match="it did not work"):
-        async with ledger.changing("a", Resources(20, 20, 20)):
-            raise OSError("it did not work")
+    with pytest.raises(OSError, match="it did not work"), ledger.changing("a", Resources(20, 20, 20), await ledger.look()):
+        raise OSError("it did not work")
     assert await promised(ledger) == TEN
+
+
+async def test_what_a_body_says_has_come_of_it_is_what_counts(ledger: Ledger) -> None:
+    reading = await ledger.look()
+    ledger.promise("a", TEN, reading)
+
+    def work() -> None:
+        with ledger.changing("a", Resources(20, 20, 20), reading) as came:
+            came(Resources(20, 10, 10))
+            raise OSError("half of it")
+
+    with pytest.raises(OSError, match="half of it"):
+        work()
+    assert await promised(ledger) == Resources(20, 10, 10)
 
 
 async def test_a_raise_is_refused_where_it_does_not_fit_and_a_cut_never(ledger: Ledger, host: Host, clock: ManualClock) -> None:
     reading = await ledger.look()
     ledger.promise("a", TEN, reading)
     ledger.promise("b", Resources(85, 85, 85), reading)
-    with pytest.raises(UnavailableError):
-        async with ledger.changing("a", replace(TEN, memory_bytes=16)):
-            raise AssertionError("not refused")
-    with pytest.raises(InvalidRequestError):
-        async with ledger.changing("a", replace(TEN, memory_bytes=101)):
-            raise AssertionError("not refused")
+    with pytest.raises(UnavailableError), ledger.changing("a", replace(TEN, memory_bytes=16), await ledger.look()):
+        raise AssertionError("not refused")
+    with pytest.raises(InvalidRequestError), ledger.changing("a", replace(TEN, memory_bytes=101), await ledger.look()):
+        raise AssertionError("not refused")
     assert await promised(ledger) == Resources(95, 95, 95)
     host.reading = Reading(has=NOTHING, free=NOTHING, held_disk_bytes=0)
     clock.advance(FRESH_S)
-    async with ledger.changing("a", Resources(10, 1, 1)):
+    with ledger.changing("a", Resources(10, 1, 1), await ledger.look()):
         pass
     assert await promised(ledger) == Resources(95, 86, 86)
 
 
 async def test_a_holder_that_ends_while_its_promise_is_changed_has_none_afterwards(ledger: Ledger) -> None:
     ledger.promise("a", TEN, await ledger.look())
-    async with ledger.changing("a", Resources(20, 20, 20)):
+    with ledger.changing("a", Resources(20, 20, 20), await ledger.look()):
         ledger.give_up("a")
     assert await promised(ledger) == NOTHING
-    with pytest.raises(InternalError):
-        async with ledger.changing("a", TEN):
-            raise AssertionError("nobody was promised that")
+    with pytest.raises(InternalError), ledger.changing("a", TEN, await ledger.look()):
+        raise AssertionError("nobody was promised that")
