@@ -25,6 +25,9 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 """What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
 
+MOST_FIELDS = 20
+"""That one answer names; whoever corrects those is told the next."""
+
 _UNSEEN = 499
 """What the log says of a request whose client went away (nginx's convention); nobody receives it."""
 
@@ -103,6 +106,8 @@ def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     """What pydantic found, as one error: ``fields`` has dotted names and what is wrong with each. Pure."""
     fields: dict[str, str] = {}
     for found in errors:
+        if len(fields) == MOST_FIELDS:
+            break
         where = [str(part) for part in found.get("loc", ())]
         kind = str(found.get("type", ""))
         if kind == "json_invalid":

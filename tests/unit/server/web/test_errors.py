@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.server.web.errors import MEDIA_TYPE, answer, defect, validation
+from sandlot.server.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, defect, validation
 
 
 @pytest.mark.parametrize("code", ErrorCode)
@@ -53,9 +53,10 @@ def test_validation_of_what_is_no_json() -> None:
 
 
 def test_a_great_many_errors_make_no_great_answer() -> None:
-    error = validation([{"type": "missing", "loc": ("body", "f" * 1000 + str(n)), "msg": "x"} for n in range(100)])
+    error = validation([{"type": "missing", "loc": ("body", str(n) + "f" * 1000), "msg": "x"} for n in range(100)])
     assert len(error.message) < 400
     assert len(error.hint) < 2000
+    assert len(error.fields) == MOST_FIELDS
 
 
 def test_a_defect_tells_nothing() -> None:

@@ -12,7 +12,7 @@ from sandlot.core import code
 from sandlot.core.code import Cell
 from sandlot.link.types import CellError, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
-from sandlot.server.native.schemas.base import Answer, Body, Text
+from sandlot.server.native.schemas.base import Answer, Body, Text, Words
 from sandlot.server.native.schemas.processes import captured
 
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
@@ -23,7 +23,7 @@ class CodeBody(Body):
 
     code: Text
     language: Text = "python"
-    env: dict[Text, Text] = Field(default_factory=dict, description="Set for this run only.")
+    env: Words = Field(default_factory=dict, description="Set for this run only.")
     timeout: float | None = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until it is interrupted; null is never.")
 
     def cell(self) -> Cell:

@@ -10,15 +10,15 @@ from sandlot.core import outcomes
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, ProcessSpec, User, shell_argv
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text, UserName
+from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
 
 class ProcessBody(Body):
     """A process to start: exactly one of ``command`` and ``argv``."""
 
     command: Text | None = Field(default=None, description="A command line for the image's shell (bash where there is one).")
-    argv: list[Text] | None = Field(default=None, description="A program and its arguments.")
-    env: dict[Text, Text] = Field(default_factory=dict)
+    argv: Texts | None = Field(default=None, description="A program and its arguments.")
+    env: Words = Field(default_factory=dict)
     cwd: Text | None = Field(default=None, description="Absolute; /workspace where left out.")
     user: UserName = "user"
     stdin: Text | None = Field(default=None, description="All of its standard input.")

@@ -12,7 +12,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, Network
-from sandlot.server.native.schemas.base import Answer, Body, Query, Text
+from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 
 
 class LimitsBody(Body):
@@ -42,8 +42,8 @@ class CreateBody(Body):
 
     template: Text = DEFAULT_TEMPLATE
     name: Text | None = None
-    env: dict[Text, Text] = Field(default_factory=dict, description="Environment of every process in it.")
-    metadata: dict[Text, Text] = Field(default_factory=dict, description="Your own words, kept and given back.")
+    env: Words = Field(default_factory=dict, description="Environment of every process in it.")
+    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back.")
     limits: LimitsBody = Field(default_factory=LimitsBody)
     timeout: float = Field(default=DEFAULT_TIMEOUT_S, description="Seconds until it is ended.")
     isolation: Text = AUTO
@@ -67,7 +67,7 @@ class UpdateBody(Body):
     """What to change of a sandbox."""
 
     timeout: float | None = Field(default=None, description="Seconds from now until it is ended.")
-    metadata: dict[Text, Text] | None = Field(default=None, description="Replaces what there is.")
+    metadata: Words | None = Field(default=None, description="Replaces what there is.")
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
 
 
