@@ -26,6 +26,7 @@ class Evidence:
         panic: What the runtime wrote when it failed, from its beginning.
         disk_full: Whether its disk has no space left.
         memory_bytes: Its memory limit.
+        oom_statuses: The codes that an end by that limit has with its runtime.
     """
 
     status: int | None
@@ -34,20 +35,21 @@ class Evidence:
     panic: str
     disk_full: bool
     memory_bytes: int
+    oom_statuses: frozenset[int]
 
 
 def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table each
     """Why it ended.
 
-    A clean exit is one whatever happened before: the kernel may have killed a greedy process inside for the memory limit
-    while the sandbox went on. The runtime answers a loss of its own parts to the memory limit with code 1 or 137.
+    What the kernel killed for the memory limit may have been a greedy process inside, long ago, while the sandbox went on: so it
+    ended by that only where its code is one that such an end has, or nobody saw its code.
     """
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
     if evidence.destroyed and status in {None, -signal.SIGKILL}:
         return Exit(ExitReason.KILLED, "it was destroyed")
-    if evidence.oom_kills:
+    if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
         return Exit(ExitReason.OOM, f"it reached its memory limit of {evidence.memory_bytes // 2**20} MiB")
     failed = bool(panic) or (status is not None and -status in _FAULTS)
     if failed and evidence.disk_full:

@@ -207,6 +207,7 @@ class OciInstance:
                 panic=panic,
                 disk_full=disk_full,
                 memory_bytes=self._record.limits.memory_bytes,
+                oom_statuses=self._runtime.oom_statuses,
             )
         )
 

@@ -84,6 +84,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def oom_statuses(self) -> frozenset[int]:
+        """How its process can end where the kernel killed it, or a part of it, for the memory limit; negative for a signal."""
+        ...
+
+    @property
     def absent(self) -> Mapping[Ability, str]:
         """What it cannot do anywhere, and why; for people."""
         ...

@@ -9,7 +9,7 @@ import pytest
 from sandlot.drivers.oci.exits import Evidence, explain
 from sandlot.model.ports import ExitReason
 
-NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20)
+NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20, oom_statuses=frozenset((1, 137, -9)))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_ful
         (replace(NOTHING, status=1, oom_kills=1), ExitReason.OOM),
         (replace(NOTHING, status=137, oom_kills=1), ExitReason.OOM),
         (replace(NOTHING, oom_kills=1), ExitReason.OOM),
+        # The kernel took a process inside, some time before.
+        (replace(NOTHING, status=3, oom_kills=1), ExitReason.EXITED),
+        (replace(NOTHING, status=1, oom_kills=1, oom_statuses=frozenset((-9,))), ExitReason.EXITED),
+        (replace(NOTHING, status=143, oom_kills=1), ExitReason.KILLED),
+        (replace(NOTHING, status=-11, oom_kills=1), ExitReason.CRASHED),
+        (replace(NOTHING, status=2, panic="panic: x", oom_kills=1), ExitReason.CRASHED),
         (replace(NOTHING, status=2, panic="panic: x"), ExitReason.CRASHED),
         (replace(NOTHING, panic="panic: x"), ExitReason.CRASHED),
         (replace(NOTHING, status=-11), ExitReason.CRASHED),

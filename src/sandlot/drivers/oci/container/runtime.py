@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -71,6 +72,8 @@ class Crun:
     own_ids: bool = True
     bytes_per_inode: int | None = 16 * 1024
     """mke2fs's own default; every file written is one of this disk."""
+    oom_statuses: frozenset[int] = frozenset((-signal.SIGKILL,))
+    """The guest itself was killed: it is no child of crun's, which has long left."""
 
     @property
     def absent(self) -> Mapping[Ability, str]:

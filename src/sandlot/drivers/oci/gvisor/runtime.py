@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Runsc:
     own_ids: bool = False
     bytes_per_inode: int | None = None
     """It keeps all that is written in one file."""
+    oom_statuses: frozenset[int] = frozenset((1, 128 + signal.SIGKILL, -signal.SIGKILL))
+    """It answers a loss of its own parts with code 1 or 137."""
 
     @property
     def absent(self) -> Mapping[Ability, str]:
