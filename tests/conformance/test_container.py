@@ -131,6 +131,18 @@ async def test_it_has_a_boot_id_and_a_host_name_of_its_own(bench: Bench) -> None
     assert refused.code != 0
 
 
+async def test_calls_that_would_take_from_the_whole_host_do_not(bench: Bench) -> None:
+    """A queue for asynchronous files is none that this kernel has; to write back everything is done by doing nothing, well or not."""
+    program = (
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); os.sync(); open('/tmp/x', 'wb').close(); "
+        "os.fsync(os.open('/tmp/x', os.O_RDWR)); print(libc.syscall(206, 1, ctypes.byref(ctypes.c_ulong())), ctypes.get_errno(), libc.syncfs(-1))"
+    )
+    async with bench.sandbox() as subject:
+        for user in (User.USER, User.ROOT):
+            done = await subject.run("python3", "-c", program, user=user)
+            assert (done.code, done.stdout) == (0, "-1 38 0\n"), done.stderr
+
+
 async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(bench: Bench) -> None:
     async with bench.sandbox() as subject:
         first = processes(bench, subject.instance).sandbox.pid

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, REFUSED, seccomp_filter
+from sandlot.drivers.oci.container.seccomp import ALLOWED, CLONE_NAMESPACES, DONE_BY_NOTHING, REFUSED, seccomp_filter
 
 
 def test_no_call_is_on_two_lists_and_none_twice() -> None:
-    every = (*ALLOWED, *REFUSED, "clone", "clone3", "pipe2", "socket", "socketpair", "personality")
+    every = (*ALLOWED, *REFUSED, *DONE_BY_NOTHING, "clone", "clone3", "pipe2", "socket", "socketpair", "personality")
     assert len(set(every)) == len(every)
 
 
@@ -21,7 +21,20 @@ def test_what_is_on_no_list_is_a_call_that_the_kernel_does_not_have() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "mount", "unshare", "setns", "bpf", "keyctl", "perf_event_open", "uselib"],
+    [
+        "clone3",
+        "io_uring_setup",
+        "io_uring_enter",
+        "io_uring_register",
+        "mount",
+        "unshare",
+        "setns",
+        "bpf",
+        "keyctl",
+        "perf_event_open",
+        "uselib",
+        "io_setup",
+    ],
 )
 def test_what_opens_the_kernel_is_not_allowed(name: str) -> None:
     assert name not in ALLOWED
