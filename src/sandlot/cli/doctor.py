@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from sandlot.cli.output import visible
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -35,7 +37,7 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Everything t
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) ignores one
             signal.signal(number, _leave)
     report = checkup.examine(dict(os.environ))
-    for line in (json.dumps(as_values(report), indent=2).splitlines()) if as_json else lines(report):
+    for line in (json.dumps(as_values(report), indent=2).splitlines()) if as_json else map(visible, lines(report)):
         typer.echo(line)
     raise typer.Exit(0 if report.able else 1)
 

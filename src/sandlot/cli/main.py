@@ -19,6 +19,7 @@ import sys
 import typer
 
 from sandlot.cli import copy, demo, doctor, limits, run, sandboxes, service
+from sandlot.cli.output import visible
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -103,6 +104,9 @@ def _usage_hint(error: Exception) -> str:
 
 
 def _say(message: str, hint: str) -> None:
-    typer.echo(f"sandlot: {message}", err=True)
+    first, *more = message.rstrip().split("\n")
+    typer.echo(f"sandlot: {visible(first)}", err=True)
+    for line in more:  # further in, so that none of them passes for one of ours
+        typer.echo(f"    {visible(line.strip())}", err=True)
     if hint:
-        typer.echo(f"  {hint}", err=True)
+        typer.echo(f"  {visible(hint)}", err=True)

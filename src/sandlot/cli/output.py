@@ -1,8 +1,13 @@
-"""What the commands share: notes for a person, tables, and words out of arguments."""
+"""What the commands share: notes for a person, tables, and words out of arguments.
+
+Law: Text that code in a sandbox may have chosen reaches the terminal as text: what would be a command to the terminal, or break a line, is
+spelled out. Only the streams of ``run`` and ``exec`` are passed through as they are.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,10 +22,18 @@ MINUTE_S = 60
 HOUR_S = 3600
 DAY_S = 86400
 
+_UNSEEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Control characters (C0, DEL and C1), breaks of lines, changes of direction, and what UTF-8 cannot carry."""
+
+
+def visible(text: str) -> str:
+    """A text on one line, in which nothing commands the terminal: such characters are spelled as Python spells them. Pure."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
 
 def note(text: str) -> None:
-    """Tell the person something; scripts read standard output and do not see it."""
-    typer.echo(text, err=True)
+    """Tell the person something, on one line; scripts read standard output and do not see it."""
+    typer.echo(visible(text), err=True)
 
 
 def announce_build(templates: Iterable[Mapping[str, Any]], template: str | None) -> None:
@@ -83,6 +96,7 @@ def plain(value: DataclassInstance) -> dict[str, Any]:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a plain table: columns that cut(1) and awk(1) can take apart, nothing cut off."""
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    for row in [heads, *rows]:
+    shown = [[visible(cell) for cell in row] for row in [heads, *rows]]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
+    for row in shown:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

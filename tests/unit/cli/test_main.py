@@ -10,6 +10,7 @@ import pytest
 
 from sandlot import __version__
 from sandlot.cli.main import dispatch
+from sandlot.model.errors import InvalidRequestError
 
 COMMANDS = ("run", "create", "ls", "exec", "cp", "rm", "demo", "serve", "stop", "capacity", "keys", "doctor", "version")
 HEAVY = {
@@ -92,6 +93,15 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
     monkeypatch.setenv("SANDLOT_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         dispatch(["ls"])
+
+
+def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise InvalidRequestError("\x1b[2J\nsandlot: fine", hint="\x9b2J")
+
+    monkeypatch.setattr("sandlot.cli.sandboxes._live", fails)
+    assert dispatch(["ls"]) == 1
+    assert capsys.readouterr().err.splitlines() == ["sandlot: \\x1b[2J", "    sandlot: fine", "  \\x9b2J"]
 
 
 def test_it_is_a_module_too() -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import typer
 
-from sandlot.cli.output import age, announce_build, pairs, size, table
+from sandlot.cli.output import age, announce_build, note, pairs, size, table, visible
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -35,6 +35,24 @@ def test_age(ago: int, text: str) -> None:
 )
 def test_size(value: int, text: str) -> None:
     assert size(value) == text
+
+
+HOSTILE = "\x1b]0;owned\x07 \x1b[2Ja\r\nsandlot: all is well\x9b31m\x7f\u202e\u2028\ud800\x00"
+COMMANDS = [chr(number) for number in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0x2066, 0xD800)]
+
+
+def test_nothing_commands_the_terminal_and_nothing_is_lost() -> None:
+    assert [each for each in COMMANDS if each in visible(f"a{each}b")] == []
+    assert visible("\x1b[1mé\n\u202e") == "\\x1b[1mé\\n\\u202e"
+    assert visible("plain 😀 ñ \\ '") == "plain 😀 ñ \\ '"
+
+
+def test_what_a_guest_wrote_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["FACT", "VALUE"], [["ended", HOSTILE]])
+    note(f"sandlot: {HOSTILE}")
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), len(err.splitlines())) == (2, 1)
+    assert [each for each in COMMANDS if each != "\n" and each in out + err] == []
 
 
 def test_no_moment_has_no_age() -> None:
