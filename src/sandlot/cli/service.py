@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import select
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from sandlot.cli.output import note, size, table
 
+DEFAULT_HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 60.0
 
 keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
@@ -18,14 +20,15 @@ keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
 
 def serve(
     *,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="(default: 8080)")] = None,
 ) -> None:
     """Serve the API on TCP, with keys, until it is told to stop."""
     from sandlot.server import serve as server
     from sandlot.server.settings import Settings
 
-    raise typer.Exit(server.main(Settings.from_env(host=host, port=port), local=False))
+    settings = Settings.from_env(host=host, port=port)
+    raise typer.Exit(server.main(settings if settings.host else replace(settings, host=DEFAULT_HOST), local=False))
 
 
 def stop() -> None:
