@@ -5,7 +5,8 @@ lives longer than a moment; what passes through in pieces is bounded by the numb
 
 Laws:
 - What cannot be had is not waited for: whoever waits holds something that others wait for.
-- A sandbox, whoever asks for it, gets at most its part: one that floods leaves room for the others.
+- What is collected from a sandbox and kept for it (output, results, input that it does not read) is at most its part, whoever asks:
+  one that floods leaves room for the others. Bodies and answers are whichever client's sent or asked, and count against the whole.
 - What was taken is given back by whoever took it, also where that fails.
 """
 
