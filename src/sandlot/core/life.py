@@ -5,6 +5,8 @@ Laws:
 - An end that is asked for while it is being created is honoured at the next step; no step of the driver is cut in half.
 - A guest that breaks the laws of the link, or closes it, loses its own sandbox; nobody else notices.
 - Kill is answered when the processes are dead. Giving back the rest may take longer and is accounted until it is done.
+- Where nothing ran yet, or the driver cannot tell, nobody waits longer for what fails than the time of one step: it is tried again
+  by itself.
 """
 
 from __future__ import annotations
@@ -99,9 +101,10 @@ async def live(box: Sandbox, means: Means) -> None:
     if box.wanted_exit is not None:
         why = box.wanted_exit
     box.become(State.STOPPING)
-    removal = asyncio.ensure_future(_destroy(box, holdings))
+    failed = asyncio.Event()
+    removal = asyncio.ensure_future(_destroy(box, holdings, failed))
     try:
-        await _until_dead(box, removal)
+        await _until_dead(box, removal, failed)
     finally:
         box.exit = why
         box.become(state_after(why))
@@ -202,18 +205,28 @@ async def _last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
     return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
 
 
-async def _until_dead(box: Sandbox, removal: asyncio.Future[None]) -> None:
-    """Return when the processes are dead, which is before the last trace of them is removed."""
-    waiting: set[asyncio.Future[Any]] = {removal}
+async def _until_dead(box: Sandbox, removal: asyncio.Future[None], failed: asyncio.Event) -> None:
+    """Return when the processes are dead, which is before the last trace of them is removed.
+
+    Args:
+        box: It.
+        removal: Of everything that it has; then they are dead as well.
+        failed: Set once that failed, and is tried again.
+    """
     if box.instance is not None:
-        waiting.add(asyncio.ensure_future(box.instance.wait()))
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for future in waiting - {removal}:
-        if not future.cancel() and future.exception() is not None:
-            await removal  # the driver cannot tell; then they are dead when all is removed
+        exits = asyncio.ensure_future(box.instance.wait())
+        ends: set[asyncio.Future[Any]] = {removal, exits}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if exits.cancel() or exits.exception() is None:
+            return
+        _log.error("sandbox.end_unknown", sandbox=box.id, error=str(exits.exception()))
+    tried = asyncio.ensure_future(failed.wait())
+    tries: set[asyncio.Future[Any]] = {removal, tried}
+    await asyncio.wait(tries, timeout=STEP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    tried.cancel()
 
 
-async def _destroy(box: Sandbox, holdings: list[Blank | Instance]) -> None:
+async def _destroy(box: Sandbox, holdings: list[Blank | Instance], failed: asyncio.Event) -> None:
     for held in reversed(holdings):
         pause_s = _DESTROY_PAUSE_S
         while True:
@@ -221,6 +234,7 @@ async def _destroy(box: Sandbox, holdings: list[Blank | Instance]) -> None:
                 await held.destroy()
                 break
             except Exception:  # noqa: BLE001 - whatever it is: what is left is still taken, so it is neither forgotten nor given to others
+                failed.set()
                 _log.exception("sandbox.destroy_failed", sandbox=box.id, next_try_s=pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _DESTROY_PAUSE_MAX_S)

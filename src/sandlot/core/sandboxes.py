@@ -90,6 +90,7 @@ class Sandboxes:
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
         self._building: dict[str, asyncio.Task[Base]] = {}
         self._closing = False
+        self._close_by_s: float | None = None
         self._idle_since_monotonic_s = clock.monotonic_s()
 
     async def open(self) -> int:
@@ -107,14 +108,19 @@ class Sandboxes:
         self._closing = True
 
     async def aclose(self) -> None:
-        """End every sandbox and wait until all of them are removed. Idempotent; nothing can be created any more."""
+        """End every sandbox and wait until all of them are removed; nothing can be created any more.
+
+        Idempotent, and however often it is called, what cannot be removed is waited for once.
+        """
         self.refuse()
         tasks = [task for _, task in self._lives.values()]
         for box, _ in self._lives.values():
             box.end(Exit(ExitReason.KILLED, "the service was stopped"))
+        now_s, first = asyncio.get_running_loop().time(), self._close_by_s is None
+        self._close_by_s = now_s + CLOSE_TIMEOUT_S if self._close_by_s is None else self._close_by_s
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-            if late:
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
+            if late and first:
                 _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
 
     @property

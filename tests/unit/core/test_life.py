@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,9 @@ from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
 from tests.support.until import until
+
+PATIENCE_S = 30
+"""For what would otherwise never return."""
 
 FORGERY = """
 import os, stat
@@ -204,6 +208,79 @@ async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> 
     await at.sandboxes.kill(box.id)
     await _held(at, 0)
     assert at.driver.left() == []
+
+
+@pytest.fixture
+def broken(at: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """Nothing can be removed until this is set."""
+    mended = asyncio.Event()
+
+    async def fail_until(step: str) -> None:
+        if step == "destroy" and not mended.is_set():
+            raise OSError(5, "Input/output error")
+        await at_step(step)
+
+    at_step = at.driver.faults.at
+    monkeypatch.setattr("sandlot.core.life._DESTROY_PAUSE_S", 0.01)
+    monkeypatch.setattr(at.driver.faults, "at", fail_until)
+    yield mended
+    mended.set()
+
+
+async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(at: Bench, broken: asyncio.Event) -> None:
+    at.driver.faults.raises["boot"] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(HostError, match="no more loop devices"):
+            await at.sandbox()
+    assert at.sandboxes.held == 1
+    assert (await at.sandboxes.figures()).sandboxes == 1
+    broken.set()
+    await _held(at, 0)
+
+
+async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keeps_failing(at: Bench, broken: asyncio.Event) -> None:
+    release = at.driver.faults.hold("boot")
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("boot")
+    (box,) = at.sandboxes.all()
+    killing = asyncio.create_task(at.sandboxes.kill(box.id))
+    await asyncio.sleep(0)
+    release.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await killing
+        with pytest.raises(HostError):
+            await creating
+    assert at.sandboxes.held == 1
+    broken.set()
+    await _held(at, 0)
+
+
+async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
+    at: Bench, box: Sandbox, broken: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown() -> Exit:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(at.driver.instances[0], "wait", unknown)
+    async with asyncio.timeout(PATIENCE_S):
+        await at.sandboxes.kill(box.id)
+    assert is_in(box, State.STOPPED)
+    assert at.sandboxes.held == 1
+    broken.set()
+    await _held(at, 0)
+
+
+async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.core.life.STEP_TIMEOUT_S", 0.5)
+    release = at.driver.faults.hold("destroy")
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(HostError, match="no"):
+            await at.sandbox()
+    assert at.sandboxes.held == 1
+    release.set()
+    await _held(at, 0)
 
 
 async def test_any_number_may_kill_it(at: Bench, box: Sandbox) -> None:

@@ -199,6 +199,19 @@ async def test_closing_ends_every_sandbox_in_whatever_state(at: Bench) -> None:
         await at.sandbox()
 
 
+async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = at.driver.faults.hold("clean")
+    await at.sandbox()
+    monkeypatch.setattr("sandlot.core.sandboxes.CLOSE_TIMEOUT_S", 0.2)
+    await at.sandboxes.aclose()
+    monkeypatch.setattr("sandlot.core.sandboxes.CLOSE_TIMEOUT_S", 3600.0)
+    async with asyncio.timeout(30):
+        await at.sandboxes.aclose()
+    assert at.sandboxes.held == 1
+    release.set()
+    await until(lambda: at.sandboxes.held == 0)
+
+
 async def test_templates_and_capabilities_are_told(at: Bench) -> None:
     names = {template.name: template for template in await at.sandboxes.templates()}
     assert names["base"].digest
