@@ -26,7 +26,7 @@ AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
-EBUSY, EINVAL = 16, 22
+ECHILD, EBUSY, EINVAL = 10, 16, 22
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -109,14 +109,24 @@ def user_namespace(first_id: int, count: int) -> int:
     done_out, done_in = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(done_in)
-        # Capabilities stay, so that a host where only root may make user namespaces will do.
-        failed = libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) or libc.setresuid(-1, first_id, -1) or libc.unshare(CLONE_NEWUSER)
-        os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if failed else 0,)))
-        os.read(done_out, 1)
-        os._exit(0)
+        # Whatever happens here, nothing of it goes on as a second stage.
+        try:
+            os.close(ready_out)
+            os.close(done_in)
+            # Capabilities stay, so that a host where only root may make user namespaces will do.
+            failed = libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) or libc.setresuid(-1, first_id, -1) or libc.unshare(CLONE_NEWUSER)
+            os.write(ready_in, bytes((ctypes.get_errno() & 0xFF if failed else 0,)))
+            os.read(done_out, 1)
+        finally:
+            os._exit(0)
+    # What the child alone holds is at its end when the child is.
+    os.close(ready_in)
+    os.close(done_out)
     try:
-        number = os.read(ready_out, 1)[0]
+        said = os.read(ready_out, 1)
+        if not said:
+            raise OSError(ECHILD, "its process ended", "user namespace")
+        number = said[0]
         if number:
             raise OSError(number, os.strerror(number), "user namespace")
         for file_name in ("uid_map", "gid_map"):
@@ -127,7 +137,7 @@ def user_namespace(first_id: int, count: int) -> int:
                 os.close(handle)
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        for handle in (ready_out, ready_in, done_out, done_in):
+        for handle in (ready_out, done_in):
             os.close(handle)
         os.waitpid(child, 0)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,21 @@ def test_a_namespace_of_its_own_ids_and_nobody_in_it() -> None:
         os.close(handle)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "1 / 0"])
+def test_a_namespace_whose_process_ends_before_it_is_there_is_refused(end: str) -> None:
+    """In a program of its own: it must say so once, and not wait."""
+    program = (
+        "import os\nfrom sandlot.host.stage import operations\n"
+        f"class Libc:\n    def prctl(self, *_): {end}\n"
+        "operations.libc = Libc()\n"
+        "try: operations.user_namespace(0x70000000, 65536)\n"
+        "except OSError as error: print(error.strerror)\n"
+        "else: print('made')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "its process ended\n", done
 
 
 def test_a_namespace_that_is_refused_leaves_nothing() -> None:
