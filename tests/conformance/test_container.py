@@ -22,7 +22,7 @@ from sandlot.host.launch import Started, read_started  # noqa: E402
 from sandlot.images.store import ImageStore, cache_from  # noqa: E402
 from sandlot.model.errors import HostError  # noqa: E402
 from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import ExitReason, Instance  # noqa: E402
+from sandlot.model.ports import Change, ExitReason, Instance  # noqa: E402
 from sandlot.model.specs import User  # noqa: E402
 from sandlot.testing.bench import Bench, meet  # noqa: E402
 from sandlot.testing.traces import traces  # noqa: E402
@@ -163,6 +163,20 @@ async def test_it_goes_on_without_its_keeper_and_keeps_its_ids(bench: Bench) -> 
         async with bench.sandbox() as other:
             assert ids(bench, other.instance).start != before.start
         assert ids(bench, subject.instance) == before
+
+
+async def test_limits_that_cannot_be_written_down_are_not_changed(bench: Bench) -> None:
+    async with bench.sandbox() as subject:
+        folder = Folder(sandboxes_folder(bench.data_dir) / subject.instance.ref)
+        (limit,) = (found for each in group(bench, subject.instance).folders if (found := each / "pids.max").exists())
+        before, in_the_way = limit.read_text(), folder.record.with_suffix(".new")
+        in_the_way.mkdir()
+        with pytest.raises(HostError, match="write down"):
+            await subject.instance.configure(Change(pids=100))
+        assert limit.read_text() == before
+        in_the_way.rmdir()
+        await subject.instance.configure(Change(pids=100))
+        assert limit.read_text() != before
 
 
 async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, tmp_path: Path) -> None:

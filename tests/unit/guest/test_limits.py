@@ -68,7 +68,7 @@ def test_a_family_is_a_session_with_its_threads_and_those_of_its_dead_that_it_do
 
 async def test_what_ended_its_first_thread_is_alive_and_what_nobody_waits_for_is_dead() -> None:
     program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); ctypes.CDLL(None).pthread_exit(None)"
-    with subprocess.Popen(["python3", "-c", program]) as threaded, subprocess.Popen(["true"]) as dead:
+    with subprocess.Popen(["python3", "-c", program]) as threaded, subprocess.Popen(["true"]) as dead:  # noqa: ASYNC220 - it starts at once
         await until(lambda: {each.state for each in everyone() if each.pid in {threaded.pid, dead.pid}} == {b"Z"})
         assert {each.pid for each in tasks()} & {threaded.pid, dead.pid} == {threaded.pid}
         threaded.kill()

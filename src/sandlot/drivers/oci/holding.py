@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +48,7 @@ class Holding:
         forget: Called once everything has been given back.
     """
 
-    __slots__ = ("_forget", "_release", "cgroup", "folder", "record", "stage")
+    __slots__ = ("_forget", "_release", "_writing", "cgroup", "folder", "record", "stage")
 
     def __init__(self, folder: Folder, cgroup: Cgroup, forget: Callable[[str], None] = lambda _ref: None) -> None:
         self.folder = folder
@@ -55,6 +57,7 @@ class Holding:
         self.stage: Stage | None = None
         self._forget = forget
         self._release: asyncio.Task[None] | None = None
+        self._writing = threading.Lock()
 
     @property
     def ref(self) -> str:
@@ -66,9 +69,17 @@ class Holding:
         return self._release is not None
 
     def intend(self, record: Record) -> None:
-        """Write down what comes next. Blocks for a moment."""
-        self.record = record
-        records.write(self.folder.path / self.folder.record.name, record)
+        """Write down what comes next. Blocks for a moment. Any thread may call it.
+
+        Raises:
+            FileNotFoundError: It is being given back: nothing else is intended any more.
+        """
+        with self._writing:
+            given_back = self.is_doomed() or (self.record is not None and self.record.step is Step.DESTROY)
+            if given_back and record.step is not Step.DESTROY:
+                raise FileNotFoundError(errno.ENOENT, "the sandbox is being given back", str(self.folder.record))
+            records.write(self.folder.record, record)
+            self.record = record
 
     def make_folder(self, record: Record) -> None:
         """The folder, with the record as the first thing in it. Blocks for a moment."""
@@ -150,10 +161,10 @@ class Holding:
     async def _free_loops(self) -> None:
         # The device clears itself when the kernel has taken down the dead processes' mount, which is a moment after they
         # left their group.
-        if not self.folder.disk_image.exists():
+        if not await run_blocking(self.folder.disk_image.exists):
             return
         pauses = _Pauses(_LOOP_PATIENCE_S)
-        while left := disks.loops_below(self.folder.path):
+        while left := await run_blocking(disks.loops_below, self.folder.path):
             if not await pauses.next():
                 for device in left:
                     await run_blocking(disks.detach, device)

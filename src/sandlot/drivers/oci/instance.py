@@ -21,7 +21,7 @@ from sandlot.host.fifos import PipeStream
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import run_blocking
-from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
@@ -75,7 +75,7 @@ class OciInstance:
             InvalidRequestError: Out of bounds.
             UnsupportedError: The disk, which cannot be changed.
             ConflictError: It uses more than it would be allowed, or it is paused.
-            HostError: The kernel refused.
+            HostError: The kernel refused, or it cannot be written down.
             SandboxEndedError: It has ended.
         """
         await self._check_live()
@@ -92,6 +92,12 @@ class OciInstance:
                 await run_blocking(self._limit, replace(self._record, limits=limits))
             except FileNotFoundError:
                 raise await self._ended_error() from None
+            except OSError as error:
+                raise HostError(
+                    f"The host could not write down what the sandbox may use: {error.strerror} ({error.filename}).",
+                    code=ErrorCode.HOST_NOT_READY,
+                    hint="Free some space where the service keeps its state (SANDLOT_DATA_DIR).",
+                ) from error
 
     async def settle(self) -> None:
         """Finish a change that a service began which was killed: what is recorded was meant to be."""
@@ -216,7 +222,8 @@ class OciInstance:
         try:
             self._holding.cgroup.change(self._runtime.group_limits(record.limits))
         except BaseException:
-            self._holding.intend(self._record)
+            with contextlib.suppress(OSError):  # it is being given back, or the host's disk is full
+                self._holding.intend(self._record)
             raise
         self._record = record
 
