@@ -150,6 +150,7 @@ def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: Lo
     capabilities hold in a user namespace of their own, where none of them opens mounts, networks, modules, devices or raw memory.
     """
     assert sandbox.commands.run("true").exit_code == 0
+    settle(lambda: len(service.refs()), 1)  # those of tests before are gone, but for this one
     handle = sandbox.commands.run(["sleep", "1000"], background=True, user="user")
     found = {pid: status for pid in sandbox_pids(service.data_dir) if (status := _status(pid)).get("Name") != "sandlot-keeper" and status}
     if isolation == "container":
