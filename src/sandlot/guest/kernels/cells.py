@@ -114,13 +114,15 @@ class Follower:
 
 
 def epitaph(status: str, *, began: bool, late: bool) -> str:
-    """What became of a kernel that ended in the middle of a cell.
+    """What became of a kernel that ended in the middle of a cell. Pure.
 
     Args:
         status: The cell's: killed or died.
         began: Whether the kernel ever came as far as saying something.
         late: Whether the cell's timeout had passed.
     """
+    if status == "killed" and not late:
+        return "The kernel was killed: it was started anew."
     if not began:
         when = "within the cell's timeout" if late else "at all"
         return f"The image's python did not start {when}, so nothing was run; see stderr. Commands and files work without it."

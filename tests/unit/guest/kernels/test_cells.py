@@ -1,0 +1,23 @@
+"""What is said of a kernel that ended in the middle of a cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.guest.kernels.cells import epitaph
+
+
+@pytest.mark.parametrize(
+    "status, began, late, expected",
+    [
+        ("died", True, False, "died"),
+        ("killed", True, True, "did not stop at its timeout"),
+        ("killed", True, False, "started anew"),
+        # Somebody started it anew before it had said anything: that says nothing of the image's python.
+        ("killed", False, False, "started anew"),
+        ("died", False, False, "python did not start at all"),
+        ("killed", False, True, "python did not start within the cell's timeout"),
+    ],
+)
+def test_it_says_what_happened(status: str, began: bool, late: bool, expected: str) -> None:
+    assert expected in epitaph(status, began=began, late=late)
