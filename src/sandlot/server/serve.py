@@ -132,9 +132,12 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, service: Service) -> None:
+        asked, connections = service.settings.max_connections, allowed_connections(service.settings)
+        if connections < asked:
+            _log.warning("connections_bounded", asked=asked, given=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
         config = uvicorn.Config(
             create_app(service),
-            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=_connections(service.settings))),
+            http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=connections)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -201,8 +204,11 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _connections(settings: Settings) -> int:
-    """How many connections each kind may have: half of all descriptors are for the sandboxes, whatever the operator asks for."""
+def allowed_connections(settings: Settings) -> int:
+    """How many connections each kind may have, TCP and the unix socket.
+
+    Half of all descriptors are for the sandboxes, whatever the operator asks for: each kind gets a quarter at the most.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return settings.max_connections if soft == resource.RLIM_INFINITY else min(settings.max_connections, max(1, soft // 4))
 

@@ -20,6 +20,8 @@ from sandlot.model.specs import GIB, MIB
 
 SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
 SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
+MAX_CONNECTIONS = 16_384
+"""A quarter of the descriptors that the service takes for itself (``server/serve.py``)."""
 _RATIOS = (0.01, 100.0)
 
 
@@ -42,7 +44,7 @@ class Settings:
         memory_reserve_bytes: Memory that is kept for the host and the service; None is 5 %, from 512 MiB to 4 GiB.
         disk_reserve_bytes: Disk space that is kept; None is 5 %, from 1 to 4 GiB.
         pids_reserve: Tasks that are kept; None is 5 %, from 512 to 4,096.
-        max_connections: Clients' connections at once, those on TCP and those on the unix socket each, 8 to 60,000.
+        max_connections: Clients' connections at once, those on TCP and those on the unix socket each, 8 to 16,384.
         buffer_bytes: Requests, collected output and answers that the service holds, all clients together; 64 MiB to 1 TiB.
         upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
@@ -122,7 +124,7 @@ class Settings:
             memory_reserve_bytes=_whole_or_none(source, "MEMORY_RESERVE_BYTES", 1024 * GIB),
             disk_reserve_bytes=_whole_or_none(source, "DISK_RESERVE_BYTES", 1024 * GIB),
             pids_reserve=_whole_or_none(source, "PIDS_RESERVE", 4_194_304),
-            max_connections=_whole(source, "MAX_CONNECTIONS", 1000, 8, 60_000),
+            max_connections=_whole(source, "MAX_CONNECTIONS", 1000, 8, MAX_CONNECTIONS),
             buffer_bytes=_whole(source, "BUFFER_BYTES", 256 * MIB, 64 * MIB, 1024 * GIB),
             upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),

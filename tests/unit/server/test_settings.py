@@ -89,6 +89,7 @@ def test_the_command_line_goes_over_the_environment() -> None:
         ("PORT", "9" * 5000),
         ("MAX_SANDBOXES", "0"),
         ("MAX_CREATES", "1.5"),
+        ("MAX_CONNECTIONS", "16385"),
         ("MEMORY_RATIO", "0"),
         ("DISK_RATIO", "all"),
         ("PIDS_RATIO", "inf"),
