@@ -19,5 +19,5 @@ from sandlot.guest.kernels.cells import epitaph
         ("killed", False, True, "python did not start within the cell's timeout"),
     ],
 )
-def test_it_says_what_happened(status: str, began: bool, late: bool, expected: str) -> None:
+def test_it_says_what_happened(status: str, *, began: bool, late: bool, expected: str) -> None:
     assert expected in epitaph(status, began=began, late=late)
