@@ -151,6 +151,8 @@ class Sandboxes:
         reading = await self._ledger.look()
         if self._closing:  # asked last, because the checks before it may have waited
             raise _stopping()
+        takes = self._drivers[isolation].takes(asked.limits)
+        self._ledger.check_ever(takes, reading)  # first: what can never be is not told to try again
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
         admission.check_room(len(self._lives), waiting, self._rules)
         spec = SandboxSpec(
@@ -164,7 +166,7 @@ class Sandboxes:
             isolation=isolation,
         )
         box = Sandbox(spec, name=asked.name, created_at=self._clock.now(), budget=self._budget.part())
-        self._ledger.promise(box.id, self._drivers[isolation].takes(asked.limits), reading)
+        self._ledger.promise(box.id, takes, reading)
         means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
         task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
         self._lives[box.id] = (box, task)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import sandboxes
-from sandlot.core.node.capacity import NOTHING
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import (
     ErrorCode,
@@ -243,6 +242,17 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
         await at.sandbox()
 
 
+async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_path: Path) -> None:
+    has = Resources(memory_bytes=3 * GIB, disk_bytes=1 << 50, pids=1 << 30)
+    settings = Settings(max_sandboxes=1, memory_reserve_bytes=0)
+    async with bench(tmp_path, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as at:
+        await at.sandbox()
+        with pytest.raises(UnavailableError):
+            await at.sandbox()
+        with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+
+
 async def test_a_promise_is_kept_while_a_sandbox_is_made_and_given_up_when_that_fails(at: Bench) -> None:
     at.driver.faults.hold("prepare")
     at.driver.faults.raises["prepare"] = [HostError("no")]
@@ -253,4 +263,4 @@ async def test_a_promise_is_kept_while_a_sandbox_is_made_and_given_up_when_that_
     with pytest.raises(HostError):
         await making
     await until(lambda: at.sandboxes.held == 0)
-    assert (await at.sandboxes.figures()).promised == NOTHING
+    assert (await at.sandboxes.figures()).promised == Resources(0, 0, 0)

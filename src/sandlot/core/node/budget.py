@@ -12,9 +12,6 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 RETRY_AFTER_S = 1
@@ -82,16 +79,3 @@ class Budget:
         self._taken_bytes -= size
         if self._whole is not None:
             self._whole.give(size)
-
-    @contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        """Have so many bytes for as long as the context is open.
-
-        Raises:
-            UnavailableError: ``busy``: others have them.
-        """
-        self.take(size)
-        try:
-            yield
-        finally:
-            self.give(size)

@@ -8,7 +8,9 @@ Laws:
 - Disks are sparse: what the sandboxes have written is free no more and promised still, so it counts on both sides.
 - Whatever the promises say, nothing is created while less than half of the reserve is really free: this node is not alone
   on its host.
-- What can never fit is refused for good and says what there is; what does not fit now is refused with when to ask again.
+- What can never fit is refused for good and says what there is; what does not fit now is refused with when to ask again. Never is
+  what the size of the host says, not what somebody else has on its disk for the moment.
+- What does not grow is not asked for: a change of one resource is not refused for another.
 
 Two nodes on one host do not know of each other's promises: give each a part by its ratios. The last law holds for both.
 """
@@ -36,7 +38,6 @@ MOST_RESERVE = Resources(memory_bytes=4 * GIB, disk_bytes=4 * GIB, pids=4096)
 
 _NAMES = {"memory_bytes": "memory", "disk_bytes": "disk", "pids": "tasks"}
 _SETTINGS = {"memory_bytes": "SANDLOT_MEMORY_RATIO", "disk_bytes": "SANDLOT_DISK_RATIO", "pids": "SANDLOT_PIDS_RATIO"}
-NOTHING = Resources(memory_bytes=0, disk_bytes=0, pids=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,13 @@ def total(reading: Reading, shares: Shares) -> Resources:
     )
 
 
+def ceiling(reading: Reading, shares: Shares) -> Resources:
+    """All that may ever be promised on a host: what :func:`total` is once nobody else has anything on its disk."""
+    disk = _part(reading.has.disk_bytes - reserve(reading, shares).disk_bytes, shares.disk)
+    now = total(reading, shares)
+    return Resources(memory_bytes=now.memory_bytes, disk_bytes=max(now.disk_bytes, disk), pids=now.pids)
+
+
 def figures(promises: Iterable[Resources], reading: Reading, shares: Shares) -> Figures:
     """How a node stands."""
     all_of_them = tuple(promises)
@@ -114,33 +122,52 @@ def figures(promises: Iterable[Resources], reading: Reading, shares: Shares) -> 
     return Figures(total=may, promised=promised, free=free, sandboxes=len(all_of_them))
 
 
+def check_ever(asked: Resources, reading: Reading, shares: Shares) -> None:
+    """Refuse what could not be kept even if nothing else were promised.
+
+    Raises:
+        InvalidRequestError: So it is; the fields say what there is.
+    """
+    most = ceiling(reading, shares)
+    for name, what in _NAMES.items():
+        want, has = getattr(asked, name), getattr(most, name)
+        if want > has:
+            raise InvalidRequestError(
+                f"This needs {amount(name, want)} of {what} on the host; the node has {amount(name, has)} to give to all of its sandboxes.",
+                hint=f"Ask for less, or for another node. Its operator may raise {_SETTINGS[name]}, or enlarge the host.",
+                fields={"field": f"limits.{name}", "needed": want, "capacity": has},
+            )
+
+
 def check(asked: Resources, promised: Iterable[Resources], reading: Reading, shares: Shares) -> None:
     """Refuse a promise that could not be kept.
 
     Args:
-        asked: The promise.
+        asked: The promise; a resource of which nothing is asked is not looked at.
         promised: All others.
         reading: The host.
         shares: How much of it may be promised.
 
     Raises:
         InvalidRequestError: It does not fit here even when nothing else is promised; the fields say what there is.
-        UnavailableError: ``busy``: it does not fit beside the others.
+        UnavailableError: ``busy``: it does not fit beside the others, or beside what somebody else has on the disk.
     """
+    check_ever(asked, reading, shares)
     may, others = total(reading, shares), added(promised)
     for name, what in _NAMES.items():
         want, most = getattr(asked, name), getattr(may, name)
+        left = max(0, most - getattr(others, name))
         if want > most:
-            raise InvalidRequestError(
-                f"This needs {amount(name, want)} of {what} on the host; the node has {amount(name, most)} to give to all of its sandboxes.",
-                hint=f"Ask for less, or for another node. Its operator may raise {_SETTINGS[name]}, or enlarge the host.",
-                fields={"field": f"limits.{name}", "needed": want, "capacity": most},
+            raise UnavailableError(
+                f"The host has {amount(name, most)} of {what} for sandboxes at the moment, {amount(name, want)} are needed: "
+                "something else has the rest.",
+                code=ErrorCode.BUSY,
+                hint="Ask for less, or try again once there is more room on the host.",
+                fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": name, "needed": want, "free": left},
             )
-    for name, what in _NAMES.items():
-        want, left = getattr(asked, name), max(0, getattr(may, name) - getattr(others, name))
         if want > left:
             raise UnavailableError(
-                f"The node has promised its {what} to other sandboxes: {amount(name, left)} of {amount(name, getattr(may, name))} are left, "
+                f"The node has promised its {what} to other sandboxes: {amount(name, left)} of {amount(name, most)} are left, "
                 f"{amount(name, want)} are needed.",
                 code=ErrorCode.BUSY,
                 hint="Kill a sandbox that is not needed, ask for less, or try again later.",
@@ -148,8 +175,13 @@ def check(asked: Resources, promised: Iterable[Resources], reading: Reading, sha
             )
 
 
-def check_pressure(reading: Reading, shares: Shares) -> None:
-    """Refuse everything while the host itself runs short, whoever took it.
+def check_pressure(asked: Resources, reading: Reading, shares: Shares) -> None:
+    """Refuse to give anything of which the host itself runs short, whoever took it.
+
+    Args:
+        asked: The promise; a resource of which nothing is asked is not looked at.
+        reading: The host.
+        shares: How much of it may be promised.
 
     Raises:
         UnavailableError: ``busy``: less than half of the reserve is free.
@@ -157,13 +189,22 @@ def check_pressure(reading: Reading, shares: Shares) -> None:
     kept = reserve(reading, shares)
     for name, what in _NAMES.items():
         floor, left = getattr(kept, name) // 2, getattr(reading.free, name)
-        if left < floor:
+        if getattr(asked, name) and left < floor:
             raise UnavailableError(
                 f"The host is short of {what}: {amount(name, left)} are free, and below {amount(name, floor)} nothing is created.",
                 code=ErrorCode.BUSY,
                 hint="Something else on the host may take it. Try again later.",
                 fields={"retry_after_s": PRESSURE_RETRY_AFTER_S, "resource": name, "free": left},
             )
+
+
+def grown(before: Resources, after: Resources) -> Resources:
+    """Of each resource the amount that is asked for, where it is more than before; otherwise nothing."""
+    return Resources(
+        memory_bytes=after.memory_bytes if after.memory_bytes > before.memory_bytes else 0,
+        disk_bytes=after.disk_bytes if after.disk_bytes > before.disk_bytes else 0,
+        pids=after.pids if after.pids > before.pids else 0,
+    )
 
 
 def added(amounts: Iterable[Resources]) -> Resources:

@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sandlot.core.node import capacity
@@ -40,11 +40,6 @@ class Ledger:
         self._looking: asyncio.Task[Reading] | None = None
         self._seen: tuple[float, Reading] | None = None
 
-    @property
-    def holders(self) -> Collection[str]:
-        """Who has a promise."""
-        return self._promises.keys()
-
     async def look(self) -> Reading:
         """The host as it was at most a second ago."""
         if self._seen is not None and self._clock.monotonic_s() - self._seen[0] < FRESH_S:
@@ -52,6 +47,14 @@ class Ledger:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
+
+    def check_ever(self, asked: Resources, reading: Reading) -> None:
+        """Refuse what can never fit, whatever else is promised.
+
+        Raises:
+            InvalidRequestError: So it is.
+        """
+        capacity.check_ever(asked, reading, self._shares)
 
     def promise(self, holder: str, asked: Resources, reading: Reading) -> None:
         """Promise something to somebody who has no promise yet.
@@ -69,7 +72,7 @@ class Ledger:
             raise InternalError(f"{holder} has a promise already.")
         # First whether it can ever fit: no pressure of the moment makes that worth another try.
         capacity.check(asked, self._promises.values(), reading, self._shares)
-        capacity.check_pressure(reading, self._shares)
+        capacity.check_pressure(asked, reading, self._shares)
         self._promises[holder] = asked
 
     def give_up(self, holder: str) -> None:
@@ -80,7 +83,7 @@ class Ledger:
     def changing(self, holder: str, asked: Resources, reading: Reading) -> Iterator[Callable[[Resources], None]]:
         """Change a promise around the work that puts it into effect; what fails in the body leaves the old one.
 
-        A promise that becomes smaller, or stays, is never refused. One change of a holder at a time.
+        What becomes smaller, or stays, is never refused. One change of a holder at a time.
 
         Args:
             holder: Who has one.
@@ -101,8 +104,9 @@ class Ledger:
         meanwhile = capacity.larger(before, asked)
         if meanwhile != before:
             others = [promise for name, promise in self._promises.items() if name != holder]
-            capacity.check(meanwhile, others, reading, self._shares)
-            capacity.check_pressure(reading, self._shares)
+            more = capacity.grown(before, asked)
+            capacity.check(more, others, reading, self._shares)
+            capacity.check_pressure(more, reading, self._shares)
         self._promises[holder] = meanwhile
         came: list[Resources] = []
         after = before

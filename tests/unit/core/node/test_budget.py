@@ -44,13 +44,6 @@ def test_a_part_is_bounded_by_itself_and_by_the_whole() -> None:
     assert parts[PART].has(1)
 
 
-def test_it_is_given_back_also_where_the_work_fails() -> None:
-    budget = Budget(10)
-    with pytest.raises(ZeroDivisionError), budget.holding(10):
-        raise ZeroDivisionError
-    assert budget.taken_bytes == 0
-
-
 def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:
     budget = Budget(10 * COPIES)
     output = Collected(budget, (1, 2))

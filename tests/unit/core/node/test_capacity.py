@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from sandlot.core.node.capacity import (
     LEAST_RESERVE,
     MOST_RESERVE,
-    NOTHING,
     RETRY_AFTER_S,
     Shares,
     added,
     amount,
+    ceiling,
     check,
+    check_ever,
     check_pressure,
     figures,
+    grown,
     larger,
     reserve,
     smaller,
@@ -28,6 +30,7 @@ from sandlot.model.errors import InvalidRequestError, UnavailableError
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, MIB
 
+NOTHING = Resources(0, 0, 0)
 BARE = Shares(memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
 """Everything may be promised."""
 HOST = Reading(has=Resources(8 * GIB, 100 * GIB, 30_000), free=Resources(6 * GIB, 40 * GIB, 29_000), held_disk_bytes=10 * GIB)
@@ -52,7 +55,8 @@ def test_no_promise_that_is_made_goes_beyond_what_there_is(
             check(asked, [], reading, BARE)
         assert not fits
     except UnavailableError:
-        check(asked, [], reading, BARE)  # once others have ended, it does
+        empty = replace(reading, free=replace(free, disk_bytes=max(has.disk_bytes, free.disk_bytes)))
+        check(asked, [], empty, BARE)  # once others have ended, and nobody else has anything on the disk, it does
         assert not fits
     else:
         assert fits
@@ -96,7 +100,7 @@ def test_a_host_that_is_smaller_than_its_reserve_has_nothing_to_give() -> None:
     "name, asked, said",
     [
         ("memory_bytes", replace(ONE, memory_bytes=9 * GIB), "9.0 GiB of memory on the host; the node has 8.0 GiB"),
-        ("disk_bytes", replace(ONE, disk_bytes=51 * GIB), "51.0 GiB of disk on the host; the node has 50.0 GiB"),
+        ("disk_bytes", replace(ONE, disk_bytes=101 * GIB), "101.0 GiB of disk on the host; the node has 100.0 GiB"),
         ("pids", replace(ONE, pids=30_001), "30001 of tasks on the host; the node has 30000"),
     ],
 )
@@ -105,7 +109,9 @@ def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(name: str
         check(asked, [ONE] * 8, HOST, BARE)  # also where the node is full besides
     assert not refused.value.retryable
     assert refused.value.fields["field"] == f"limits.{name}"
-    assert refused.value.fields["capacity"] == getattr(total(HOST, BARE), name)
+    assert refused.value.fields["capacity"] == getattr(ceiling(HOST, BARE), name)
+    with pytest.raises(InvalidRequestError, match=said):
+        check_ever(asked, HOST, BARE)
 
 
 def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
@@ -116,15 +122,32 @@ def test_what_does_not_fit_now_is_told_when_to_ask_again() -> None:
     assert (refused.value.fields["resource"], refused.value.fields["retry_after_s"]) == ("memory_bytes", RETRY_AFTER_S)
 
 
+def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_never() -> None:
+    asked = replace(ONE, disk_bytes=51 * GIB)
+    check_ever(asked, HOST, BARE)
+    with pytest.raises(UnavailableError, match=r"has 50.0 GiB of disk for sandboxes at the moment, 51.0 GiB are needed") as refused:
+        check(asked, [], HOST, BARE)
+    assert refused.value.retryable
+    check(asked, [], replace(HOST, free=replace(HOST.free, disk_bytes=41 * GIB)), BARE)
+
+
+def test_of_what_is_not_asked_nothing_need_be_there() -> None:
+    nothing = replace(HOST, free=NOTHING, held_disk_bytes=0)
+    more = grown(ONE, replace(ONE, memory_bytes=2 * GIB, pids=10))
+    assert more == Resources(2 * GIB, 0, 0)
+    check(more, [ONE], nothing, Shares())
+    check_pressure(more, replace(nothing, free=replace(NOTHING, memory_bytes=GIB)), Shares())
+
+
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
 def test_a_host_under_pressure_gets_nothing_more_whatever_the_promises_say(name: str) -> None:
     floor = getattr(reserve(HOST, Shares()), name) // 2
-    check_pressure(replace(HOST, free=replace(HOST.free, **{name: floor})), Shares())
+    check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor})), Shares())
     with pytest.raises(UnavailableError, match="short of") as refused:
-        check_pressure(replace(HOST, free=replace(HOST.free, **{name: floor - 1})), Shares())
+        check_pressure(ONE, replace(HOST, free=replace(HOST.free, **{name: floor - 1})), Shares())
     assert refused.value.retryable
     assert refused.value.fields["retry_after_s"] > 0
-    check_pressure(replace(HOST, free=NOTHING), BARE)  # an operator who keeps nothing is not protected
+    check_pressure(ONE, replace(HOST, free=NOTHING), BARE)  # an operator who keeps nothing is not protected
 
 
 def test_figures() -> None:
