@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from sandlot.host.capacity import group_of
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.model.ids import NodeId
+from sandlot.model.ids import NODE_ID, NodeId
 
 GROUPS = PurePosixPath("sandlot")
 PREFIX = "service-"
@@ -42,6 +42,9 @@ _CONTROLLERS = ("cpu", "memory", "pids")
 """Version 1: the service stays where it was in all other hierarchies; systemd's is how that knows it."""
 _SELF = Path("/proc/self")
 _RACED = 20
+_BEFORE = "trusted.sandlot.before"
+"""Of the service's own group: the one that it came from (xattr(7)). With the group, so that whoever is let go of is found its way by
+the group alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
         hierarchy = _hierarchy(layout, controller)
         if hierarchy is not None and hierarchy.mount not in mounts:
             before = group_of(cgroup, controller)
-            mounts[hierarchy.mount] = Move(hierarchy.mount, group, Path() if before.name.startswith(PREFIX) else before)
+            mounts[hierarchy.mount] = Move(hierarchy.mount, group, Path() if _is_own(PurePosixPath(before)) else before)
     return tuple(mounts.values())
 
 
@@ -133,7 +136,7 @@ def protected(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
 
 
 def let_go(pid: int) -> None:
-    """Let a child that was just started be an ordinary process: out of the service's group, with the usual score.
+    """Let a child that was just started be an ordinary process: back in the group that the service came from, with the usual score.
 
     For work that takes long or much (building an image), which must be neither safer nor faster than sandboxes. What the
     child itself started before stays; a program that was exec'd a moment ago has not.
@@ -144,9 +147,10 @@ def let_go(pid: int) -> None:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             _, controllers, group = line.split(":", 2)
-            if PurePosixPath(group).name.startswith(PREFIX):
+            own = PurePosixPath(group)
+            if _is_own(own):
                 for mount in _mounts_of(controllers):
-                    _move(pid, mount)
+                    _move_back(pid, mount, _came_from(mount / GROUPS / own.name))
 
 
 def read_score(process: Path) -> int | None:
@@ -155,6 +159,18 @@ def read_score(process: Path) -> int | None:
         return int((process / "oom_score_adj").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def _is_own(group: PurePosixPath) -> bool:
+    """Whether a group is a service's own. By its last two parts: a container may see the host's above it."""
+    return group.parent.name == GROUPS.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
+
+
+def _came_from(own: Path) -> Path:
+    try:
+        return Path(os.fsdecode(os.getxattr(own, _BEFORE)))
+    except OSError:
+        return Path()
 
 
 def _hierarchy(layout: Layout, controller: str) -> Hierarchy | None:
@@ -185,6 +201,8 @@ def _enter(move: Move, version: int) -> None:
             setting = weight(version)
             if (move.folder / setting.file).exists():
                 (move.folder / setting.file).write_text(setting.value, encoding="ascii")
+            with contextlib.suppress(OSError):  # what is let go of goes to the top then
+                os.setxattr(move.folder, _BEFORE, os.fsencode(move.before))
             _move(os.getpid(), move.folder)
             return
         except OSError as error:
@@ -197,10 +215,14 @@ def _leave(move: Move) -> None:
     """Back to where it came from, with whatever it started; to the top where that is gone."""
     with contextlib.suppress(OSError):
         for pid in (move.folder / "cgroup.procs").read_text(encoding="ascii").split():
-            for target in (move.mount / move.before, move.mount):
-                with contextlib.suppress(OSError):
-                    _move(int(pid), target)
-                    break
+            _move_back(int(pid), move.mount, move.before)
+
+
+def _move_back(pid: int, mount: Path, before: Path) -> None:
+    for target in (mount / before, mount):
+        with contextlib.suppress(OSError):
+            _move(pid, target)
+            return
 
 
 def _move(pid: int, group: Path) -> None:

@@ -25,6 +25,10 @@ from sandlot.host import own
 from sandlot.host.cgroups import detect_layout
 def look(pid="self"):
     return {"groups": Path(f"/proc/{pid}/cgroup").read_text(), "score": int(Path(f"/proc/{pid}/oom_score_adj").read_text())}
+within = [detect_layout().home("memory") / word.removeprefix("in:") for word in sys.argv if word.startswith("in:")]
+for group in within:
+    group.mkdir()
+    (group / "cgroup.procs").write_text(str(os.getpid()))
 told = {"before": look()}
 with own.protected(detect_layout(), sys.argv[1]) as missing:
     told["missing"], told["during"] = missing, look()
@@ -38,7 +42,10 @@ with own.protected(detect_layout(), sys.argv[1]) as missing:
         child.kill(), kept.kill(), child.wait(), kept.wait()
         os.kill(os.getpid(), 9)
 told["after"], told["kept"] = look(), look(kept.pid)
-child.kill(), kept.kill()
+child.kill(), kept.kill(), child.wait(), kept.wait()
+for group in within:
+    (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+    group.rmdir()
 print(json.dumps(told))
 """
 
@@ -90,6 +97,11 @@ def test_whoever_was_started_by_a_service_does_not_go_back_to_its_group() -> Non
     assert str(moves(V1, NodeId("abcd"), "3:memory:/sandlot/service-efgh\n")[1].before) == "."
 
 
+@pytest.mark.parametrize("group", ["service-web", "system.slice/service-abcd", "sandlot/service-manager"])
+def test_a_group_of_the_operators_is_gone_back_to_whatever_its_name(group: str) -> None:
+    assert str(moves(V1, NodeId("abcd"), f"3:memory:/{group}\n")[1].before) == group
+
+
 def test_the_weight_is_ten_times_that_of_all_sandboxes_of_the_node() -> None:
     assert weight(1) == Setting("cpu.shares", "10240")
     assert weight(2) == Setting("cpu.weight", "1000")
@@ -109,6 +121,15 @@ def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
     assert PREFIX not in told["let_go"]["groups"]
     assert told["let_go"]["score"] >= 0
     assert PREFIX not in told["kept"]["groups"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+def test_whoever_is_let_go_of_is_where_the_service_came_from() -> None:
+    node = new_node_id()
+    told = run(node, f"in:service-of-an-operator-{node}")
+    assert f":/service-of-an-operator-{node}\n" in told["before"]["groups"]
+    assert told["let_go"]["groups"] == told["before"]["groups"] == told["after"]["groups"] == told["kept"]["groups"]
+    assert told["during"]["groups"] != told["before"]["groups"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
