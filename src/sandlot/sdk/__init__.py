@@ -6,6 +6,7 @@ The asynchronous half is written by hand, the synchronous one is made from it (`
 from __future__ import annotations
 
 from sandlot.model.errors import SandlotError
+from sandlot.model.specs import Limits
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
@@ -35,6 +36,7 @@ __all__ = [
     "ExecutionError",
     "FileStream",
     "Files",
+    "Limits",
     "Output",
     "ProcessInfo",
     "Result",

@@ -59,5 +59,7 @@ def not_there(target: Target, why: str = "") -> NotSentError:
     return NotSentError(
         f"Nobody answers: {target} cannot be reached{f' ({why})' if why else ''}.",
         code=ErrorCode.SERVICE_UNAVAILABLE,
-        hint="Start it (`sandlot serve`), or correct SANDLOT_URL.",
+        hint="Start it (`sandlot serve`), or correct SANDLOT_URL."
+        if target.local is None
+        else "The first `sandlot run` or `sandlot create` starts it.",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox
+from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Limits, Output, Sandbox
 from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
 
 SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
@@ -422,3 +422,19 @@ def test_a_file_is_sent_in_pieces_and_never_held_whole(service: Script, sandbox:
         sandbox.files.write("/x", file)
     assert service.seen[0].headers["transfer-encoding"] == "chunked"
     assert service.seen[0].body == source.read_bytes()
+
+
+async def test_capacity_is_told_as_the_service_has_it(service: Script, client: Client) -> None:
+    amount = {"memory_bytes": 3, "disk_bytes": 2, "pids": 1}
+    figures = {"total": amount, "promised": amount, "free": amount, "sandboxes": 1, "max_sandboxes": 50}
+    service.say(Reply(200, figures))
+    assert client.capacity() == figures
+    service.say(Reply(200, figures))
+    async with AsyncClient(url=service.url) as other:
+        assert await other.capacity() == figures
+    assert [(seen.method, seen.path) for seen in service.seen] == [("GET", "/v1/capacity")] * 2
+
+
+def test_what_limits_come_as_has_a_public_name(service: Script, client: Client) -> None:
+    service.say(Reply(200, SANDBOX))
+    assert isinstance(client.sandbox("sb-abcd-abcdefghijklmnop").limits, Limits)

@@ -105,6 +105,13 @@ class AsyncClient:
         """What the service's drivers can do on their host."""
         return await self.request("GET", "/v1/capabilities")
 
+    async def capacity(self) -> dict[str, Any]:
+        """What the service's node may promise to sandboxes (``total``), what it has ``promised`` and what is ``free``.
+
+        Each has ``memory_bytes``, ``disk_bytes`` and ``pids`` (tasks of the host); beside them are ``sandboxes`` and ``max_sandboxes``.
+        """
+        return await self.request("GET", "/v1/capacity")
+
     async def stop_service(self) -> int:
         """End the local service and, with it, its sandboxes.
 
