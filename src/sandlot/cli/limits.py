@@ -1,4 +1,7 @@
-"""``sandlot usage`` and ``limit``: what a sandbox uses, and what it may use."""
+"""``sandlot usage`` and ``limit``: what a sandbox uses, and what it may use.
+
+A local service that does not run is not started to be asked: it would know of no sandbox.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def usage(
     """Tell what a sandbox has used, beside what it may use."""
     from sandlot.sdk import Client, Sandbox
 
-    with Client() as client:
+    with Client(autostart=False) as client:
         used = Sandbox.connect(sandbox, client=client).usage()
     if in_json:
         typer.echo(as_json(used))
@@ -45,10 +48,10 @@ def limit(
 ) -> None:
     """Change what a sandbox may use while it runs: all of it, or nothing. What is left out stays."""
     if cpus is None and memory is None and disk is None and pids is None:
-        raise typer.BadParameter("Nothing to change: give --cpus, --memory or --pids.")
+        raise typer.BadParameter("Nothing to change: give --cpus, --memory, --disk or --pids.")
     from sandlot.sdk import Client, Sandbox
 
-    with Client() as client:
+    with Client(autostart=False) as client:
         limits = Sandbox.connect(sandbox, client=client).set_limits(cpus=cpus, memory=memory, disk=disk, pids=pids)
     if in_json:
         typer.echo(as_json(limits))

@@ -135,9 +135,10 @@ async def _create(template: str | None, options: dict[str, Any], *, in_json: boo
 
 
 def _client() -> Client:
+    """A client of the service that runs; a local one that does not is not started, because it would know of no sandbox."""
     from sandlot.sdk import Client
 
-    return Client()
+    return Client(autostart=False)
 
 
 def _live() -> list[SandboxInfo]:

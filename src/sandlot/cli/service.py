@@ -53,8 +53,8 @@ def capacity(*, as_json: Annotated[bool, typer.Option("--json", help="The servic
     """Show what the node may promise to sandboxes, what it has promised, and what is left."""
     from sandlot.sdk import Client
 
-    with Client() as client:
-        found = client.request("GET", "/v1/capacity")
+    with Client(autostart=False) as client:
+        found = client.capacity()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

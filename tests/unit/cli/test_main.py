@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,23 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
     monkeypatch.setenv("SANDLOT_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         dispatch(["ls"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["info", "sb-x"], ["usage", "sb-x"], ["limit", "sb-x", "--pids", "20"], ["rm", "sb-x"], ["capacity"]], ids=lambda words: words[0]
+)
+def test_no_service_is_started_only_to_be_asked(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def started(folder: Path) -> None:
+        raise AssertionError(f"a service was started in {folder}")
+
+    monkeypatch.delenv("SANDLOT_URL")
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr("sandlot.sdk.local.ensure", started)
+    assert dispatch(arguments) == 1
+    assert "sandlot create" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
