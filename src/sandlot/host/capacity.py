@@ -3,21 +3,24 @@
 =======  ========================================================  =======================================================
 what     has                                                       free
 =======  ========================================================  =======================================================
-memory   MemTotal, or the limit of the group that this process     MemAvailable (proc(5)): what can be had without swapping
-         was started in
+memory   MemTotal, or the limit of the group that this process     MemAvailable (proc(5)): what can be had without swapping;
+         was started in                                            or what the limit leaves to the group, its files' cache
+                                                                   not counted, where that is less
 disk     the size of the file system of the state directory        what is not taken there, by whomever
-pids     the least of kernel.pid_max, kernel.threads-max and       that, less the tasks that there are
-         the groups' pids.max
+pids     the least of kernel.pid_max, kernel.threads-max and       the first two, less the tasks that there are; or what
+         the groups' pids.max                                      pids.max leaves to the group, where that is less
 =======  ========================================================  =======================================================
 
 The limits of control groups are read once, at the start: they are what whoever started the service meant it to have, and the
-service moves to a group of its own afterwards (``own.py``).
+service moves to a group of its own afterwards (``own.py``). What is used of them is read with everything else: a bound group is
+compared with its own use, and the machine's tasks are not held against a group that has few.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +35,24 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class GroupBounds:
-    """What control groups leave to a process and all that it starts; None is no bound."""
+class Bound:
+    """A limit of a control group.
 
-    memory_bytes: int | None = None
-    pids: int | None = None
+    Args:
+        most: It.
+        group: The group's folder, where what it uses is read.
+    """
+
+    most: int
+    group: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBounds:
+    """What control groups leave to a process and all that it starts; none is no bound."""
+
+    memory: tuple[Bound, ...] = ()
+    pids: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +78,19 @@ class Host:
             OSError: The kernel does not say.
         """
         memory = read_meminfo((self.proc / "meminfo").read_text(encoding="ascii"))
-        most = most_tasks(self.proc, self.bounds.pids)
+        most = most_tasks(self.proc)
         disk = os.statvfs(self.data_dir)
-        memory_total = memory["MemTotal"] if self.bounds.memory_bytes is None else min(memory["MemTotal"], self.bounds.memory_bytes)
+        free_tasks = most - tasks((self.proc / "loadavg").read_text(encoding="ascii"))
         return Reading(
-            has=Resources(memory_bytes=memory_total, disk_bytes=disk.f_blocks * disk.f_frsize, pids=most),
+            has=Resources(
+                memory_bytes=min([memory["MemTotal"], *(bound.most for bound in self.bounds.memory)]),
+                disk_bytes=disk.f_blocks * disk.f_frsize,
+                pids=min([most, *(bound.most for bound in self.bounds.pids)]),
+            ),
             free=Resources(
-                memory_bytes=memory["MemAvailable"],
+                memory_bytes=max(0, min([memory["MemAvailable"], *_left(self.bounds.memory, used_memory)])),
                 disk_bytes=disk.f_bavail * disk.f_frsize,
-                pids=max(0, most - tasks((self.proc / "loadavg").read_text(encoding="ascii"))),
+                pids=max(0, min([free_tasks, *_left(self.bounds.pids, used_tasks)])),
             ),
             held_disk_bytes=held_bytes(self.sandboxes),
         )
@@ -92,10 +112,31 @@ def tasks(loadavg: str) -> int:
     return int(loadavg.split()[3].partition("/")[2])
 
 
-def most_tasks(proc: Path, bound: int | None) -> int:
-    """How many tasks there may be."""
-    limits = [int((proc / "sys/kernel" / name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max")]
-    return min([*limits, *([] if bound is None else [bound])])
+def most_tasks(proc: Path) -> int:
+    """How many tasks there may be on the machine."""
+    return min(int((proc / "sys/kernel" / name).read_text(encoding="ascii")) for name in ("pid_max", "threads-max"))
+
+
+def used_memory(group: Path) -> int:
+    """What a group has of memory that cannot simply be had back: without its files' cache (memory.rst, cgroup-v2.rst).
+
+    Raises:
+        OSError: There is no such group.
+    """
+    old = group / "memory.usage_in_bytes"
+    usage, prefix = (old, "total_") if old.exists() else (group / "memory.current", "")
+    used = int(usage.read_text(encoding="ascii"))
+    stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+    return max(0, used - int(stat.get(f"{prefix}active_file", 0)) - int(stat.get(f"{prefix}inactive_file", 0)))
+
+
+def used_tasks(group: Path) -> int:
+    """How many tasks a group has.
+
+    Raises:
+        OSError: There is no such group.
+    """
+    return int((group / "pids.current").read_text(encoding="ascii"))
 
 
 def held_bytes(folder: Path) -> int:
@@ -117,11 +158,11 @@ def own_bounds(layout: Layout | None, proc: Path = PROC) -> GroupBounds:
     """
     if layout is None:
         return GroupBounds()
-    memory_files = ("memory.limit_in_bytes",) if layout.version == 1 else ("memory.max",)
+    memory_file = "memory.limit_in_bytes" if layout.version == 1 else "memory.max"
     text = (proc / "self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     return GroupBounds(
-        memory_bytes=_least(layout, group_of(text, "memory"), "memory", memory_files[0]),
-        pids=_least(layout, group_of(text, "pids"), "pids", "pids.max"),
+        memory=_bounds(layout, group_of(text, "memory"), "memory", memory_file),
+        pids=_bounds(layout, group_of(text, "pids"), "pids", "pids.max"),
     )
 
 
@@ -142,13 +183,22 @@ def group_of(cgroup: str, controller: str) -> Path:
     return unified
 
 
-def _least(layout: Layout, group: Path, controller: str, file: str) -> int | None:
-    """The least number in a file of a group and of all above it."""
-    found: list[int] = []
+def _bounds(layout: Layout, group: Path, controller: str, file: str) -> tuple[Bound, ...]:
+    """The numbers in a file of a group and of all above it."""
+    found: list[Bound] = []
     mount = layout.home(controller)
     for level in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):
             value = int((mount / level / file).read_text(encoding="ascii"))  # "max" is no number
             if value < _UNLIMITED_BYTES:
-                found.append(value)
-    return min(found, default=None)
+                found.append(Bound(value, mount / level))
+    return tuple(found)
+
+
+def _left(bounds: tuple[Bound, ...], used: Callable[[Path], int]) -> list[int]:
+    """What bounds leave; nothing is said of a group that is gone since, because whoever was in it is elsewhere."""
+    left: list[int] = []
+    for bound in bounds:
+        with contextlib.suppress(OSError, ValueError):
+            left.append(bound.most - used(bound.group))
+    return left

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import subprocess
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from sandlot.host.capacity import GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, read_meminfo, tasks
-from sandlot.host.hierarchies import Hierarchy, Layout
+from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, read_meminfo, tasks, used_memory, used_tasks
+from sandlot.host.cgroups import Cgroup, detect_layout
+from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
+from sandlot.model.ids import new_node_id
 
 MEMINFO = "MemTotal:       24684084 kB\nMemFree:        23387756 kB\nMemAvailable:   23939160 kB\nHugePages_Total:       3\n"
 V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,cpuacct:/x\n8:pids:/tasks/of:it\n0::/unified.slice\n"
@@ -54,14 +57,14 @@ def fake_proc(folder: Path, cgroup: str) -> Path:
     return proc
 
 
-def test_the_least_of_a_group_and_those_above_it_bounds_version_2(tmp_path: Path) -> None:
+def test_a_group_and_those_above_it_bound_version_2(tmp_path: Path) -> None:
     mount = tmp_path / "cgroup"
     (mount / "a/b").mkdir(parents=True)
     (mount / "a/memory.max").write_text("1000\n")
     (mount / "a/b/memory.max").write_text("2000\n")
     (mount / "a/b/pids.max").write_text("max\n")
     layout = Layout(2, (Hierarchy(mount, frozenset({"memory", "pids"})),))
-    assert own_bounds(layout, fake_proc(tmp_path, "0::/a/b\n")) == GroupBounds(memory_bytes=1000, pids=None)
+    assert own_bounds(layout, fake_proc(tmp_path, "0::/a/b\n")) == GroupBounds(memory=(Bound(2000, mount / "a/b"), Bound(1000, mount / "a")))
 
 
 def test_version_1_says_no_limit_by_a_huge_number(tmp_path: Path) -> None:
@@ -72,9 +75,9 @@ def test_version_1_says_no_limit_by_a_huge_number(tmp_path: Path) -> None:
     (memory / "a/memory.limit_in_bytes").write_text("4096\n")
     (pids / "p/pids.max").write_text("300\n")
     layout = Layout(1, (Hierarchy(memory, frozenset({"memory"})), Hierarchy(pids, frozenset({"pids"}))))
-    assert own_bounds(layout, fake_proc(tmp_path, "1:memory:/a\n2:pids:/p\n")) == GroupBounds(memory_bytes=4096, pids=300)
+    assert own_bounds(layout, fake_proc(tmp_path, "1:memory:/a\n2:pids:/p\n")) == GroupBounds((Bound(4096, memory / "a"),), (Bound(300, pids / "p"),))
     (memory / "a/memory.limit_in_bytes").unlink()
-    assert own_bounds(layout, tmp_path / "proc") == GroupBounds(memory_bytes=None, pids=300)
+    assert own_bounds(layout, tmp_path / "proc") == GroupBounds(pids=(Bound(300, pids / "p"),))
 
 
 def test_without_control_groups_nothing_bounds() -> None:
@@ -83,12 +86,53 @@ def test_without_control_groups_nothing_bounds() -> None:
 
 def test_the_groups_the_service_was_started_in_bound_what_the_machine_has(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, "0::/\n")
-    assert most_tasks(proc, None) == 20000
+    assert most_tasks(proc) == 20000
     free = Host(tmp_path, tmp_path / "none", GroupBounds(), proc).read()
     assert (free.has.memory_bytes, free.has.pids, free.free.pids) == (24684084 * 1024, 20000, 20000 - 132)
-    bound = Host(tmp_path, tmp_path / "none", GroupBounds(memory_bytes=1 << 30, pids=100), proc).read()
-    assert (bound.has.memory_bytes, bound.has.pids, bound.free.pids) == (1 << 30, 100, 0)
-    assert bound.free.memory_bytes == 23939160 * 1024
+    group = tmp_path / "group"
+    bounds = GroupBounds((Bound(1 << 30, group), Bound(1 << 31, tmp_path / "above")), (Bound(100, group),))
+    bound = Host(tmp_path, tmp_path / "none", bounds, proc).read()
+    assert (bound.has.memory_bytes, bound.has.pids) == (1 << 30, 100)
+    # The group is gone, so nobody uses anything of it: what the machine has free is all that there is to say.
+    assert (bound.free.memory_bytes, bound.free.pids) == (23939160 * 1024, 20000 - 132)
+
+
+@pytest.mark.parametrize("usage, prefix", [("memory.usage_in_bytes", "total_"), ("memory.current", "")])
+def test_what_is_free_of_a_bound_is_what_its_group_leaves_and_never_more_than_the_machine(tmp_path: Path, usage: str, prefix: str) -> None:
+    proc = fake_proc(tmp_path, "0::/\n")
+    group = tmp_path / "group"
+    group.mkdir()
+    (group / usage).write_text(f"{300 << 20}\n")
+    (group / "memory.stat").write_text(f"cache 1\n{prefix}inactive_file {60 << 20}\n{prefix}active_file {40 << 20}\nactive_anon 5\n")
+    (group / "pids.current").write_text("30\n")
+    assert used_memory(group) == 200 << 20
+    bound = Host(tmp_path, tmp_path / "none", GroupBounds((Bound(1 << 30, group),), (Bound(100, group),)), proc).read()
+    assert (bound.free.memory_bytes, bound.free.pids) == (824 << 20, 70)  # of 132 tasks on the machine, 30 are the group's
+    (proc / "meminfo").write_text("MemTotal: 24684084 kB\nMemAvailable: 1024 kB\n")
+    (proc / "loadavg").write_text("0.57 0.62 1.00 1/19990 6997\n")
+    (group / usage).write_text(f"{2 << 30}\n")
+    found = Host(tmp_path, tmp_path / "none", GroupBounds((Bound(64 << 30, group),), (Bound(100, group),)), proc).read()
+    assert (found.free.memory_bytes, found.free.pids) == (1 << 20, 10)
+    over = Host(tmp_path, tmp_path / "none", GroupBounds((Bound(1 << 30, group),), (Bound(20, group),)), proc).read()
+    assert (over.free.memory_bytes, over.free.pids) == (0, 0)
+
+
+def test_a_real_group_says_what_it_uses() -> None:
+    layout, node = detect_layout(), new_node_id()
+    group = Cgroup(layout, PurePosixPath(f"/sandlot/{node}/{node}-aaaabbbbccccdddd"))
+    group.create(GroupLimits(memory_bytes=1 << 30, cpus=1, pids=50))
+    enter = "import os, sys\nfor door in sys.argv[1:]: open(door, 'w').write('0')\nheld = b'x' * (64 << 20)\nprint('in', flush=True)\ninput()"
+    try:
+        with subprocess.Popen(["python3", "-c", enter, *map(str, group.doors)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(3) == b"in\n"
+            name = str(group.name).lstrip("/")
+            assert used_tasks(layout.home("pids") / name) == 1
+            assert 64 << 20 <= used_memory(layout.home("memory") / name) < 512 << 20
+            process.communicate(b"\n")
+    finally:
+        group.kill_once()
+        assert group.remove()
 
 
 def test_held_is_what_files_occupy_not_how_long_they_are(tmp_path: Path) -> None:
