@@ -1,7 +1,9 @@
 """The promises that this node has made, and the one place where one more is made.
 
 Laws:
-- A promise is made before anything of it is taken, and given up only once everything of it has been given back.
+- A promise is made before anything of it is taken, and given up only once everything of it has been given back. One exception: where
+  a driver fails to prepare a sandbox and then fails to remove what it had of it, nobody holds that any more. The driver tries for
+  some minutes and its next sweep again; an empty disk and a process of its own are all that it can be.
 - Looking at the host and promising are two steps, and nobody comes between the check and the promise: the second does not wait.
 - A change of a promise counts as the larger of both until it is done, and then as what came of it: a change that failed and could
   not be taken back whole counts as what the sandbox may still have.

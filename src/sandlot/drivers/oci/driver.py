@@ -129,7 +129,7 @@ class OciDriver:
         try:
             first_id = await self._prepare(holding, shape, program)
         except BaseException as error:
-            await _give_back(holding)
+            await holding.let_go()
             if isinstance(error, StageError | OSError):
                 raise HostError(
                     f"The host refused to prepare a sandbox: {error}.",

@@ -6,6 +6,7 @@ Promises:
 - Giving back is one shared, shielded task: any number of callers, cancelled or not, get one complete removal. It does not
   ask the runtime (``runsc delete`` takes 1.3 to 2 s on Debian's build): all processes are ours to kill, all mounts are
   theirs alone.
+- What nobody will ask about again is not left lying because it could not be given back at once: it is tried for some minutes more.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _LONGEST_PAUSE_S = 0.05
 _PATIENCE_S = 30.0
 """How long a killed task may take to leave: one that waits for a disk cannot be killed."""
 _LOOP_PATIENCE_S = 5.0
+_RETRY_PAUSES_S = (1.0, 5.0, 15.0, 30.0, 60.0, 60.0, 60.0, 60.0)
+"""Between tries to give back what nobody asks about any more; after that it is the next sweep's."""
 
 
 class Holding:
@@ -48,7 +51,7 @@ class Holding:
         forget: Called once everything has been given back.
     """
 
-    __slots__ = ("_forget", "_release", "_writing", "cgroup", "folder", "record", "stage")
+    __slots__ = ("_forget", "_release", "_retries", "_writing", "cgroup", "folder", "record", "stage")
 
     def __init__(self, folder: Folder, cgroup: Cgroup, forget: Callable[[str], None] = lambda _ref: None) -> None:
         self.folder = folder
@@ -57,6 +60,7 @@ class Holding:
         self.stage: Stage | None = None
         self._forget = forget
         self._release: asyncio.Task[None] | None = None
+        self._retries: asyncio.Task[None] | None = None
         self._writing = threading.Lock()
 
     @property
@@ -122,6 +126,21 @@ class Holding:
     def abandon(self) -> None:
         """Nobody answers for it any more: whatever is left of it is a stray, for the next sweep."""
         self._forget(self.ref)
+
+    async def let_go(self) -> None:
+        """Give everything back, for one that was never handed out: what fails is tried again in the background."""
+        try:
+            await self.release()
+        except Exception:  # noqa: BLE001 - what is told is why it was not handed out
+            self._retries = asyncio.ensure_future(self._retry())
+
+    async def _retry(self) -> None:
+        for pause_s in _RETRY_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(Exception):
+                await self.release()
+                return
+        self.abandon()
 
     async def _give_back(self) -> None:
         try:

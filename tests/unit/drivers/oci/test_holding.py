@@ -10,13 +10,20 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from sandlot.drivers.oci import record as records
+from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.record import Record, Step
+from sandlot.drivers.oci.runtime import Program
+from sandlot.drivers.registry import DriverSettings
 from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup
 from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.model.specs import MIB, Limits
+from sandlot.model.errors import HostError, InternalError
+from sandlot.model.ids import new_node_id
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
+from tests.support.until import until
 
 REF = "ab27-aaaaaaaaaaaaaaaa"
 RECORD = Record(REF, Step.BOOT, "container", "/usr/bin/crun", "0" * 64, "x", Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
@@ -47,6 +54,55 @@ async def test_what_is_being_given_back_stays_so(holding: Holding, monkeypatch: 
     on.set()
     await giving_back
     assert not holding.folder.path.exists()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What giving back fails with, one after the other."""
+    failures: list[Exception] = []
+    real = Holding._end_processes  # noqa: SLF001 - made to fail
+
+    async def end(self: Holding) -> None:
+        if failures:
+            raise failures.pop()
+        await real(self)
+
+    monkeypatch.setattr(Holding, "_end_processes", end)
+    monkeypatch.setattr("sandlot.drivers.oci.holding._RETRY_PAUSES_S", (0.01, 0.01))
+    return failures
+
+
+async def test_one_that_was_never_handed_out_is_given_back_by_itself(tmp_path: Path, failing: list[Exception]) -> None:
+    settings = DriverSettings(new_node_id(), tmp_path)
+    driver = OciDriver("gvisor", settings, Runsc(lambda: Program("runsc", Path("/bin/true"), "x", "x")))
+    failing += [InternalError("It has processes that do not end."), OSError(5, "Input/output error")]
+    shape = Shape(root=RootFs(path=tmp_path, digest="0"), limits=RECORD.limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Holding, "make_folder", _fails_half_way)
+        with pytest.raises(HostError, match="half-way"):
+            await driver.prepare(shape)
+    assert len(failing) == 1
+    (left,) = (tmp_path / "sandboxes").iterdir()
+    await until(lambda: not left.exists())
+    assert await driver.sweep(keep=()) == 0
+    assert failing == []
+
+
+async def test_one_that_never_can_be_given_back_is_the_next_sweeps(holding: Holding, failing: list[Exception]) -> None:
+    forgotten: list[str] = []
+    holding._forget = forgotten.append  # noqa: SLF001 - as a driver says it
+    failing += [OSError(5, "Input/output error")] * 3
+    await holding.let_go()
+    await until(lambda: forgotten == [REF])
+    assert (failing, holding.folder.path.exists()) == ([], True)
+
+
+_make_folder = Holding.make_folder
+
+
+def _fails_half_way(self: Holding, record: Record) -> None:
+    _make_folder(self, record)
+    raise OSError(28, "half-way")
 
 
 async def test_the_hosts_loop_devices_are_looked_through_in_a_thread(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
