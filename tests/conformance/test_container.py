@@ -74,7 +74,7 @@ async def test_its_processes_are_confined_on_the_host(bench: Bench) -> None:
             assert int((proc / "oom_score_adj").read_text()) >= 900
             assert {(proc / "ns" / kind).readlink() for kind in KINDS}.isdisjoint(Path("/proc/self/ns", kind).readlink() for kind in KINDS)
             assert (proc / "uid_map").read_text().split() == ["0", str(own.start), str(IDS)]
-            assert "Max core file size        0                    0" in (proc / "limits").read_text()
+            assert "Max core file size        1                    1" in (proc / "limits").read_text()
         waiting.cancel()
 
 

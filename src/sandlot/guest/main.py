@@ -211,7 +211,10 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # No core files; and of all limits that leave none, 1 alone keeps a kernel from giving them to a program instead (core(5)).
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    cores = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (cores, cores))
     # The link moves out of the way of the standard descriptors, so that no child and no stray print can touch it.
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)

@@ -25,6 +25,11 @@ from sandlot.model.specs import Limits, SandboxSpec, Shape
 OOM_SCORE = 900
 """Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
 
+CORE_BYTES = 1
+"""The limit of core files that leaves none: less than the least file, and where they go to a program of the host instead
+(``kernel.core_pattern`` begins with "|"), which 0 does not keep from it, the one value that the kernel refuses (core(5), and its
+do_coredump). A program in a container can lower its own to 0; against that only another pattern helps, and doctor says so."""
+
 _ASK_TIMEOUT_S = 30.0
 
 

@@ -34,6 +34,7 @@ LEAST_OPEN_FILES = 1024
 LEAST_PIDS = 8192
 """Fifty sandboxes of about 150 host tasks each."""
 _MEMINFO, _STATUS, _UID_MAP = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/uid_map")
+_CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 _PID_MAX = Path("/proc/sys/kernel/pid_max")
 _ALL_IDS = 2**32 - 1
 _GIB = 1024**3
@@ -48,6 +49,7 @@ def check_machine() -> list[Finding]:
         check_memory(read_pairs(_read(_MEMINFO).replace(":", "").replace(" kB", "")), Limits().memory_bytes),
         check_processors(len(os.sched_getaffinity(0)), os.cpu_count() or 1),
         check_limits(resource.getrlimit(resource.RLIMIT_NOFILE), int(_read(_PID_MAX) or 0)),
+        check_core_files(_read(_CORE_PATTERN).strip()),
     ]
 
 
@@ -134,6 +136,18 @@ def check_limits(open_files: tuple[int, int], pids: int) -> Finding:
     facts = {"open_files_soft": soft, "open_files_hard": hard, "pid_max": pids}
     detail = ", ".join(f"{part.detail} {part.name}" for part in parts)
     return Finding("limits", files_fine and pids_fine, detail, " ".join(fixes), required=False, group=GROUP, parts=parts, facts=facts)
+
+
+def check_core_files(pattern: str) -> Finding:
+    """Whether memory of a program that crashes in a container can reach a program of the host.
+
+    Args:
+        pattern: kernel.core_pattern (core(5)); empty where it cannot be read.
+    """
+    piped = pattern.startswith("|")
+    detail = f"given to a program of the host: {pattern[1:]}" if piped else "not given to any program of the host"
+    fix = "sysctl -w kernel.core_pattern=core: a program in a container can have that program, root here, started with what it held in memory."
+    return Finding("core-files", not piped, detail, fix if piped else "", required=False, group=GROUP, facts={"core_pattern": pattern})
 
 
 def find_program(name: str) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.host.checks import machine
-from sandlot.host.checks.machine import check_limits, check_memory, check_processors, check_program, check_system, check_user
+from sandlot.host.checks.machine import check_core_files, check_limits, check_memory, check_processors, check_program, check_system, check_user
 
 BOOKWORM = {"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
 ALL_IDS = "         0          0 4294967295\n"
@@ -91,3 +91,9 @@ def test_this_machine_is_fit() -> None:
     found = machine.check_machine()
     assert [finding.name for finding in found if finding.required and not finding.ok] == []
     assert next(finding for finding in found if finding.name == "user").facts == {"uid": os.geteuid()}
+
+
+@pytest.mark.parametrize("pattern, ok", [("core", True), ("/var/cores/%p", True), ("", True), ("|/usr/lib/systemd/systemd-coredump %P", False)])
+def test_core_files_go_to_no_program_of_the_host(pattern: str, *, ok: bool) -> None:
+    found = check_core_files(pattern)
+    assert (found.ok, found.required, bool(found.fix)) == (ok, False, not ok)

@@ -17,7 +17,7 @@ from typing import Any
 
 from sandlot.drivers.oci.container.seccomp import seccomp_filter
 from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_IDS, VIEW_ROOT
-from sandlot.drivers.oci.runtime import OOM_SCORE
+from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
 
@@ -87,7 +87,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict
             "noNewPrivileges": True,
             "oomScoreAdj": OOM_SCORE,
             # That of open files is the stage's (``plan.py``).
-            "rlimits": [{"type": "RLIMIT_CORE", "soft": 0, "hard": 0}],
+            "rlimits": [{"type": "RLIMIT_CORE", "soft": CORE_BYTES, "hard": CORE_BYTES}],
         },
         "root": {"path": VIEW_ROOT, "readonly": False},
         "hostname": spec.id,

@@ -8,7 +8,7 @@ root are shared by all sandboxes, and the disk limit holds for everything.
 from __future__ import annotations
 
 from sandlot.drivers.oci.places import VIEW, VIEW_BOOT_ID, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_IDS, VIEW_LOWER, VIEW_MOUNT, VIEW_ROOT
-from sandlot.drivers.oci.runtime import OOM_SCORE, Place
+from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE, Place
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation
@@ -40,8 +40,8 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         # First of all: whatever follows is counted, limited and found by the group's name.
         *(("join", str(door)) for door in place.doors),
         ("oom_score", str(OOM_SCORE)),
-        # A runtime that crashes must not write a memory image of tenants to the host's disk.
-        ("limit", "RLIMIT_CORE", 0, 0),
+        # Neither the runtime nor a program inside may leave a memory image on the host (``runtime.py``).
+        ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         # Here, because in a user namespace nobody may raise what the service happened to have.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),
         ("private_mounts",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT
-from sandlot.drivers.oci.runtime import Place
+from sandlot.drivers.oci.runtime import CORE_BYTES, Place
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
 from sandlot.model.specs import Limits
@@ -48,8 +48,8 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         # First of all: whatever follows is counted, limited and found by the group's name.
         *(("join", str(door)) for door in place.doors),
         ("oom_score", str(STUB_OOM_SCORE)),
-        # A runtime that crashes must not write a memory image of tenants to the host's disk.
-        ("limit", "RLIMIT_CORE", 0, 0),
+        # A runtime that crashes must not leave a memory image of tenants on the host.
+        ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         ("private_mounts",),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
         *_shown_cgroups(limits),

@@ -29,7 +29,7 @@ def test_the_guest_is_process_one_with_a_bare_environment() -> None:
     assert [entry.split("=")[0] for entry in process["env"]] == ["PATH", "HOME"]
     assert not process["terminal"]
     assert process["noNewPrivileges"]
-    assert {limit["type"]: limit["hard"] for limit in process["rlimits"]} == {"RLIMIT_CORE": 0}
+    assert {limit["type"]: limit["hard"] for limit in process["rlimits"]} == {"RLIMIT_CORE": 1}
 
 
 def test_capabilities_are_a_list_without_those_that_open_the_kernel() -> None:

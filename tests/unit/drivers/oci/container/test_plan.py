@@ -34,7 +34,7 @@ def test_the_group_is_entered_before_anything_is_made() -> None:
 
 
 def test_no_core_file_and_the_first_to_go() -> None:
-    assert ("limit", "RLIMIT_CORE", 0, 0) in stage_plan(PLACE)
+    assert ("limit", "RLIMIT_CORE", 1, 1) in stage_plan(PLACE)
     assert ("oom_score", "900") in stage_plan(PLACE)
 
 

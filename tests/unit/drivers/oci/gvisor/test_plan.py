@@ -33,7 +33,7 @@ def test_the_group_is_entered_before_anything_is_made() -> None:
 
 
 def test_no_core_file_and_the_first_to_go() -> None:
-    assert ("limit", "RLIMIT_CORE", 0, 0) in plan()
+    assert ("limit", "RLIMIT_CORE", 1, 1) in plan()
     assert ("oom_score", "1") in plan()
 
 
