@@ -3,8 +3,9 @@
 A range is taken by a symbolic link whose name is the range's number and whose target is the sandbox's control group. So:
 
 Laws:
-- No two sandboxes of this host share an id, whichever service runs them: the folder is the host's, and taking is done under
-  a lock.
+- No two sandboxes of this host share an id, whichever service runs them, as long as all services share /run and see the same
+  control groups: the folder is the host's, and taking is done under a lock. A service in a container that has a /run or a tree of
+  groups of its own knows nothing of the others' ranges, and takes those of the living for stale or free.
 - Nothing is lost to a crash: a link whose group is gone is stale and taken over. A sandbox's group is made before its range
   is taken and removed only once all its processes are dead, so that no link of a live one ever looks stale.
 - The folder is below /run and empty after a boot, as are the groups.

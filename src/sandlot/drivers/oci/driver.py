@@ -7,7 +7,8 @@ prepare    record, folder, control group, pipes, disk image; meanwhile the stage
            group and makes its mounts. It ends by itself when the service dies before ``boot``.
 boot       record, OCI bundle; the stage starts the runtime, becomes the keeper and writes ``live``.
 adopt      ``live`` names processes that are the same ones still, in the group of that name.
-sweep      names of folders, groups and loop devices' files, less those to keep: each is given back like any other.
+sweep      names of folders, groups, loop devices' files and owners of id ranges, less those to keep: each is given back like
+           any other.
 =========  ==========================================================================================================
 """
 

@@ -23,7 +23,7 @@ GROUPS = PurePosixPath("/sandlot")
 
 VIEW_CGROUPS = "/sys/fs/cgroup"
 VIEW_GROUP = PurePosixPath("/sandbox")
-"""The sandbox's group in the tree that the runtime is shown (``plan.py``)."""
+"""The sandbox's group in the tree that runsc is shown (``gvisor/plan.py``)."""
 
 VIEW_MOUNT = "/run"
 VIEW = f"{VIEW_MOUNT}/sandlot"

@@ -12,6 +12,7 @@ from typing import Any
 from sandlot.host.checks import calls
 from sandlot.host.checks.children import forked
 from sandlot.host.checks.finding import Finding, Part
+from sandlot.host.idranges import FIRST_ID, IDS
 from sandlot.host.stage import operations
 
 GROUP = "kernel"
@@ -27,8 +28,6 @@ NAMESPACES = {
 _KINDS_OF_SETTING = {"mount": "mnt", "network": "net"}
 SETTINGS = Path("/proc/sys")
 _TRY_S = 5.0
-OWN_IDS, IDS = 1_000_000_000, 65_536
-"""Ids of the host that nobody has, and how many a sandbox gets."""
 
 _SECCOMP_MODE_FILTER = 2
 _SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
@@ -111,7 +110,7 @@ def _be_first() -> None:
 
 def _enter_user_namespace() -> None:
     if os.geteuid() == 0:  # with ids of its own, as a sandbox has them: that takes more than a namespace
-        os.close(operations.user_namespace(OWN_IDS, IDS))
+        os.close(operations.user_namespace(FIRST_ID, IDS))
     calls.unshare(calls.CLONE_NEWUSER)
 
 

@@ -17,7 +17,7 @@ from sandlot.host import disks
 from sandlot.host.cgroups import MOUNTINFO
 from sandlot.host.checks.children import described, forked
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.checks.kernel import IDS, OWN_IDS
+from sandlot.host.idranges import FIRST_ID, IDS
 from sandlot.host.stage import operations
 from sandlot.model.specs import MIB
 
@@ -213,7 +213,7 @@ def layers_fix(why: str) -> str:
     if os.strerror(errno.EPERM) in why:
         return "Run as root of the host; a container needs --privileged for it."
     if why.startswith("ids"):
-        return "Identity-mapped mounts take Linux 5.12 and a file system that has them (ext4, xfs, btrfs, overlay): set SANDLOT_CACHE_DIR to one."
+        return "Identity-mapped mounts take Linux 5.12 and a file system that has them (ext4, xfs, btrfs): set SANDLOT_CACHE_DIR to one."
     if why.startswith("overlay"):
         return "An overlay over identity-mapped folders takes Linux 5.19, and the module (modprobe overlay)."
     return "A disk per sandbox takes loop devices, ext4 and mkfs.ext4 (apt-get install e2fsprogs)."
@@ -227,13 +227,13 @@ def _try_layers(data_dir: Path, cache_dir: Path) -> None:
         operations.tmpfs(_PLACE, "mode=0711,size=1m")
         for name in ("lower", "disk", "merged"):
             operations.mkdir(f"{_PLACE}/{name}")
-        _named("ids", lambda: operations.ids(f"{_PLACE}/ids", OWN_IDS, IDS))
+        _named("ids", lambda: operations.ids(f"{_PLACE}/ids", FIRST_ID, IDS))
         _named("ids", lambda: operations.idmapped(f"/proc/self/fd/{shared}", f"{_PLACE}/lower", f"{_PLACE}/ids"))
         _named("disk", lambda: _mount_disk(image.fileno(), f"{_PLACE}/disk"))
-        _named("overlay", lambda: operations.overlay(f"{_PLACE}/lower", f"{_PLACE}/disk", f"{_PLACE}/merged", OWN_IDS))
+        _named("overlay", lambda: operations.overlay(f"{_PLACE}/lower", f"{_PLACE}/disk", f"{_PLACE}/merged", FIRST_ID))
         # As root inside: what it makes there must be its own, and must not be on the shared folder.
-        os.setegid(OWN_IDS)
-        os.seteuid(OWN_IDS)
+        os.setegid(FIRST_ID)
+        os.seteuid(FIRST_ID)
         _named("overlay", lambda: Path(_PLACE, "merged", "written").write_text("x", encoding="ascii"))
 
 

@@ -90,7 +90,7 @@ def bind(source: str, target: str, access: str) -> None:
 
 
 def ids(target: str, first_id: int, count: int) -> None:
-    """A user namespace for the sandbox, kept by a file at ``target`` (namespaces(7)): ids 0 to ``count`` are ``first_id`` and up."""
+    """A user namespace for the sandbox, kept by a file at ``target`` (namespaces(7)): ids 0 to ``count`` - 1 are ``first_id`` and up."""
     write(target, "")
     namespace = user_namespace(first_id, count)
     try:

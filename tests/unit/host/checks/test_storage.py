@@ -130,3 +130,8 @@ def test_each_way_to_have_no_loop_device_has_its_own_fix(number: int, file: str 
 )
 def test_each_layer_that_fails_has_its_own_fix(why: str, word: str) -> None:
     assert word in storage.layers_fix(why)
+
+
+def test_an_overlay_is_not_offered_where_identity_maps_are_lacking() -> None:
+    """It has none itself (mount_setattr(2))."""
+    assert "overlay" not in storage.layers_fix("ids: Invalid argument")

@@ -79,7 +79,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, limits: GroupLimits) -> dict[str
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
             # Shared memory is memory: counted there, and refused (ENOSPC) at half of it, before it takes the sandbox down.
-            # /tmp, in contrast, is on the disk (see Holding.prepare): large files belong there.
+            # /tmp, in contrast, is on the disk (see Holding.furnish): large files belong there.
             {
                 "destination": "/dev/shm",  # noqa: S108 - the sandbox's
                 "type": "tmpfs",
