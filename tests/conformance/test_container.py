@@ -13,18 +13,20 @@ import pytest
 
 pytest.register_assert_rewrite("sandlot.testing")
 
-from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402 - rewritten first
+from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
 from sandlot.drivers.oci.probing import make_tiny_root  # noqa: E402
 from sandlot.host import disks  # noqa: E402
 from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
 from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges  # noqa: E402
 from sandlot.host.launch import Started, read_started  # noqa: E402
 from sandlot.images.store import ImageStore, cache_from  # noqa: E402
+from sandlot.link.types import Output  # noqa: E402
 from sandlot.model.errors import HostError  # noqa: E402
 from sandlot.model.ids import new_node_id  # noqa: E402
 from sandlot.model.ports import Change, ExitReason, Instance  # noqa: E402
-from sandlot.model.specs import User  # noqa: E402
-from sandlot.testing.bench import Bench, meet  # noqa: E402
+from sandlot.model.specs import ProcessSpec, User  # noqa: E402
+from sandlot.testing.bench import SMALL, Bench, meet  # noqa: E402
 from sandlot.testing.traces import traces  # noqa: E402
 
 KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -177,6 +179,27 @@ async def test_limits_that_cannot_be_written_down_are_not_changed(bench: Bench) 
         in_the_way.rmdir()
         await subject.instance.configure(Change(pids=100))
         assert limit.read_text() != before
+
+
+async def test_a_change_that_cannot_be_finished_after_a_restart_leaves_what_holds(bench: Bench) -> None:
+    driver = bench.start()
+    limits = dataclasses.replace(SMALL, pids=128)
+    instance = await bench.boot(driver, limits)
+    place = Folder(sandboxes_folder(bench.data_dir) / instance.ref).record
+    record = records.read(place)
+    assert record is not None
+    async with meet(instance, limits) as subject:
+        many = "import threading, time\nfor _ in range(100): threading.Thread(target=time.sleep, args=(600,)).start()\nprint('up', flush=True)"
+        call = await subject.link.start(ProcessSpec(argv=("python3", "-c", many), cwd="/", timeout_s=None))
+        async for item in call:
+            if isinstance(item, Output):
+                break
+        # Fewer than are there: a service that asked for it was killed before the kernel refused.
+        records.write(place, dataclasses.replace(record, limits=dataclasses.replace(record.limits, pids=16)))
+        adopted = await bench.start().adopt(instance.ref)
+        assert records.read(place) == record
+    await adopted.destroy()
+    assert traces(bench.data_dir, bench.node) == ()
 
 
 async def test_a_root_without_a_guest_says_what_the_runtime_said(bench: Bench, tmp_path: Path) -> None:

@@ -142,6 +142,19 @@ class Cgroup:
                 hint="`sandlot doctor` says what is missing.",
             ) from error
 
+    def limits(self) -> GroupLimits:
+        """What it is limited to now.
+
+        Raises:
+            FileNotFoundError: It is gone.
+            ValueError: It is not limited at all.
+        """
+        if self._layout.version == 1:
+            quota, period = (self._read("cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        else:
+            quota, period = self._read("cpu", "cpu.max").split()
+        return GroupLimits(memory_bytes=self._memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
+
     def pids(self) -> set[int]:
         """The processes in it now, over all hierarchies: a process that was stopped half-way may be in some only."""
         found: set[int] = set()
@@ -275,7 +288,8 @@ class Cgroup:
             raise
         if before == setting.value:
             return
-        done.append(replace(setting, value=before))
+        # A service that was killed may have left a squeeze: that is nothing to go back to.
+        done.append(replace(setting, value="max" if setting.file == SQUEEZE else before))
         self._write(setting.controller, setting.file, setting.value)
         if setting.file == SQUEEZE and setting.value != "max" and int(self._read("memory", "memory.current")) > int(setting.value):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), setting.file)

@@ -130,14 +130,14 @@ def resettings(version: int, limits: GroupLimits, *, raised: bool) -> tuple[Sett
     """
     memory = _memory(version, limits.memory_bytes)
     others = _others(version, limits)
-    if raised:
-        return (*others, *reversed(memory))
     if version == 1:
-        return (*memory, *others)
+        return (*others, *reversed(memory)) if raised else (*memory, *others)
     # Version 2 kills for a lower memory.max what it cannot reclaim. memory.high reclaims and kills nobody (cgroup-v2.rst), so
     # it tells whether there is room; and it holds until memory.max does.
     high = Setting("memory", SQUEEZE, str(limits.memory_bytes))
-    return (high, *memory, replace(high, value="max"), *others)
+    none = replace(high, value="max")
+    # Also where it is not needed: a service that was killed meanwhile has left it.
+    return (*others, *reversed(memory), none) if raised else (high, *memory, none, *others)
 
 
 def _memory(version: int, memory_bytes: int) -> tuple[Setting, ...]:

@@ -51,6 +51,10 @@ class Network(StrEnum):
     NONE = "none"
 
 
+PIDS_LEAST, PIDS_MOST = 16, 32768
+"""Of :attr:`Limits.pids`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one sandbox may use.
@@ -72,7 +76,7 @@ class Limits:
         _bounded("cpus", self.cpus, 0.05, 64)
         _bounded("memory_bytes", self.memory_bytes, 64 * MIB, 1024 * GIB)
         _bounded("disk_bytes", self.disk_bytes, 16 * MIB, 16 * 1024 * GIB)
-        _bounded("pids", self.pids, 16, 32768)
+        _bounded("pids", self.pids, PIDS_LEAST, PIDS_MOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 import select
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +20,13 @@ from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.record import Record
 from sandlot.drivers.oci.runtime import Runtime
 from sandlot.host.fifos import PipeStream
+from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
+from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
 _KEEPER_PATIENCE_S = 2.0
@@ -100,9 +104,15 @@ class OciInstance:
                 ) from error
 
     async def settle(self) -> None:
-        """Finish a change that a service began which was killed: what is recorded was meant to be."""
-        with contextlib.suppress(SandlotError, OSError):  # where it cannot be, what was before holds
+        """Finish a change that a service began which was killed: what is recorded was meant to be.
+
+        Where it cannot be, what holds is recorded, so that it can be asked for again.
+        """
+        try:
             await run_blocking(self._holding.cgroup.change, self._runtime.group_limits(self._record.limits))
+        except (SandlotError, OSError):
+            with contextlib.suppress(SandlotError, OSError, ValueError):  # it has ended meanwhile, or the host's disk is full
+                await run_blocking(self._record_what_holds)
 
     async def pause(self) -> None:
         """Freeze every process of it, the runtime's included; returns once all have stopped.
@@ -227,6 +237,11 @@ class OciInstance:
             raise
         self._record = record
 
+    def _record_what_holds(self) -> None:
+        holds = limits_of(self._holding.cgroup.limits(), self._record.limits, self._runtime.group_limits)
+        self._record = replace(self._record, limits=holds)
+        self._holding.intend(self._record)
+
     async def _check_live(self) -> None:
         if self._end.done() or self._holding.is_doomed():
             raise await self._ended_error()
@@ -236,6 +251,22 @@ class OciInstance:
         return SandboxEndedError(
             f"The sandbox has ended ({end.reason}).", code=ErrorCode.SANDBOX_ENDED, fields={"reason": end.reason.value, "detail": end.detail}
         )
+
+
+def limits_of(group: GroupLimits, known: Limits, group_limits: Callable[[Limits], GroupLimits]) -> Limits:
+    """A sandbox's limits by those of its group. Pure.
+
+    Args:
+        group: What its group is limited to.
+        known: Limits of it, for what the group does not limit.
+        group_limits: What a group is limited to for a sandbox's limits.
+
+    Raises:
+        InvalidRequestError: No sandbox has such a group.
+    """
+    # More of the sandbox's are more of the group's, whatever the runtime adds.
+    pids = bisect_left(range(PIDS_MOST), group.pids, lo=PIDS_LEAST, key=lambda count: group_limits(replace(known, pids=count)).pids)
+    return replace(known, memory_bytes=group.memory_bytes, cpus=group.cpus, pids=pids)
 
 
 def _has_ended(identity: Identity) -> bool:
