@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from sandlot.host.hierarchies import SQUEEZE, GroupLimits, Layout, Setting, read_layout, read_pairs, resettings, settings
+from sandlot.host.hierarchies import GIVEN_TO_CHILDREN, SQUEEZE, GroupLimits, Layout, Setting, read_layout, read_pairs, resettings, settings
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -349,4 +349,4 @@ def _in_use(limit: str, used: int, wanted: int, what: str) -> ConflictError:
 def _delegate(folder: Path) -> None:
     # cgroup-v2.rst: a controller is there for children only once the parent enabled it for them.
     for level in (folder.parent, folder):
-        (level / "cgroup.subtree_control").write_text("+memory +cpu +pids", encoding="ascii")
+        (level / "cgroup.subtree_control").write_text(GIVEN_TO_CHILDREN, encoding="ascii")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from sandlot.model.errors import ErrorCode, HostError
 
@@ -22,6 +22,10 @@ NEEDED = ("memory", "cpu", "pids", "freezer")
 
 CPU_PERIOD_US = 100_000
 """The kernel's default."""
+GROUPS = PurePosixPath("/sandlot")
+"""Below every hierarchy: where all groups of all services are. For sandboxes the node comes next."""
+GIVEN_TO_CHILDREN = "+memory +cpu +pids"
+"""Of version 2: what a group's ``cgroup.subtree_control`` is told, so that its children have those controllers (cgroup-v2.rst)."""
 SQUEEZE = "memory.high"
 """Of version 2: beyond it memory is reclaimed, and nobody killed."""
 _LEAST_QUOTA_US = 1000

@@ -26,10 +26,9 @@ from pathlib import Path, PurePosixPath
 
 from sandlot.host.capacity import group_of
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.hierarchies import Hierarchy, Layout
+from sandlot.host.hierarchies import GIVEN_TO_CHILDREN, GROUPS, Hierarchy, Layout
 from sandlot.model.ids import NODE_ID, NodeId
 
-GROUPS = PurePosixPath("sandlot")
 PREFIX = "service-"
 OOM_SCORE = -500
 """Half-way to never (proc(5)): below everything ordinary (0), above what keeps the machine itself reachable (sshd: -1,000)."""
@@ -42,6 +41,7 @@ _CONTROLLERS = ("cpu", "memory", "pids")
 """Version 1: the service stays where it was in all other hierarchies; systemd's is how that knows it."""
 _SELF = Path("/proc/self")
 _RACED = 20
+_BELOW = GROUPS.relative_to("/")
 _BEFORE = "trusted.sandlot.before"
 """Of the service's own group: the one that it came from (xattr(7)). With the group, so that whoever is let go of is found its way by
 the group alone."""
@@ -83,7 +83,7 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
         node: The service's.
         cgroup: The text of ``/proc/self/cgroup``.
     """
-    group = GROUPS / f"{PREFIX}{node}"
+    group = _BELOW / f"{PREFIX}{node}"
     mounts: dict[Path, Move] = {}
     for controller in _CONTROLLERS:
         hierarchy = _hierarchy(layout, controller)
@@ -128,9 +128,9 @@ def protected(layout: Layout | None, node: NodeId) -> Iterator[tuple[str, ...]]:
     finally:
         for move in planned:
             _leave(move)
-            for other in sorted((move.mount / GROUPS).glob(f"{PREFIX}*")):
+            for other in sorted((move.mount / _BELOW).glob(f"{PREFIX}*")):
                 _remove(other)
-            _remove(move.mount / GROUPS)
+            _remove(move.mount / _BELOW)
         if score is not None:
             _set_score(_SELF, score)
 
@@ -150,7 +150,7 @@ def let_go(pid: int) -> None:
             own = PurePosixPath(group)
             if _is_own(own):
                 for mount in _mounts_of(controllers):
-                    _move_back(pid, mount, _came_from(mount / GROUPS / own.name))
+                    _move_back(pid, mount, _came_from(mount / _BELOW / own.name))
 
 
 def read_score(process: Path) -> int | None:
@@ -163,7 +163,7 @@ def read_score(process: Path) -> int | None:
 
 def _is_own(group: PurePosixPath) -> bool:
     """Whether a group is a service's own. By its last two parts: a container may see the host's above it."""
-    return group.parent.name == GROUPS.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
+    return group.parent.name == _BELOW.name and group.name.startswith(PREFIX) and NODE_ID.fullmatch(group.name.removeprefix(PREFIX)) is not None
 
 
 def _came_from(own: Path) -> Path:
@@ -192,11 +192,11 @@ def _enter(move: Move, version: int) -> None:
     # Another service's end takes away groups that are empty for a moment.
     for attempt in range(_RACED):
         try:
-            parent = move.mount / GROUPS
+            parent = move.mount / _BELOW
             parent.mkdir(exist_ok=True)
             if version == 2:  # noqa: PLR2004 - the version
                 for level in (move.mount, parent):
-                    (level / "cgroup.subtree_control").write_text("+memory +cpu +pids", encoding="ascii")
+                    (level / "cgroup.subtree_control").write_text(GIVEN_TO_CHILDREN, encoding="ascii")
             move.folder.mkdir(exist_ok=True)
             setting = weight(version)
             if (move.folder / setting.file).exists():

@@ -7,8 +7,7 @@ prepare    record, folder, control group, pipes, disk image; meanwhile the stage
            group and makes its mounts. It ends by itself when the service dies before ``boot``.
 boot       record, OCI bundle; the stage starts the runtime, becomes the keeper and writes ``live``.
 adopt      ``live`` names processes that are the same ones still, in the group of that name.
-sweep      names of folders, groups, loop devices' files and owners of id ranges, less those to keep: each is given back like
-           any other.
+sweep      names of folders, groups, loop devices' files and owners of ids, less those to keep: each is given back as any.
 =========  ==========================================================================================================
 """
 
@@ -264,8 +263,8 @@ class OciDriver:
 
     def _others(self, refs: Collection[str]) -> set[str]:
         """Those that say of themselves that another driver made them; it will sweep them, or holds them."""
-        found = {ref: records.read(Folder(self._sandboxes / ref).record) for ref in refs}
-        return {ref for ref, record in found.items() if record is not None and record.driver != self.name and record.driver in driver_names()}
+        others = set(driver_names()) - {self.name}
+        return {ref for ref in refs if (record := records.read(Folder(self._sandboxes / ref).record)) is not None and record.driver in others}
 
     def _refs_on_host(self) -> set[str]:
         node = self._settings.node

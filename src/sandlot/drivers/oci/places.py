@@ -15,11 +15,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sandlot.host.hierarchies import GROUPS
 from sandlot.model.ids import NODE_CHARS, IdSource, NodeId, new_sandbox_id
 
 REF = re.compile(r"[a-z2-7]{4}-[a-z2-7]{16}")
-GROUPS = PurePosixPath("/sandlot")
-"""Below every hierarchy; next comes the node."""
 
 VIEW_CGROUPS = "/sys/fs/cgroup"
 VIEW_GROUP = PurePosixPath("/sandbox")

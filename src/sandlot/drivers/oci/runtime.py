@@ -22,6 +22,11 @@ from sandlot.host.launch import Operation, Started
 from sandlot.model.ports import Ability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
+OCI_VERSION = "1.0.2"
+"""Of the runtime specification, config.md."""
+GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH of the first process inside."""
+
 OOM_SCORE = 900
 """Sandboxes go before the host's own services (0) when the host runs out of memory; the most is 1,000."""
 

@@ -9,18 +9,17 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from sandlot.host.cgroups import MOUNTINFO, Cgroup, detect_layout, group_names
 from sandlot.host.checks import calls
 from sandlot.host.checks.finding import Finding, Part
-from sandlot.host.hierarchies import GroupLimits, Layout, missing
+from sandlot.host.hierarchies import GROUPS, GroupLimits, Layout, missing
 from sandlot.model.errors import HostError
 
 GROUP = "control groups"
 PROC_SWAPS = Path("/proc/swaps")
-_PARENT = PurePosixPath("/sandlot")
 _PREFIX = "doctor-"
 _TRY_LIMITS = GroupLimits(memory_bytes=64 * 1024**2, cpus=1.0, pids=64)
 _PATIENCE_S = 5.0
@@ -103,7 +102,7 @@ def _unknown(why: str) -> list[dict[str, Any]]:
 
 def _try(layout: Layout) -> Sequence[Finding]:
     _sweep(layout)
-    group = Cgroup(layout, _PARENT / f"{_PREFIX}{os.getpid()}")
+    group = Cgroup(layout, GROUPS / f"{_PREFIX}{os.getpid()}")
     pid = 0
     try:
         group.create(_TRY_LIMITS)
@@ -187,10 +186,10 @@ def _remove(group: Cgroup) -> None:
 
 def _sweep(layout: Layout) -> None:
     """Remove what a doctor left that was killed; its process died with it, if need be once it was thawed."""
-    for name in group_names(layout, _PARENT):
+    for name in group_names(layout, GROUPS):
         pid = name.removeprefix(_PREFIX)
         if name.startswith(_PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            group = Cgroup(layout, _PARENT / name)
+            group = Cgroup(layout, GROUPS / name)
             group.thaw()
             with contextlib.suppress(OSError):
                 group.remove()

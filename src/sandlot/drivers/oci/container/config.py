@@ -17,12 +17,10 @@ from typing import Any
 
 from sandlot.drivers.oci.container.seccomp import seccomp_filter
 from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_IDS, VIEW_ROOT
-from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE
+from sandlot.drivers.oci.runtime import CORE_BYTES, GUEST_PATH, OCI_VERSION, OOM_SCORE
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
 
-OCI_VERSION = "1.0.2"
-GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CAPABILITIES = (
     # What root in a container usually has: own files, other users, low ports.
     "CAP_CHOWN",

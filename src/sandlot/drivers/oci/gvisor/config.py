@@ -9,12 +9,11 @@ from typing import Any
 
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE
 from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
+from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import SandboxSpec, Shape
 
-OCI_VERSION = "1.0.2"
-GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OPEN_FILES_SOFT = 65536
 OPEN_FILES_HARD = 1_048_576
 """Linux's own ceiling (fs.nr_open). Inside, every limit is the sandbox kernel's bookkeeping, paid from its memory limit."""
