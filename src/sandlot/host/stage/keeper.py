@@ -146,11 +146,13 @@ def spawn(order: dict[str, object], log: Log) -> int:
             os.close(handle)
 
 
-def wait_for(pid: int, log: Log) -> int:
-    """Drain the log until a child ends; its exit code, negative for a signal."""
+def wait_for(pid: int, log: Log, others: tuple[int, ...] = ()) -> int:
+    """Drain the log until a child ends, and wait for others that end before; its exit code, negative for a signal."""
     handle = os.pidfd_open(pid)
+    handles = {os.pidfd_open(other): other for other in others}
     poller = select.poll()
-    poller.register(handle, select.POLLIN)
+    for each in (handle, *handles):
+        poller.register(each, select.POLLIN)
     poller.register(log.pipe, select.POLLIN)
     try:
         while True:
@@ -159,20 +161,25 @@ def wait_for(pid: int, log: Log) -> int:
                 poller.unregister(log.pipe)
             if handle in ready:
                 return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            for ended in handles.keys() & set(ready):
+                os.waitpid(handles.pop(ended), 0)
+                poller.unregister(ended)
+                os.close(ended)
     finally:
-        os.close(handle)
+        for each in (handle, *handles):
+            os.close(each)
 
 
-def reap(besides: int) -> None:
-    """Wait for children that have ended already: what the runtime left of itself would count as a process until the end."""
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if found is None or found.si_pid == besides:
-            return
-        os.waitpid(found.si_pid, 0)
+def children() -> tuple[int, ...]:
+    """All children of this process, those that nobody has waited for included; none where the kernel does not tell (proc(5))."""
+    try:
+        listing = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        return tuple(int(pid) for pid in os.read(listing, 4096).split())
+    finally:
+        os.close(listing)
 
 
 def start(order: dict[str, object]) -> None:
@@ -188,7 +195,6 @@ def start(order: dict[str, object]) -> None:
     with_pid = os.open(str(order["pid_file"]), os.O_RDONLY | os.O_CLOEXEC)
     sandbox = int(os.read(with_pid, 32))
     os.close(with_pid)
-    reap(besides=sandbox)
     oom_score(str(CALM_OOM_SCORE))
     # The sandbox is a child of ours that nobody has waited for: its pid cannot have been given away.
     live = f"{sandbox} {start_ticks(sandbox)} {os.getpid()} {start_ticks(os.getpid())}"
@@ -197,7 +203,8 @@ def start(order: dict[str, object]) -> None:
     nowhere = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1):
         os.dup2(nowhere, number)
-    code = wait_for(sandbox, log)
+    # What the runtime left of itself ends in a moment, and would count as a process until somebody waits for it; gVisor's gofer stays.
+    code = wait_for(sandbox, log, tuple(pid for pid in children() if pid != sandbox))
     publish(f"{folder}/exit", str(code))
     try:
         while True:
