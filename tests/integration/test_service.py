@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,7 +236,8 @@ def test_what_was_used_is_given_back(service: LocalService) -> None:
     rounds(4)  # threads, modules and pools that stay are there after the first round
     before, threads = descriptors(service.pid), threads_of(service.pid)
     rounds(8)
-    settle(lambda: descriptors(service.pid), before)
+    # No more than then: a connection of the first round may still have been closing.
+    settle(lambda: descriptors(service.pid) - before, Counter[str]())
     assert threads_of(service.pid) <= threads + 2
 
 

@@ -146,7 +146,7 @@ def test_output_and_results_without_end_are_cut_not_kept(service: LocalService, 
         "on('kernel.execute', show)\n"
     )
     held = []
-    for _ in range(2):
+    for _ in range(4):
         with service.create("impostor", envs={"MISDEED": shows}) as liar:
             showing = later(lambda: liar.run_code("1", timeout=120))
             while not showing.done():
@@ -155,8 +155,9 @@ def test_output_and_results_without_end_are_cut_not_kept(service: LocalService, 
             assert isinstance(shown, Execution)
             assert len(shown.results) <= 1000
         held.append(memory_bytes(service.pid))
-    # One answer has up to 32 MiB of results, written as JSON once; it goes with the answer, and the next one takes its place.
-    assert held[1] - held[0] < KEPT_BYTES
+    # One answer has up to 32 MiB of results, written as JSON once; it goes with the answer, and the next one takes its place. How
+    # the allocator places them differs by more than one; were they kept, it would be three.
+    assert held[-1] - held[0] < 80 << 20
 
 
 def test_a_guest_that_never_greets_is_given_up(unborn: Mapping[str, Future[object]]) -> None:

@@ -72,7 +72,7 @@ while time.monotonic() < ends:
             if fd is not None:
                 again = attempt(os.open, f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK).get("got")
                 if again is not None and stat.S_ISREG(os.fstat(again).st_mode):
-                    told["opened"].append(os.readlink(f"/proc/{pid}/{name}"))
+                    told["opened"].append(attempt(os.readlink, f"/proc/{pid}/{name}").get("got", "one that has ended"))
                     attempt(os.write, again, b"#!/bin/evil\n")
                 attempt(os.close, again or -1)
                 os.close(fd)
