@@ -5,6 +5,8 @@ Needs root, mmdebstrap and a Debian mirror.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -217,9 +219,20 @@ def shop(cache: Path, tmp_path: Path) -> Path:
 
 
 def gone(folder: Path) -> None:
-    """Wait until no process is left in a folder: those of a killed builder are on their way."""
-    while processes_in(folder):
+    """Wait until no process is left in a folder: those of a killed builder are on their way, and hold its lock until the last moment."""
+    while processes_in(folder) or any(is_locked(each) for each in folder.iterdir()):
         time.sleep(0.02)
+
+
+def is_locked(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def test_two_builders_of_one_image_make_it_once(shop: Path) -> None:
