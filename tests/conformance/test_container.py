@@ -14,12 +14,10 @@ import pytest
 pytest.register_assert_rewrite("sandlot.testing")
 
 from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten first
-from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
+from sandlot.drivers.oci.places import Folder, sandboxes_folder  # noqa: E402
 from sandlot.drivers.oci.probing import make_tiny_root  # noqa: E402
 from sandlot.host import disks  # noqa: E402
-from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
 from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges  # noqa: E402
-from sandlot.host.launch import Started, read_started  # noqa: E402
 from sandlot.images.store import ImageStore, cache_from  # noqa: E402
 from sandlot.link.types import Output  # noqa: E402
 from sandlot.model.errors import HostError  # noqa: E402
@@ -28,6 +26,7 @@ from sandlot.model.ports import Change, ExitReason, Instance  # noqa: E402
 from sandlot.model.specs import ProcessSpec, User  # noqa: E402
 from sandlot.testing.bench import SMALL, Bench, meet  # noqa: E402
 from sandlot.testing.traces import traces  # noqa: E402
+from tests.support.onhost import group, processes, status  # noqa: E402
 from tests.support.until import until  # noqa: E402
 
 KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -38,18 +37,6 @@ ALLOWED_CAPABILITIES = 0x800C05FB
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench("container", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
-
-
-def group(bench: Bench, instance: Instance) -> Cgroup:
-    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
-
-
-def processes(bench: Bench, instance: Instance) -> Started:
-    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
-
-
-def status(pid: int) -> dict[str, str]:
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())}
 
 
 def ids(bench: Bench, instance: Instance) -> range:

@@ -17,18 +17,17 @@ from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten firs
 from sandlot.drivers.oci.driver import OciDriver  # noqa: E402
 from sandlot.drivers.oci.gvisor.plan import group_limits  # noqa: E402
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
-from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder  # noqa: E402
+from sandlot.drivers.oci.places import Folder, sandboxes_folder  # noqa: E402
 from sandlot.drivers.registry import DriverSettings  # noqa: E402
 from sandlot.host import disks  # noqa: E402
-from sandlot.host.cgroups import Cgroup, detect_layout  # noqa: E402
-from sandlot.host.launch import Started, read_started  # noqa: E402
 from sandlot.images.store import ImageStore, cache_from  # noqa: E402
 from sandlot.model.errors import HostError, SandboxEndedError  # noqa: E402
 from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import ExitReason, Instance  # noqa: E402
+from sandlot.model.ports import ExitReason  # noqa: E402
 from sandlot.model.specs import User  # noqa: E402
 from sandlot.testing.bench import Bench, meet  # noqa: E402
 from sandlot.testing.traces import traces  # noqa: E402
+from tests.support.onhost import group, processes, status  # noqa: E402
 
 NOBODY = 65534
 _HOG = "number = 0\nwhile True:\n    open(f'/dev/hog-{number}', 'wb').write(bytes(1 << 20))\n    number += 1"
@@ -44,18 +43,6 @@ for at in range(0, 256 << 20, 4096):
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
-
-
-def group(bench: Bench, instance: Instance) -> Cgroup:
-    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
-
-
-def processes(bench: Bench, instance: Instance) -> Started:
-    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
-
-
-def status(pid: int) -> dict[str, str]:
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())}
 
 
 def cores(pid: int) -> list[str]:

@@ -1,0 +1,24 @@
+"""A driver's sandbox as the host sees it: its control group, its processes, and what the kernel says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandlot.drivers.oci.places import Folder, node_group, sandboxes_folder
+from sandlot.host.cgroups import Cgroup, detect_layout
+from sandlot.host.launch import Started, read_started
+from sandlot.model.ports import Instance
+from sandlot.testing.bench import Bench
+
+
+def group(bench: Bench, instance: Instance) -> Cgroup:
+    return Cgroup(detect_layout(), node_group(bench.node) / instance.ref)
+
+
+def processes(bench: Bench, instance: Instance) -> Started:
+    return read_started(Folder(sandboxes_folder(bench.data_dir) / instance.ref).live.read_text())
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of a process's ``/proc/PID/status`` (proc(5))."""
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())}
