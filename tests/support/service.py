@@ -14,12 +14,13 @@ from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.server.web import listen
+from sandlot.web import listen
 from tests.support.bare import BareDriver
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
@@ -45,7 +46,7 @@ class Bench:
         return self.service.sandboxes
 
     async def sandbox(self) -> Sandbox:
-        return await self.service.sandboxes.create(BASE)
+        return await self.service.sandboxes.create(BASE, OPERATOR)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import structlog
 
 from sandlot.core.node.budget import Budget
 from sandlot.link.client import Link, ProcessCall
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, Instance
@@ -40,6 +41,7 @@ class Sandbox:
 
     Args:
         spec: What was asked for.
+        owner: Whose it is.
         name: A word for people.
         created_at: When, UTC.
         budget: Its part of the memory that the service holds for clients.
@@ -60,6 +62,7 @@ class Sandbox:
         "link",
         "metadata",
         "name",
+        "owner",
         "ready",
         "spec",
         "state",
@@ -68,8 +71,9 @@ class Sandbox:
         "wanted_exit",
     )
 
-    def __init__(self, spec: SandboxSpec, *, name: str | None, created_at: datetime, budget: Budget) -> None:
+    def __init__(self, spec: SandboxSpec, *, owner: OwnerId, name: str | None, created_at: datetime, budget: Budget) -> None:
         self.spec = spec
+        self.owner = owner
         self.budget = budget
         self.name = name
         self.metadata: Mapping[str, str] = spec.metadata

@@ -26,6 +26,7 @@ from sandlot.core.node.capacity import Figures
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Base, Clock, Greet, Template, Templates
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Ability, Capabilities, Change, Driver, Exit, ExitReason, Reading
@@ -132,8 +133,12 @@ class Sandboxes:
         """Seconds since the last sandbox was removed; 0 while there is one."""
         return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
 
-    async def create(self, asked: NewSandbox) -> Sandbox:
+    async def create(self, asked: NewSandbox, who: Principal) -> Sandbox:
         """Create a sandbox and wait until it runs.
+
+        Args:
+            asked: It, as it was asked for.
+            who: Whose it will be.
 
         Raises:
             InvalidRequestError: The request makes no sense, or can never fit on this node.
@@ -165,7 +170,7 @@ class Sandboxes:
             network=network,
             isolation=isolation,
         )
-        box = Sandbox(spec, name=asked.name, created_at=self._clock.now(), budget=self._budget.part())
+        box = Sandbox(spec, owner=who.owner, name=asked.name, created_at=self._clock.now(), budget=self._budget.part())
         self._ledger.promise(box.id, takes, reading)
         means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
         task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
@@ -183,18 +188,16 @@ class Sandboxes:
         _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
         return box
 
-    def find(self, id_: str) -> Sandbox:
-        """A sandbox by its id, ended ones that are remembered included.
+    def find(self, id_: str, who: Principal) -> Sandbox:
+        """A sandbox by its id, ended ones that are remembered included; somebody else's is not found.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        known = self._lives.get(SandboxId(id_))
-        if known is not None:
-            return known[0]
-        past = self._past.get(SandboxId(id_))
-        if past is not None:
-            return past
+        live_one = self._lives.get(SandboxId(id_))
+        box = live_one[0] if live_one is not None else self._past.get(SandboxId(id_))
+        if box is not None and who.sees(box.owner):
+            return box
         raise NotFoundError(
             f"There is no sandbox {id_[:64]!r}.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
@@ -202,34 +205,36 @@ class Sandboxes:
             fields={"sandbox": id_[:64]},
         )
 
-    def all(self, *, ended: bool = False) -> list[Sandbox]:
-        """The sandboxes that there are, oldest first.
+    def all(self, who: Principal, *, ended: bool = False) -> list[Sandbox]:
+        """The sandboxes that there are for somebody, oldest first.
 
         Args:
+            who: For whom.
             ended: Also those that have ended and are remembered.
         """
         boxes = [box for box, _ in self._lives.values() if ended or not box.ended.is_set()]
         if ended:
             boxes += self._past.values()
-        return sorted(boxes, key=lambda box: (box.created_at, box.id))
+        return sorted((box for box in boxes if who.sees(box.owner)), key=lambda box: (box.created_at, box.id))
 
-    async def kill(self, id_: str) -> None:
+    async def kill(self, id_: str, who: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        box = self.find(id_)
+        box = self.find(id_, who)
         box.end(Exit(ExitReason.KILLED, "it was killed by request"))
         await box.ended.wait()
 
     async def update(
-        self, id_: str, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None, limits: Change | None = None
+        self, id_: str, who: Principal, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None, limits: Change | None = None
     ) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
 
         Args:
             id_: Which.
+            who: Who asks.
             timeout_s: It ends that many seconds from now; None leaves its deadline.
             metadata: Replaces what there is; None leaves it.
             limits: What it may use from now on; None leaves that.
@@ -242,7 +247,7 @@ class Sandboxes:
             UnavailableError: ``busy``: the node has not so much to give now.
             SandboxEndedError: It has ended.
         """
-        box = self.find(id_)
+        box = self.find(id_, who)
         box.require_link()
         if metadata is not None:
             admission.check_metadata(metadata)
@@ -264,14 +269,14 @@ class Sandboxes:
             box.metadata = dict(metadata)
         return box
 
-    async def usage(self, id_: str) -> Used:
+    async def usage(self, id_: str, who: Principal) -> Used:
         """What a sandbox has used so far, and of how much.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
             SandboxEndedError: It has ended.
         """
-        return await used(self.find(id_))
+        return await used(self.find(id_, who))
 
     async def figures(self) -> Figures:
         """What this node may promise, and what it has promised."""

@@ -8,8 +8,8 @@ from fastapi import FastAPI
 
 from sandlot import __version__
 from sandlot.server.native import code, files, processes, sandboxes, service
-from sandlot.server.web import errors
-from sandlot.server.web.frame import Frame
+from sandlot.web import errors
+from sandlot.web.frame import Frame
 
 if TYPE_CHECKING:
     from sandlot.server.compose import Service
@@ -34,6 +34,7 @@ def create_app(serving: Service) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
     app.state.service = serving
+    app.state.core = serving.core
     for room in _ROOMS:
         app.include_router(room.router)
     errors.install(app)

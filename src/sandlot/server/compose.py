@@ -14,6 +14,7 @@ from sandlot.core.admission import Rules
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.service import Core
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.host.capacity import Host, own_bounds
@@ -38,19 +39,30 @@ class Service:
 
     Args:
         settings: What the operator set.
-        node: This node's id.
-        sandboxes: All of them.
+        core: What answers requests.
         keys: Who may ask over TCP.
         stop: Set it, and the service ends.
-        budget: Of the memory that is held for clients.
     """
 
     settings: Settings
-    node: NodeId
-    sandboxes: Sandboxes
+    core: Core
     keys: KeyStore
     stop: asyncio.Event
-    budget: Budget
+
+    @property
+    def node(self) -> NodeId:
+        """This node's id."""
+        return self.core.node
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """All of them."""
+        return self.core.sandboxes
+
+    @property
+    def budget(self) -> Budget:
+        """Of the memory that is held for clients."""
+        return self.core.budget
 
 
 class ImageTemplates:
@@ -123,11 +135,12 @@ async def open_service(
     with state.locked(settings.data_dir):
         node = state.node(settings.data_dir)
         budget = Budget(settings.buffer_bytes)
+        time = clock or SystemClock()
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
             greet=Link.greet,
-            clock=clock or SystemClock(),
+            clock=time,
             new_id=lambda: new_sandbox_id(node),
             rules=Rules(
                 isolation_default=settings.isolation_default,
@@ -141,7 +154,8 @@ async def open_service(
         )
         await sandboxes.open()
         try:
-            yield Service(settings=settings, node=node, sandboxes=sandboxes, keys=KeyStore(settings.data_dir), stop=asyncio.Event(), budget=budget)
+            core = Core(node=node, sandboxes=sandboxes, clock=time, budget=budget)
+            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), stop=asyncio.Event())
         finally:
             images.stop()
             await sandboxes.aclose()

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError
 
 FILE = "keys.json"
@@ -125,13 +126,13 @@ class KeyStore:
             self._write(tuple(key for key in keys if key is not gone))
         return gone
 
-    def verify(self, secret: str) -> Key | None:
-        """The key that a secret belongs to, or None."""
+    def verify(self, secret: str) -> Principal | None:
+        """Whose key a secret is, or None."""
         digest = _digest(secret)
-        found: Key | None = None
+        found: Principal | None = None
         for key in self.list():
             if hmac.compare_digest(key.sha256, digest):
-                found = key
+                found = Principal(owner=OwnerId(key.id), name=key.name)
         return found
 
     def _read(self) -> tuple[Key, ...]:

@@ -32,7 +32,7 @@ from sandlot.server import logs
 from sandlot.server.app import create_app
 from sandlot.server.compose import Service, control_groups, open_service
 from sandlot.server.settings import Settings
-from sandlot.server.web import listen
+from sandlot.web import listen
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2

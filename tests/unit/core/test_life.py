@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core import code, processes
 from sandlot.core.life import state_after
+from sandlot.core.runs import code, processes
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
@@ -43,7 +44,7 @@ for fd in os.listdir("/proc/1/fd"):
 async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> None:
     assert is_in(box, State.RUNNING)
     assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     assert is_in(box, State.STOPPED)
     assert box.exit == Exit(ExitReason.KILLED, "it was killed by request")
     with pytest.raises(SandboxEndedError) as ended:
@@ -58,19 +59,19 @@ async def test_it_ends_when_its_time_is_over(at: Bench, box: Sandbox, clock: Man
     clock.advance(1)
     await box.ended.wait()
     assert box.exit == Exit(ExitReason.KILLED, "its timeout passed")
-    assert at.sandboxes.find(box.id) is box
+    assert at.sandboxes.find(box.id, OPERATOR) is box
 
 
 async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
-    await at.sandboxes.update(box.id, timeout_s=200)
+    await at.sandboxes.update(box.id, OPERATOR, timeout_s=200)
     assert box.expires_at is not None
     assert (box.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
     assert is_in(box, State.RUNNING)
-    await at.sandboxes.update(box.id, timeout_s=1)
+    await at.sandboxes.update(box.id, OPERATOR, timeout_s=1)
     clock.advance(1)
     await box.ended.wait()
     assert is_in(box, State.STOPPED)
@@ -152,10 +153,10 @@ async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
     release = at.driver.faults.hold(step)
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach(step)
-    (box,) = at.sandboxes.all()
+    (box,) = at.sandboxes.all(OPERATOR)
     with pytest.raises(ConflictError, match="being created"):
         box.require_link()
-    killing = asyncio.create_task(at.sandboxes.kill(box.id))
+    killing = asyncio.create_task(at.sandboxes.kill(box.id, OPERATOR))
     await asyncio.sleep(0)
     release.set()
     await killing
@@ -163,7 +164,7 @@ async def test_killed_while_it_is_created(at: Bench, step: str) -> None:
         await creating
     assert is_in(box, State.STOPPED)
     await _held(at, 0)
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
 
 
 @pytest.mark.parametrize("step", ["prepare", "boot", "connect"])
@@ -195,7 +196,7 @@ async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -
 
 async def test_kill_is_answered_before_the_clean_up_and_the_clean_up_is_accounted(at: Bench, box: Sandbox) -> None:
     release = at.driver.faults.hold("clean")
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     assert is_in(box, State.STOPPED)
     assert at.sandboxes.held == 1
     assert at.sandboxes.idle_s() == 0
@@ -205,7 +206,7 @@ async def test_kill_is_answered_before_the_clean_up_and_the_clean_up_is_accounte
 
 async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> None:
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     await _held(at, 0)
     assert at.driver.left() == []
 
@@ -243,8 +244,8 @@ async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keep
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     creating = asyncio.create_task(at.sandbox())
     await at.driver.faults.reach("boot")
-    (box,) = at.sandboxes.all()
-    killing = asyncio.create_task(at.sandboxes.kill(box.id))
+    (box,) = at.sandboxes.all(OPERATOR)
+    killing = asyncio.create_task(at.sandboxes.kill(box.id, OPERATOR))
     await asyncio.sleep(0)
     release.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -264,7 +265,7 @@ async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
 
     monkeypatch.setattr(at.driver.instances[0], "wait", unknown)
     async with asyncio.timeout(PATIENCE_S):
-        await at.sandboxes.kill(box.id)
+        await at.sandboxes.kill(box.id, OPERATOR)
     assert is_in(box, State.STOPPED)
     assert at.sandboxes.held == 1
     broken.set()
@@ -284,14 +285,14 @@ async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Ben
 
 
 async def test_any_number_may_kill_it(at: Bench, box: Sandbox) -> None:
-    await asyncio.gather(*(at.sandboxes.kill(box.id) for _ in range(10)))
-    await at.sandboxes.kill(box.id)
+    await asyncio.gather(*(at.sandboxes.kill(box.id, OPERATOR) for _ in range(10)))
+    await at.sandboxes.kill(box.id, OPERATOR)
     assert is_in(box, State.STOPPED)
 
 
 async def test_a_template_that_is_not_there(at: Bench) -> None:
     with pytest.raises(NotFoundError) as missing:
-        await at.sandboxes.create(replace(BASE, template="nope"))
+        await at.sandboxes.create(replace(BASE, template="nope"), OPERATOR)
     assert missing.value.code is ErrorCode.TEMPLATE_NOT_FOUND
     assert "base" in missing.value.hint
     assert at.sandboxes.held == 0

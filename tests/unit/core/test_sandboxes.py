@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core import sandboxes
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ErrorCode,
     ForbiddenError,
@@ -33,23 +34,23 @@ from tests.support.until import until
 async def test_a_sandbox_carries_what_was_asked_for(at: Bench, clock: ManualClock) -> None:
     asked = replace(BASE, name="mine", metadata={"a": "b"}, env={"E": "1"}, limits=Limits(cpus=0.5), timeout_s=60)
     clock.advance(5)
-    box = await at.sandboxes.create(asked)
+    box = await at.sandboxes.create(asked, OPERATOR)
     assert SANDBOX_ID.fullmatch(box.id)
     assert node_of(box.id) == at.service.node
     assert (box.name, dict(box.metadata), dict(box.spec.env), box.spec.limits.cpus) == ("mine", {"a": "b"}, {"E": "1"}, 0.5)
     assert (box.created_at - START).total_seconds() == 5
     assert box.expires_at is not None
     assert (box.expires_at - START).total_seconds() == 65
-    assert at.sandboxes.find(box.id) is box
+    assert at.sandboxes.find(box.id, OPERATOR) is box
 
 
 async def test_an_unknown_id(at: Bench) -> None:
     for id_ in ("sb-aaaa-aaaaaaaaaaaaaaaa", "", "../x"):
         with pytest.raises(NotFoundError) as missing:
-            at.sandboxes.find(id_)
+            at.sandboxes.find(id_, OPERATOR)
         assert missing.value.code is ErrorCode.SANDBOX_NOT_FOUND
         with pytest.raises(NotFoundError):
-            await at.sandboxes.kill(id_)
+            await at.sandboxes.kill(id_, OPERATOR)
 
 
 async def test_the_list_has_the_live_ones_oldest_first_and_the_ended_ones_if_asked(at: Bench, clock: ManualClock) -> None:
@@ -57,25 +58,25 @@ async def test_the_list_has_the_live_ones_oldest_first_and_the_ended_ones_if_ask
     for _ in range(3):
         boxes.append(await at.sandbox())
         clock.advance(1)
-    assert at.sandboxes.all() == boxes
-    await at.sandboxes.kill(boxes[1].id)
-    assert at.sandboxes.all() == [boxes[0], boxes[2]]
-    assert at.sandboxes.all(ended=True) == boxes
+    assert at.sandboxes.all(OPERATOR) == boxes
+    await at.sandboxes.kill(boxes[1].id, OPERATOR)
+    assert at.sandboxes.all(OPERATOR) == [boxes[0], boxes[2]]
+    assert at.sandboxes.all(OPERATOR, ended=True) == boxes
 
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandboxes, "REMEMBERED", 2)
     boxes = []
     for number in range(3):
-        box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}))
-        await at.sandboxes.kill(box.id)
+        box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)
+        await at.sandboxes.kill(box.id, OPERATOR)
         boxes.append(box)
     await until(lambda: at.sandboxes.held == 0)
     with pytest.raises(NotFoundError):
-        at.sandboxes.find(boxes[0].id)
+        at.sandboxes.find(boxes[0].id, OPERATOR)
     for box in boxes[1:]:
-        assert at.sandboxes.find(box.id).spec.env == {}
-        assert at.sandboxes.find(box.id).metadata
+        assert at.sandboxes.find(box.id, OPERATOR).spec.env == {}
+        assert at.sandboxes.find(box.id, OPERATOR).metadata
         assert (box.instance, box.link) == (None, None)
 
 
@@ -91,7 +92,7 @@ async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_pat
         release.set()
         await second
         removing = at.driver.faults.hold("clean")
-        await at.sandboxes.kill(first.id)
+        await at.sandboxes.kill(first.id, OPERATOR)
         with pytest.raises(UnavailableError):
             await at.sandbox()
         removing.set()
@@ -143,29 +144,29 @@ async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
 )
 async def test_what_cannot_be_is_refused_and_the_next_one_runs(at: Bench, change: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error):
-        await at.sandboxes.create(replace(BASE, **change))  # type: ignore[arg-type]
+        await at.sandboxes.create(replace(BASE, **change), OPERATOR)  # type: ignore[arg-type]
     assert at.sandboxes.held == 0
     assert (await at.sandbox()).state is State.RUNNING
 
 
 async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.update(box.id, metadata={"a": "1"}, timeout_s=100)
+    await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "1"}, timeout_s=100)
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
     with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, metadata={"a": "2"}, timeout_s=-1)
+        await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "2"}, timeout_s=-1)
     with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, metadata={"a": "\0"}, timeout_s=50)
+        await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "\0"}, timeout_s=50)
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
 
 
 async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox) -> None:
-    used = await at.sandboxes.usage(box.id)
+    used = await at.sandboxes.usage(box.id, OPERATOR)
     assert (used.usage.pids, used.limits) == (3, box.spec.limits)
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
-        await at.sandboxes.usage(box.id)
+        await at.sandboxes.usage(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
-        await at.sandboxes.update(box.id, timeout_s=5)
+        await at.sandboxes.update(box.id, OPERATOR, timeout_s=5)
 
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
@@ -174,7 +175,7 @@ async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: Manu
     box = await at.sandbox()
     clock.advance(7)
     assert at.sandboxes.idle_s() == 0
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     await until(lambda: at.sandboxes.held == 0)
     clock.advance(3)
     assert at.sandboxes.idle_s() == 3
@@ -230,11 +231,11 @@ async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None
             await at.sandbox()
         assert (full.value.code, full.value.retryable, full.value.fields["retry_after_s"]) == (ErrorCode.BUSY, True, 2)
         with pytest.raises(InvalidRequestError, match=r"the node has 2.5 GiB"):
-            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
         assert at.sandboxes.held == 2
-        await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)))
+        await at.sandboxes.create(replace(BASE, limits=replace(BASE.limits, memory_bytes=GIB // 2)), OPERATOR)
         at.driver.faults.raises["clean"] = [OSError("busy")]
-        await at.sandboxes.kill(boxes[0].id)
+        await at.sandboxes.kill(boxes[0].id, OPERATOR)
         # Dead, but not gone: it failed to be removed, and what it was promised is nobody else's yet.
         assert (await at.sandboxes.figures()).free.memory_bytes == 0
         await until(lambda: at.sandboxes.held == 2)
@@ -250,7 +251,7 @@ async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_
         with pytest.raises(UnavailableError):
             await at.sandbox()
         with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
-            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)))
+            await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
 
 
 async def test_a_promise_is_kept_while_a_sandbox_is_made_and_given_up_when_that_fails(at: Bench) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.drivers.registry import driver_names
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, UnavailableError
 from sandlot.model.ids import NodeId, node_of
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
@@ -75,7 +76,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     below = folder / "driver"
     below.mkdir()
     async with open_service(settings, drivers={"gvisor": BareDriver(below)}, read_host=lambda: BOUNDLESS) as service:
-        creating = asyncio.create_task(service.sandboxes.create(BASE))
+        creating = asyncio.create_task(service.sandboxes.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
     with pytest.raises(UnavailableError):
         await creating

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.core import code
-from sandlot.core.code import Execution
+from sandlot.core.runs import code
+from sandlot.core.runs.code import Execution
 from sandlot.link.types import CellError, Display
 from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.code import CellAnswer, CodeBody, DisplayAnswer, ErrorAnswer, ExecutedAnswer
-from sandlot.server.web import streams
+from sandlot.web import streams
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core import files
+from sandlot.core.content import files
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of
 from sandlot.server.native.schemas.files import (
@@ -22,7 +22,7 @@ from sandlot.server.native.schemas.files import (
     StatQuery,
     WriteQuery,
 )
-from sandlot.server.web.streams import Stream
+from sandlot.web.streams import Stream
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core import processes
-from sandlot.core.processes import Run
+from sandlot.core.runs import processes
+from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.processes import (
@@ -24,7 +24,7 @@ from sandlot.server.native.schemas.processes import (
     StartedAnswer,
     captured,
 )
-from sandlot.server.web import streams
+from sandlot.web import streams
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 

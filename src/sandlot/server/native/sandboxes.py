@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
-from sandlot.server.native.common import PROBLEM, also, reply, sandbox_of, service_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.sandboxes import CreateBody, SandboxAnswer, SandboxesAnswer, SandboxesQuery, UpdateBody, UsageAnswer
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
@@ -18,14 +18,14 @@ router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 @router.post("", status_code=201, responses=also(SandboxAnswer, "It runs.", 201))
 async def create(body: CreateBody, request: Request) -> Response:
     """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
-    box = await unless_gone(request, service_of(request).sandboxes.create(body.asked()))
+    box = await unless_gone(request, core_of(request).sandboxes.create(body.asked(), principal_of(request)))
     return reply(SandboxAnswer.of(box), 201)
 
 
 @router.get("", responses=also(SandboxesAnswer, "A page of them, oldest first."))
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
     """List sandboxes."""
-    boxes = service_of(request).sandboxes.all(ended=query.all)
+    boxes = core_of(request).sandboxes.all(principal_of(request), ended=query.all)
     if query.cursor is not None:
         after = _position(query.cursor)
         boxes = [box for box in boxes if _key(box) > after]
@@ -44,21 +44,21 @@ async def get(sandbox: str, request: Request) -> Response:
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
     """Change a sandbox's deadline, metadata or limits: all of what is asked, or nothing."""
     limits = None if body.limits is None else body.limits.change()
-    box = await service_of(request).sandboxes.update(sandbox, timeout_s=body.timeout, metadata=body.metadata, limits=limits)
+    box = await core_of(request).sandboxes.update(sandbox, principal_of(request), timeout_s=body.timeout, metadata=body.metadata, limits=limits)
     return reply(SandboxAnswer.of(box))
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
 async def kill(sandbox: str, request: Request) -> Response:
     """End a sandbox and remove it. Answered when its processes are dead; again and again the same."""
-    await service_of(request).sandboxes.kill(sandbox)
+    await core_of(request).sandboxes.kill(sandbox, principal_of(request))
     return Response(status_code=204)
 
 
 @router.get("/{sandbox}/usage", responses=also(UsageAnswer, "So far."))
 async def usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
-    return reply(UsageAnswer.of(await service_of(request).sandboxes.usage(sandbox)))
+    return reply(UsageAnswer.of(await core_of(request).sandboxes.usage(sandbox, principal_of(request))))
 
 
 def _key(box: Sandbox) -> tuple[str, str]:

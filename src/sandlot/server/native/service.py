@@ -21,8 +21,8 @@ from sandlot.server.native.schemas.service import (
     VerdictAnswer,
     VersionAnswer,
 )
-from sandlot.server.web.auth import OWNER
-from sandlot.server.web.frame import state
+from sandlot.web.auth import OWNER
+from sandlot.web.frame import state
 
 router = APIRouter(tags=["service"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.node.budget import PART, Budget
-from sandlot.core.outcomes import COPIES, Collected
+from sandlot.core.runs.outcomes import COPIES, Collected
 from sandlot.link.types import Lost, Output
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.model.errors import ErrorCode, UnavailableError

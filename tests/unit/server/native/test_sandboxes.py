@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from tests.support.http import post, problem, short
 from tests.support.service import Bench
@@ -66,7 +67,7 @@ async def test_listed_by_the_page(at: Bench, http: httpx.AsyncClient) -> None:
             break
         assert len(page["sandboxes"]) == 2
     assert seen == ids
-    await at.sandboxes.kill(ids[0])
+    await at.sandboxes.kill(ids[0], OPERATOR)
     await until(lambda: at.sandboxes.held == 4)
     assert [each["id"] for each in (await http.get("/v1/sandboxes")).json()["sandboxes"]] == ids[1:]
     assert [each["id"] for each in (await http.get("/v1/sandboxes?all=true")).json()["sandboxes"]] == ids

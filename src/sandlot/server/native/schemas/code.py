@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from sandlot.core import code
-from sandlot.core.code import Cell
+from sandlot.core.runs import code
+from sandlot.core.runs.code import Cell
 from sandlot.link.types import CellError, Display
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.server.native.schemas.base import Answer, Body, Text, Words

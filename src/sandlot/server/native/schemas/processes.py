@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from sandlot.core import outcomes
+from sandlot.core.runs import outcomes
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, ProcessSpec, User, shell_argv

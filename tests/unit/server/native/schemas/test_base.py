@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sandlot.server.native.schemas.base import MOST_ERRORS, Body, Query, Words
 from sandlot.server.native.schemas.processes import ProcessBody
 from sandlot.server.native.schemas.sandboxes import CreateBody, SandboxesQuery
-from sandlot.server.web.errors import MOST_FIELDS
+from sandlot.web.errors import MOST_FIELDS
 
 MANY = 50_000
 

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sandlot.core.outcomes import Collected, finite
-from sandlot.core.processes import STDERR, STDOUT
+from sandlot.core.runs.outcomes import Collected, finite
+from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import CellCall
 from sandlot.link.types import CellError, CellResult, Display, Lost, Output

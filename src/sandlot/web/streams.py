@@ -22,10 +22,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sandlot.core.processes import STDERR, STDOUT
+from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import SandlotError
-from sandlot.server.web import errors
+from sandlot.web import errors
 
 EVENTS = "text/event-stream"
 KEEP_ALIVE_S = 15.0

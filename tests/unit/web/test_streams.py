@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.processes import STDERR, STDOUT
+from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.link.types import Lost, Output
-from sandlot.server.web.streams import OutputEvents, TextSplitter, event
+from sandlot.web.streams import OutputEvents, TextSplitter, event
 
 PIECES = st.lists(
     st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode), st.sampled_from([b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.server.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, defect, validation
+from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, defect, validation
 
 
 @pytest.mark.parametrize("code", ErrorCode)

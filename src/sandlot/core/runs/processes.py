@@ -14,7 +14,7 @@ import signal as signals
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import suppress
 
-from sandlot.core.outcomes import Collected, Finished, Outcome, outcome_of
+from sandlot.core.runs.outcomes import Collected, Finished, Outcome, outcome_of
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core import outcomes, processes
-from sandlot.core.processes import STDERR, STDOUT, Run
+from sandlot.core.runs import outcomes, processes
+from sandlot.core.runs.processes import STDERR, STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core import files, processes
+from sandlot.core.content import files
+from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.specs import ProcessSpec, User

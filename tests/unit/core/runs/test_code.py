@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from sandlot.core import code
-from sandlot.core.code import Cell
+from sandlot.core.runs import code
+from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
 from sandlot.model.specs import MAX_CODE_BYTES
 from tests.support.service import Bench
@@ -84,7 +85,7 @@ async def test_a_kernel_that_dies_says_so_and_the_next_cell_has_a_new_one(box: S
 async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, box: Sandbox) -> None:
     cells = [asyncio.create_task(code.execute(box, Cell("import time; time.sleep(100)"))) for _ in range(3)]
     await asyncio.sleep(0.2)
-    await at.sandboxes.kill(box.id)
+    await at.sandboxes.kill(box.id, OPERATOR)
     for cell in cells:
         with pytest.raises(SandboxEndedError):
             await cell

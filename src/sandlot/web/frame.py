@@ -26,10 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandlot.core.node.budget import Budget
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
-from sandlot.server.keys import KeyStore
-from sandlot.server.web import errors
-from sandlot.server.web.auth import authenticate
-from sandlot.server.web.errors import BodyRefusedError
+from sandlot.web import errors
+from sandlot.web.auth import Verifier, authenticate
+from sandlot.web.errors import BodyRefusedError
 
 JSON_MAX_BYTES = 8 * MIB
 RAW_SUFFIXES = ("/files/content", "/stdin")
@@ -58,7 +57,7 @@ class Frame:
         budget: Of the memory that is held for clients.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: KeyStore, upload_max_bytes: int, budget: Budget) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget) -> None:
         self._app = app
         self._keys = keys
         self._upload_max_bytes = upload_max_bytes
@@ -72,7 +71,7 @@ class Frame:
         raw = scope["path"].endswith(RAW_SUFFIXES)
         exchange.limit(self._upload_max_bytes if raw else JSON_MAX_BYTES, raw=raw)
         try:
-            authenticate(scope, self._keys)
+            scope["state"]["principal"] = authenticate(scope, self._keys)
             exchange.check_announced()
             await self._app(scope, exchange.receive, exchange.send)
         except BodyRefusedError as error:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
-from sandlot.server.web.auth import OWNER
+from sandlot.web.auth import OWNER
 
 HEAD_MAX_BYTES = 64 * 1024
 HEAD_MAX_FIELDS = 128

@@ -16,7 +16,7 @@ import pytest
 from sandlot.model.errors import HostError, InvalidRequestError
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.server.web import listen
+from sandlot.web import listen
 from tests.support.service import Bench, bench, unix_client
 from tests.support.until import until
 

@@ -20,8 +20,8 @@ from sandlot.model.specs import MIB
 from sandlot.server.keys import KeyStore
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
-from sandlot.server.web import frame, listen, streams
-from sandlot.server.web.auth import OWNER
+from sandlot.web import frame, listen, streams
+from sandlot.web.auth import OWNER
 from tests.support.service import Bench, bench, client
 from tests.support.until import until
 

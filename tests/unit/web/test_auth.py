@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import AuthenticationError
 from sandlot.server.keys import KeyStore
-from sandlot.server.web.auth import OWNER, authenticate, presented
+from sandlot.web.auth import OWNER, authenticate, presented
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_where_a_key_is_looked_for(headers: list[tuple[bytes, bytes]], key: str 
 
 
 def test_the_owner_of_the_socket_needs_none(tmp_path: Path) -> None:
-    assert authenticate(scope(peer=OWNER), KeyStore(tmp_path)) is None
+    assert authenticate(scope(peer=OWNER), KeyStore(tmp_path)) == OPERATOR
 
 
 def test_health_needs_none(tmp_path: Path) -> None:
@@ -40,7 +41,9 @@ def test_health_needs_none(tmp_path: Path) -> None:
 def test_everybody_else_needs_one_that_is_known(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path)
     key, secret = keys.create("a")
-    assert authenticate(scope(key=secret), keys) == key
+    found = authenticate(scope(key=secret), keys)
+    assert found is not None
+    assert found.owner == key.id
     for wrong in (scope(), scope(key=""), scope(key="x"), scope(key=secret + "x"), scope(path="/healthz/", key=None), scope(peer="somebody")):
         with pytest.raises(AuthenticationError) as refused:
             authenticate(wrong, keys)

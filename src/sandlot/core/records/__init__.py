@@ -1,0 +1,1 @@
+"""What outlives a sandbox and the service: keys and quotas, the file store, the log of runs, events."""

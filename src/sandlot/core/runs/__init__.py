@@ -1,0 +1,1 @@
+"""What runs in a sandbox: processes and cells, followed or left alone, and what they gave."""

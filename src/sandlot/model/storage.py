@@ -1,0 +1,214 @@
+"""The port of what survives a restart: rows in a store, bytes in blobs. Filled by ``store/``; tried by ``testing/``.
+
+Laws:
+- A method that returned has committed: no kill of the process and no loss of power takes it back.
+- A record and the event that tells of it are committed together, or neither is.
+- Lists are pages: at most ``limit`` rows, in the order that is said, after (not at) the position that is given.
+- Nobody calls a store between a request for a run and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from sandlot.model.access import OwnerId
+from sandlot.model.ids import NodeId, SandboxId
+from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileId, FileRecord, KeyRecord, NewEvent, SandboxRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two rows that are ordered by time: the last one that was seen."""
+
+    at: datetime
+    id: str
+
+
+class SandboxTable(Protocol):
+    """Sandboxes, live and ended."""
+
+    async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id.
+
+        Raises:
+            ConflictError: A live or ended record of the same owner has its idempotency key already.
+        """
+        ...
+
+    async def unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
+        """All of a node whose state is not terminal."""
+        ...
+
+    async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
+        """One, ended or not."""
+        ...
+
+    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
+        """What a request of that name made."""
+        ...
+
+    async def ended(
+        self, *, owner: OwnerId | None, metadata: Mapping[str, str], states: Collection[str], after: Position | None, limit: int
+    ) -> Sequence[SandboxRecord]:
+        """Those that have ended, by ``created_at`` and id, oldest first.
+
+        Args:
+            owner: Whose; None is everybody's.
+            metadata: Entries that all of them have.
+            states: Terminal states; empty is any.
+            after: By ``created_at`` and id.
+            limit: At most so many.
+        """
+        ...
+
+    async def forget(self, *, ended_before: datetime) -> int:
+        """Drop those that ended before then; how many."""
+        ...
+
+
+class KeyTable(Protocol):
+    """API keys."""
+
+    async def add(self, record: KeyRecord) -> None:
+        """Insert one.
+
+        Raises:
+            ConflictError: One that is not revoked has its name.
+        """
+        ...
+
+    async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
+        """Mark one as revoked; None where no valid one is called so."""
+        ...
+
+    async def all(self) -> Sequence[KeyRecord]:
+        """Those that are not revoked, oldest first."""
+        ...
+
+
+class FileTable(Protocol):
+    """What is known of the files of the file store."""
+
+    async def add(self, record: FileRecord) -> None:
+        """Insert one."""
+        ...
+
+    async def get(self, file: FileId) -> FileRecord | None:
+        """One."""
+        ...
+
+    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+        """Newest first, and how many there are in all, both as of one moment."""
+        ...
+
+    async def remove(self, file: FileId) -> bool:
+        """Drop one; whether it was there."""
+        ...
+
+    async def ids(self) -> frozenset[FileId]:
+        """All that there are; what has a blob and is not among them was never completed."""
+        ...
+
+
+class ExecutionTable(Protocol):
+    """The log of runs."""
+
+    async def save(self, records: Sequence[ExecutionRecord]) -> None:
+        """Insert or replace some by id, all or none."""
+        ...
+
+    async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
+        """One."""
+        ...
+
+    async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
+        """Newest first, by ``created_at`` and id."""
+        ...
+
+    async def forget(self, *, created_before: datetime) -> int:
+        """Drop those from before then; how many."""
+        ...
+
+    async def counts(self, month: str) -> Mapping[OwnerId, int]:
+        """Runs begun in a month (``2026-11``), by owner; kept apart from the log, so that retention does not lower them."""
+        ...
+
+    async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
+        """Add to those numbers."""
+        ...
+
+
+class EventTable(Protocol):
+    """What happened."""
+
+    async def add(self, events: Sequence[NewEvent]) -> None:
+        """Append some, in this order."""
+        ...
+
+    async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
+        """By sequence number, oldest first, those with a larger one than ``after``."""
+        ...
+
+    async def last(self) -> int:
+        """The largest sequence number; 0 where nothing happened yet."""
+        ...
+
+    async def forget(self, *, before: datetime) -> int:
+        """Drop those from before then; how many. Numbers are never used again."""
+        ...
+
+
+class Store(Protocol):
+    """All tables of one store."""
+
+    @property
+    def sandboxes(self) -> SandboxTable:
+        """Sandboxes."""
+        ...
+
+    @property
+    def keys(self) -> KeyTable:
+        """API keys."""
+        ...
+
+    @property
+    def files(self) -> FileTable:
+        """Files of the file store."""
+        ...
+
+    @property
+    def executions(self) -> ExecutionTable:
+        """The log of runs."""
+        ...
+
+    @property
+    def events(self) -> EventTable:
+        """What happened."""
+        ...
+
+
+class Blobs(Protocol):
+    """Bytes by id, streamed both ways: no whole file is ever in memory."""
+
+    async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
+        """Keep some; how many bytes they were. What breaks off leaves nothing that can be read."""
+        ...
+
+    def read(self, file: FileId) -> AsyncIterator[bytes]:
+        """They, piece by piece.
+
+        Raises:
+            NotFoundError: There are none; at the first piece.
+        """
+        ...
+
+    async def remove(self, file: FileId) -> None:
+        """Drop them. Idempotent."""
+        ...
+
+    async def ids(self) -> frozenset[FileId]:
+        """All that there are, half written ones excepted."""
+        ...

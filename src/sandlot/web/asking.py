@@ -1,0 +1,73 @@
+"""What every route, ours and a vendor's, asks of its request: who sent it, the core that answers, its body, and whether it is still wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.model.access import Principal
+from sandlot.web.errors import BodyRefusedError
+from sandlot.web.streams import gone
+
+_Result = TypeVar("_Result")
+
+
+def core_of(request: HTTPConnection) -> Core:
+    """The core that answers a request."""
+    core: Core = request.app.state.core
+    return core
+
+
+def principal_of(request: HTTPConnection) -> Principal:
+    """Who sent a request; the frame around it has found that out."""
+    principal: Principal = request.scope["state"]["principal"]
+    return principal
+
+
+def sandbox_of(request: HTTPConnection, sandbox: str) -> Sandbox:
+    """The sandbox that a request is about.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+    """
+    return core_of(request).sandboxes.find(sandbox, principal_of(request))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do some work, but cancel it when the client goes away. The request's body must have been read.
+
+    Raises:
+        ClientDisconnect: It went away.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(gone(request.receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise ClientDisconnect
+    return task.result()
+
+
+async def body_of(request: Request) -> AsyncIterator[bytes]:
+    """A request's body as it comes; the next piece is taken when the last one was used.
+
+    Raises:
+        LimitError: ``too_large``.
+        ClientDisconnect: The client went away.
+    """
+    try:
+        async for chunk in request.stream():
+            if chunk:
+                yield chunk
+    except BodyRefusedError as error:
+        raise error.error from None
