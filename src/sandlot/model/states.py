@@ -1,4 +1,10 @@
-"""The states of a sandbox and the only transitions between them."""
+"""The states of a sandbox, the only transitions between them, and what a start of the service makes of each.
+
+Laws:
+- A state ending in ``-ing`` is half done: it is recorded before its work begins, and the work is the service's. All others last.
+- Whatever a service was doing when it was killed, the next one finds the state, and :data:`SETTLEMENT` says how it goes on.
+- ``docs/states.md`` is drawn from these tables by ``scripts/states.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,12 @@ class State(StrEnum):
 
     CREATING = "creating"
     RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    SNAPSHOTTING = "snapshotting"
+    HIBERNATING = "hibernating"
+    HIBERNATED = "hibernated"
+    WAKING = "waking"
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -21,10 +33,49 @@ class State(StrEnum):
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.CREATING: frozenset({State.RUNNING, State.STOPPING, State.FAILED}),
-        State.RUNNING: frozenset({State.STOPPING, State.FAILED}),
+        State.RUNNING: frozenset({State.PAUSING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED}),
+        State.PAUSING: frozenset({State.PAUSED, State.RUNNING, State.STOPPING, State.FAILED}),
+        State.PAUSED: frozenset({State.RUNNING, State.SNAPSHOTTING, State.HIBERNATING, State.STOPPING, State.FAILED}),
+        State.SNAPSHOTTING: frozenset({State.RUNNING, State.PAUSED, State.STOPPING, State.FAILED}),
+        State.HIBERNATING: frozenset({State.HIBERNATED, State.RUNNING, State.STOPPING, State.FAILED}),
+        State.HIBERNATED: frozenset({State.WAKING, State.STOPPING, State.FAILED}),
+        State.WAKING: frozenset({State.RUNNING, State.HIBERNATED, State.STOPPING, State.FAILED}),
         State.STOPPING: frozenset({State.STOPPED, State.FAILED}),
         State.STOPPED: frozenset(),
         State.FAILED: frozenset(),
+    }
+)
+
+
+class Settlement(StrEnum):
+    """What the start of a service makes of a sandbox that an earlier one left in some state."""
+
+    ADOPT = "adopt"
+    """Its instance is taken over; where there is none any more, it has ended."""
+    ADOPT_OR_SLEEP = "adopt or sleep"
+    """A live instance wins; without one it is what its image holds, so it sleeps."""
+    SLEEP = "sleep"
+    """Nothing of it lives, and nothing should: the next request wakes it."""
+    REMOVE = "remove"
+    """What there is of it is removed: nobody was told of it, or it was to end."""
+    NOTHING = "nothing"
+    """It has ended."""
+
+
+#: state -> what a start makes of it.
+SETTLEMENT: Mapping[State, Settlement] = MappingProxyType(
+    {
+        State.CREATING: Settlement.REMOVE,
+        State.RUNNING: Settlement.ADOPT,
+        State.PAUSING: Settlement.ADOPT,
+        State.PAUSED: Settlement.ADOPT,
+        State.SNAPSHOTTING: Settlement.ADOPT,
+        State.HIBERNATING: Settlement.ADOPT_OR_SLEEP,
+        State.HIBERNATED: Settlement.SLEEP,
+        State.WAKING: Settlement.ADOPT_OR_SLEEP,
+        State.STOPPING: Settlement.REMOVE,
+        State.STOPPED: Settlement.NOTHING,
+        State.FAILED: Settlement.NOTHING,
     }
 )
 
@@ -37,3 +88,8 @@ def may_follow(now: State, then: State) -> bool:
 def is_terminal(state: State) -> bool:
     """Whether nothing follows."""
     return not TRANSITIONS[state]
+
+
+def is_half_done(state: State) -> bool:
+    """Whether the service is at work on it."""
+    return state.endswith("ing") and state is not State.RUNNING

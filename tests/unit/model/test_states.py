@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sandlot.model.states import TRANSITIONS, State, is_terminal, may_follow
+from sandlot.model.states import SETTLEMENT, TRANSITIONS, Settlement, State, is_half_done, is_terminal, may_follow
 
 
 def test_the_table_is_total() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(State) == set(SETTLEMENT)
 
 
 def test_every_life_ends_and_nothing_follows_the_end() -> None:
@@ -24,3 +24,17 @@ def test_no_state_is_skipped() -> None:
     assert not may_follow(State.RUNNING, State.STOPPED)
     assert not may_follow(State.STOPPED, State.RUNNING)
     assert may_follow(State.CREATING, State.RUNNING)
+
+
+def test_what_is_half_done_says_so_and_leads_somewhere() -> None:
+    half = {state for state in State if is_half_done(state)}
+    assert half == {State.CREATING, State.PAUSING, State.SNAPSHOTTING, State.HIBERNATING, State.WAKING, State.STOPPING}
+    for state in half:
+        assert len(TRANSITIONS[state]) >= 2, "work can fail"
+    for state in set(State) - half:
+        assert State.STOPPING in TRANSITIONS[state] or is_terminal(state), "whatever lasts can be ended"
+
+
+def test_a_start_removes_only_what_nobody_was_told_of_or_what_was_to_end() -> None:
+    assert {state for state in State if SETTLEMENT[state] is Settlement.REMOVE} == {State.CREATING, State.STOPPING}
+    assert {state for state in State if SETTLEMENT[state] is Settlement.NOTHING} == {state for state in State if is_terminal(state)}
