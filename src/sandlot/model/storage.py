@@ -128,8 +128,16 @@ class ExecutionTable(Protocol):
         """Newest first, by ``created_at`` and id."""
         ...
 
+    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+        """Those whose status is ``running``, newest first."""
+        ...
+
     async def forget(self, *, created_before: datetime) -> int:
         """Drop those from before then; how many."""
+        ...
+
+    async def trim(self, *, keep: int) -> int:
+        """Drop the oldest, so that at most ``keep`` are left; how many were dropped."""
         ...
 
     async def counts(self, month: str) -> Mapping[OwnerId, int]:
@@ -158,6 +166,10 @@ class EventTable(Protocol):
 
     async def forget(self, *, before: datetime) -> int:
         """Drop those from before then; how many. Numbers are never used again."""
+        ...
+
+    async def trim(self, *, keep: int) -> int:
+        """Drop the oldest, so that at most ``keep`` are left; how many were dropped."""
         ...
 
 
