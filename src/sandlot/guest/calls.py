@@ -30,6 +30,7 @@ UNREMEMBERED = frozenset(
         "guest.info",
         "process.start",
         "process.attach",
+        "process.wait",
         "process.list",
         "kernel.execute",
         "kernel.attach",
@@ -54,10 +55,10 @@ class Call(Port):
     """One call under way: its arguments, and the stream that its answers go to.
 
     The hooks ``on_bytes``, ``on_end``, ``on_gone`` and ``on_writable`` are set by handlers that need them; ``on_gone`` is
-    called once when the stream is over without the handler's doing.
+    called once when the stream is over without the handler's doing. ``on_answered`` is the dispatcher's.
     """
 
-    __slots__ = ("_wire", "args", "id", "name", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
+    __slots__ = ("_wire", "args", "id", "name", "on_answered", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
 
     def __init__(self, wire: Wire, stream: int, name: str, id_: str, args: dict[str, Any]) -> None:
         self._wire = wire
@@ -66,6 +67,7 @@ class Call(Port):
         self.id = id_
         self.args = args
         self.outcome: dict[str, Any] | Refusal | None = None
+        self.on_answered: Callable[[], object] | None = None
         self.on_bytes: Callable[[int, bytes, int], object] | None = None
         self.on_end: Callable[[], object] | None = None
         self.on_gone: Callable[[], object] | None = None
@@ -96,6 +98,8 @@ class Call(Port):
             connection.send(self.stream, {"result": outcome})
             connection.end(self.stream)
         self._wire.flush_soon()
+        if self.on_answered is not None:
+            self.on_answered()
 
     def room(self) -> int:
         """Bytes that may be queued now; ``on_writable`` is called when there is room again."""
@@ -234,6 +238,8 @@ class Calls:
             call.on_end()
         if call.outcome is not None:
             self._by_stream.pop(call.stream, None)
+        else:  # nothing more comes of the host by which it could be forgotten
+            call.on_answered = lambda: self._by_stream.pop(call.stream, None)
 
     def _gone(self, call: Call) -> None:
         if call.outcome is None and call.on_gone is not None:

@@ -4,7 +4,7 @@ Laws:
 - A process is known by the id of the call that started it; the same id started twice is one process.
 - Each has its own session and process group. A timeout or a signal reaches the group and every descendant that left it.
 - The answer comes when the process itself has ended and its output was read; children that it left behind keep their
-  pipes, and their output is kept for readers that come later.
+  pipes, and their output is kept for readers that come later. Who only waits is told at once, whoever else reads slowly.
 - The last ``KEPT`` finished processes, and at most ``KEPT_BYTES`` of their output, are remembered.
 """
 
@@ -58,6 +58,7 @@ class Process:
         "signal",
         "started_s",
         "timer",
+        "waiting",
     )
 
     def __init__(self, guest: Guest, id_: str, argv: list[str]) -> None:
@@ -71,6 +72,7 @@ class Process:
         self.pipes: list[OutputPipe] = []
         self.input: InputPipe | None = None
         self.readers: list[tuple[Call, Reader]] = []
+        self.waiting: list[Call] = []
         self.timer: Any = None
         self.reason: str | None = None
         self.exit_code: int | None = None
@@ -97,6 +99,14 @@ class Process:
         call.on_gone = lambda: self._detached(entry)
         self.pump()
 
+    def wait(self, call: Call) -> None:
+        """Let a call get the result, and nothing of the output."""
+        if not self.running:
+            call.result(**self.result())
+            return
+        self.waiting.append(call)
+        call.on_gone = lambda: self.waiting.remove(call)
+
     def pump(self) -> None:
         """Send what can be sent, and answer where all is done."""
         for entry in list(self.readers):
@@ -114,7 +124,7 @@ class Process:
             pipe.refresh()
 
     def result(self) -> dict[str, Any]:
-        """What ``process.start`` and ``process.attach`` give."""
+        """What ``process.start``, ``process.attach`` and ``process.wait`` give."""
         return {
             "process": self.id,
             "pid": self.pid,
@@ -149,6 +159,10 @@ class Process:
             self.reason = self.reason or "exited"
         if self.input is not None:
             self.input.close()
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            call.on_gone = None
+            call.result(**self.result())
         self._guest.loop.after(LINGER_S, self._lingered)
         self.changed()
 
@@ -223,6 +237,7 @@ class Processes:
             {
                 "process.start": self.start,
                 "process.attach": self.attach,
+                "process.wait": self.wait,
                 "process.signal": self.send_signal,
                 "process.list": self.list_all,
                 "process.forget": self.forget,
@@ -242,6 +257,10 @@ class Processes:
     def attach(self, call: Call) -> None:
         """``process.attach``."""
         self._find(call).attach(call, call.args["stdout_from"], call.args["stderr_from"])
+
+    def wait(self, call: Call) -> None:
+        """``process.wait``."""
+        self._find(call).wait(call)
 
     def send_signal(self, call: Call) -> None:
         """``process.signal``: to the group and every descendant."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterable, Mapping
+from functools import partial
 
 from sandlot.link import parse
-from sandlot.link.calls import CellCall, ProcessCall
+from sandlot.link.calls import Call, CellCall, ProcessCall
 from sandlot.link.files import FileReader, Upload
 from sandlot.link.services import Service
 from sandlot.link.session import GREETING_TIMEOUT_S, PATIENCE_S, Session, new_call_id
-from sandlot.link.types import Entry, GuestInfo, Listing, LostReason, ProcessInfo
+from sandlot.link.types import Entry, GuestInfo, Listing, LostReason, ProcessInfo, ProcessResult
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.ports import ByteStream
@@ -168,6 +169,23 @@ class Link(Session):
         args = {"process": id, "stdout_from": stdout_from, "stderr_from": stderr_from}
         call = ProcessCall(self._pump, "process.attach", args, process=id, call_id=new_call_id(), stdin=True)
         return await call.started()
+
+    async def wait(self, id: ProcessId) -> ProcessResult:  # noqa: A002 - the word
+        """How a process ended; waits for that, for as long as it takes, and reads none of its output.
+
+        Args:
+            id: The process.
+
+        Raises:
+            NotFoundError: The guest knows no such process.
+            SandlotError: The link's end.
+        """
+        self.check_usable()
+        call = Call(self._pump, "process.wait", {"process": id}, partial(parse.process_end, id), call_id=new_call_id())
+        try:
+            return await call.wait()
+        finally:
+            call.abandon()
 
     async def signal(self, id: ProcessId, signal: int) -> bool:  # noqa: A002 - the word
         """Send a process's group a signal; whether it was running."""

@@ -126,6 +126,22 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     return result
 
 
+def process_end(expected: ProcessId, given: object) -> ProcessResult:
+    """The result of ``process.wait``.
+
+    Args:
+        expected: The process that was asked for.
+        given: What came over the wire.
+
+    Raises:
+        ProtocolError: It is no such result, another process's, or that of one that runs on.
+    """
+    result = process_result(expected, given)
+    if result.reason is None:
+        raise ProtocolError("a process that has not ended has a result")
+    return result
+
+
 def process_info(given: object) -> ProcessInfo:
     """One record of ``process.list``.
 

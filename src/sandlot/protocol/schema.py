@@ -109,6 +109,12 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
     },
+    # Comes when the process itself has ended, whoever reads its output or does not; none of it travels.
+    "process.wait": {
+        "args": {"process": "str"},
+        "events": {},
+        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+    },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},

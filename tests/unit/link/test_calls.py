@@ -286,6 +286,27 @@ async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() ->
         assert (await patient).exit_code == 0
 
 
+async def test_the_end_of_a_process_is_waited_for_without_its_output() -> None:
+    async def wait(call: PeerCall) -> None:
+        call.exited(3, pid=42)
+
+    async with linked({"process.wait": wait}) as (link, peer):
+        result = await link.wait(ID)
+        assert (result.process, result.pid, result.reason, result.exit_code) == (ID, 42, "exited", 3)
+        assert peer.calls[-1].args == {"process": ID}
+
+
+async def test_waiting_takes_as_long_as_it_takes_and_can_be_given_up() -> None:
+    async with linked({"process.wait": ended}, patience_s=0.01) as (link, peer):
+        waiting = asyncio.create_task(link.wait(ID))
+        call = await peer.call("process.wait")
+        await asyncio.sleep(0.1)
+        assert not waiting.done(), "no patience is lost with it"
+        waiting.cancel()
+        await call.over.wait()
+        assert call.reset_code == "cancelled"
+
+
 async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
     async def start(call: PeerCall) -> None:
         call.started()

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import suppress
 
 from sandlot.core.runs.outcomes import Collected, Finished, Outcome, outcome_of
-from sandlot.core.sandbox import GRACE_S, Sandbox
+from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo
 from sandlot.model.capture import Capture
@@ -234,6 +234,34 @@ async def kept(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from: 
     finally:
         output.close()
         await process.detach()
+
+
+async def wait(box: Sandbox, id_: str, timeout_s: float | None = None) -> Outcome | None:
+    """How a process ended; waits for that and reads none of its output.
+
+    Args:
+        box: Where.
+        id_: The process.
+        timeout_s: Seconds to wait at most; None is until its end, 0 only looks.
+
+    Returns:
+        How it ended; None where it runs on.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    process = check_id(id_)
+    async with box.using(None) as link:
+        if timeout_s == 0:
+            if any(info.process == process and info.running for info in await link.processes()):
+                return None
+            timeout_s = CALL_TIMEOUT_S
+        try:
+            async with asyncio.timeout(timeout_s):
+                return outcome_of(process, await link.wait(process))
+        except TimeoutError:
+            return None
 
 
 async def listing(box: Sandbox) -> list[ProcessInfo]:

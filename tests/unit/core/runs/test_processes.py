@@ -51,6 +51,28 @@ async def test_input_that_it_does_not_read_is_no_error(box: Sandbox) -> None:
     assert (await processes.run(box, sh("exit 0", stdin=True), stdin=b"x" * 1_000_000)).outcome.exit_code == 0
 
 
+async def test_its_end_is_waited_for_without_reading(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, sh("sleep 0.3; head -c 4000000 /dev/zero; exit 3"))
+    assert await processes.wait(box, id_, 0.01) is None
+    assert await processes.wait(box, id_, 0) is None
+    waited = await asyncio.gather(processes.wait(box, id_), processes.wait(box, id_, 60))
+    assert {outcome.exit_code for outcome in waited if outcome is not None} == {3}
+    assert await processes.wait(box, id_, 0) == waited[0], "also afterwards"
+    with pytest.raises(NotFoundError):
+        await processes.wait(box, "0" * 32)
+
+
+async def test_the_end_is_told_also_while_somebody_reads_slowly(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, sh("head -c 1500000 /dev/zero"))
+    slow = await processes.follow(box, id_, stdout_from=0, stderr_from=0)
+    try:
+        done = await processes.wait(box, id_, 60)
+        assert done is not None
+        assert done.exit_code == 0
+    finally:
+        await slow.detach()
+
+
 async def test_a_client_that_goes_away_takes_its_processes_along(box: Sandbox) -> None:
     running = asyncio.create_task(processes.run(box, sh("sleep 4321 & sleep 4321")))
     await until_alive(box, "4321")
