@@ -16,7 +16,7 @@ from sandlot.guest.limits import Pids, count
 from sandlot.guest.local import Local
 from sandlot.guest.processes import Processes
 from sandlot.guest.spawn import account, environment
-from sandlot.guest.tasks import kill_all, tasks
+from sandlot.guest.tasks import cpu_s, kill_all, tasks
 from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
 
@@ -151,6 +151,7 @@ class Guest:
             uptime_s=time.monotonic() - self._started_s,
             processes=len(tasks()),
             tasks=count(),
+            cpu_s=cpu_s(),
             streams=self.wire.connection.streams,
         )
 

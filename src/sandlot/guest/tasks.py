@@ -7,6 +7,7 @@ session, or shares its group.
 from __future__ import annotations
 
 import os
+import resource
 
 from sandlot.guest.flow.lean import signal
 
@@ -17,7 +18,7 @@ PASSES = 20
 class Task:
     """One process of /proc."""
 
-    __slots__ = ("group", "parent", "pid", "session", "state", "threads")
+    __slots__ = ("group", "parent", "pid", "session", "state", "threads", "ticks")
 
     def __init__(self, pid: int, fields: list[bytes]) -> None:
         self.pid = pid
@@ -25,6 +26,8 @@ class Task:
         self.parent = int(fields[1])
         self.group = int(fields[2])
         self.session = int(fields[3])
+        self.ticks = sum(int(field) for field in fields[11:15])
+        """Processor time of it, and of its children that it has waited for."""
         self.threads = max(1, int(fields[17]))
 
     def is_dead(self) -> bool:
@@ -61,6 +64,13 @@ def everyone() -> list[Task]:
         finally:
             os.close(fd)
     return found
+
+
+def cpu_s() -> float:
+    """Processor time in seconds of everything that runs or has run, PID 1 excepted."""
+    ticks = sum(task.ticks for task in everyone() if task.pid != 1)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ticks / os.sysconf("SC_CLK_TCK") + ended.ru_utime + ended.ru_stime
 
 
 def crowd() -> int:

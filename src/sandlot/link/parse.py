@@ -264,6 +264,7 @@ def guest_info(given: object) -> GuestInfo:
         uptime_s=_seconds("uptime", fields["uptime_s"]),
         processes=_count("processes", fields["processes"]),
         tasks=_count("tasks", fields["tasks"]),
+        cpu_s=_seconds("cpu", fields["cpu_s"]),
         streams=_count("streams", fields["streams"]),
     )
 

@@ -173,6 +173,7 @@ class GuestInfo:
         uptime_s: Seconds since it started.
         processes: Processes in the sandbox, its own included.
         tasks: Processes and threads, its own excepted: what the limit of pids counts.
+        cpu_s: Processor time in seconds that they and those before them took.
         streams: Of the link, open now.
     """
 
@@ -181,6 +182,7 @@ class GuestInfo:
     uptime_s: float
     processes: int
     tasks: int
+    cpu_s: float
     streams: int
 
 

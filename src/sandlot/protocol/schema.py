@@ -82,8 +82,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "guest.info": {
         "args": {},
         "events": {},
-        # tasks: processes and threads, PID 1 excepted: what the limit of pids counts.
-        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "tasks": "int", "streams": "int"},
+        # tasks: processes and threads, PID 1 excepted: what the limit of pids counts. cpu_s: what they and those before them took.
+        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "tasks": "int", "cpu_s": "float", "streams": "int"},
     },
     # Refused with conflict where more run than would be allowed.
     "guest.limit": {"args": {"pids": "int"}, "events": {}, "result": {}},
