@@ -34,7 +34,7 @@ VERSION = "3.11"
 
 ROOTS = (
     *("_posixsubprocess", "abc", "array", "ast", "base64", "binascii", "bisect", "builtins", "codecs", "collections", "collections.abc"),
-    *("contextlib", "copy", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_8", "enum", "errno", "fcntl", "fnmatch"),
+    *("contextlib", "copy", "ctypes", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_8", "enum", "errno", "fcntl", "fnmatch"),
     *(
         "__future__",
         "functools",
@@ -58,7 +58,7 @@ ROOTS = (
 )
 """What the guest may import. Not asyncio, dataclasses, argparse: each would double the guest's start."""
 
-_LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "_ctypes", "bz2", "lzma", "_compression"})
+_LEFT_OUT = frozenset({"_hashlib", "_bz2", "_lzma", "_ssl", "bz2", "lzma", "_compression"})
 """Found by following imports, but optional there, and each brings a library: hashlib and shutil do without."""
 
 _CLOSURE = """

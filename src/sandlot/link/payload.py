@@ -4,8 +4,8 @@ Laws:
 - Nobody imports the guest on the host: its sources are read as bytes from the installed package.
 - The guest runs on its own interpreter, started through that interpreter's own dynamic loader, so that nothing of
   the image is needed; commands that it starts inherit no library path, because it is an argument here.
-- Programs that run on the *image's* python (the kernel) are shipped as plain sources; the guest proper as a zip of
-  byte code, because every opened file costs a round trip to the gofer.
+- Programs that run on the *image's* python (the kernel) are shipped as plain sources; the guest proper, and the programs that
+  the host starts on the guest's interpreter, as a zip of byte code, because every opened file costs a round trip to the gofer.
 
 Layout below ``/.sandlot``::
 
@@ -13,7 +13,7 @@ Layout below ``/.sandlot``::
     lib/python3.X/lib-dynload/    extension modules
     lib/python3XX.zip             the standard library that the guest needs, byte code, stored
     bin/python3                   the interpreter
-    guest.zip                     sandlot.protocol and sandlot.guest, byte code, stored
+    guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.programs, byte code, stored
     programs/                     kernel.py, values.py (image's python), sudo.py (own interpreter)
 """
 
@@ -33,6 +33,20 @@ GUEST_ARGV = (
 )
 """PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
 
+_PLAIN = ("kernel.py", "sudo.py")
+"""Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
+
+
+def program_argv(name: str) -> tuple[str, ...]:
+    """How a program of ``sandlot.guest.programs`` is started on the guest's interpreter, whatever the image has.
+
+    Args:
+        name: The module's.
+    """
+    start = f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.programs.{name} import main; main()"
+    # Names of files are UTF-8 whatever the environment says (PEP 540); what is none comes through by PEP 383.
+    return (*INTERPRETER_ARGV, "-X", "utf8", "-c", start)
+
 
 def guest_sources() -> Mapping[str, bytes]:
     """The modules of ``guest.zip``: path inside the zip -> source.
@@ -43,13 +57,15 @@ def guest_sources() -> Mapping[str, bytes]:
     sources = {"sandlot/__init__.py": b""}
     for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels"):
         sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
+    inside = "guest/programs"
+    sources.update({f"sandlot/{inside}/{name}": text for name, text in _modules(root.joinpath(inside)) if name not in _PLAIN})
     return sources
 
 
 def programs() -> Mapping[str, bytes]:
     """The files of ``programs/``: name -> source."""
     root = resources.files("sandlot")
-    files = dict(_modules(root / "guest" / "programs"))
+    files = {name: (root / "guest" / "programs" / name).read_bytes() for name in _PLAIN}
     files["values.py"] = (root / "protocol" / "values.py").read_bytes()
     return files
 
