@@ -23,6 +23,8 @@ class ErrorCode(StrEnum):
     SANDBOX_NOT_FOUND = "sandbox_not_found"
     TEMPLATE_NOT_FOUND = "template_not_found"
     PROCESS_NOT_FOUND = "process_not_found"
+    FILE_NOT_FOUND = "file_not_found"
+    EXECUTION_NOT_FOUND = "execution_not_found"
     PATH_NOT_FOUND = "path_not_found"
     PATH_EXISTS = "path_exists"
     PATH_INVALID = "path_invalid"
@@ -30,6 +32,7 @@ class ErrorCode(StrEnum):
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
     LIMIT_EXCEEDED = "limit_exceeded"
+    QUOTA_EXCEEDED = "quota_exceeded"
     DISK_FULL = "disk_full"
     TIMEOUT = "timeout"
     SANDBOX_ENDED = "sandbox_ended"
@@ -37,6 +40,8 @@ class ErrorCode(StrEnum):
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
     SERVICE_UNAVAILABLE = "service_unavailable"
+    SERVICE_STOPPING = "service_stopping"
+    """The service ends in the middle of a call; what the call began may go on, so it is not to be repeated unseen."""
     INTERNAL = "internal"
 
 
@@ -50,6 +55,8 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.SANDBOX_NOT_FOUND: (404, False),
         ErrorCode.TEMPLATE_NOT_FOUND: (404, False),
         ErrorCode.PROCESS_NOT_FOUND: (404, False),
+        ErrorCode.FILE_NOT_FOUND: (404, False),
+        ErrorCode.EXECUTION_NOT_FOUND: (404, False),
         ErrorCode.PATH_NOT_FOUND: (404, False),
         ErrorCode.PATH_EXISTS: (409, False),
         ErrorCode.PATH_INVALID: (400, False),
@@ -57,6 +64,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.CONFLICT: (409, False),
         ErrorCode.TOO_LARGE: (413, False),
         ErrorCode.LIMIT_EXCEEDED: (429, False),
+        ErrorCode.QUOTA_EXCEEDED: (429, False),
         ErrorCode.DISK_FULL: (507, False),
         ErrorCode.TIMEOUT: (408, False),
         ErrorCode.SANDBOX_ENDED: (410, False),
@@ -64,6 +72,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
         ErrorCode.SERVICE_UNAVAILABLE: (503, True),
+        ErrorCode.SERVICE_STOPPING: (503, False),
         ErrorCode.INTERNAL: (500, False),
     }
 )
@@ -161,6 +170,8 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
         ErrorCode.TEMPLATE_NOT_FOUND: NotFoundError,
         ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
+        ErrorCode.FILE_NOT_FOUND: NotFoundError,
+        ErrorCode.EXECUTION_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_EXISTS: ConflictError,
         ErrorCode.PATH_INVALID: InvalidRequestError,
@@ -168,6 +179,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.CONFLICT: ConflictError,
         ErrorCode.TOO_LARGE: LimitError,
         ErrorCode.LIMIT_EXCEEDED: LimitError,
+        ErrorCode.QUOTA_EXCEEDED: LimitError,
         ErrorCode.DISK_FULL: LimitError,
         ErrorCode.TIMEOUT: TimeoutExceededError,
         ErrorCode.SANDBOX_ENDED: SandboxEndedError,
@@ -175,6 +187,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,
         ErrorCode.SERVICE_UNAVAILABLE: UnavailableError,
+        ErrorCode.SERVICE_STOPPING: UnavailableError,
         ErrorCode.INTERNAL: InternalError,
     }
 )

@@ -17,6 +17,8 @@ from typing import NewType
 
 SandboxId = NewType("SandboxId", str)
 NodeId = NewType("NodeId", str)
+FileId = NewType("FileId", str)
+"""``file-`` and 16 characters of lower-case base 32."""
 ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
@@ -28,6 +30,7 @@ RANDOM_CHARS = 16
 _BITS_PER_CHAR = 5
 
 SANDBOX_ID = re.compile(r"sb-[a-z2-7]{4}-[a-z2-7]{16}")
+FILE_ID = re.compile(r"file-[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
 PROCESS_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -45,6 +48,11 @@ def new_node_id(source: IdSource = secrets.token_bytes) -> NodeId:
 def new_sandbox_id(node: NodeId, source: IdSource = secrets.token_bytes) -> SandboxId:
     """A sandbox id of this node, 24 characters."""
     return SandboxId(f"sb-{node}-{_characters(RANDOM_CHARS, source)}")
+
+
+def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:
+    """An id of a file of the file store, 21 characters."""
+    return FileId(f"file-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:

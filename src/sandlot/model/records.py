@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import Any, NewType
 
 from sandlot.model.access import OwnerId, Quota
+from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - a word of records too
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
 
-FileId = NewType("FileId", str)
-"""``file-`` and 16 characters of lower-case base 32."""
 ExecutionId = NewType("ExecutionId", str)
 """The id of the process or cell that it was: 32 hexadecimal digits."""
 
