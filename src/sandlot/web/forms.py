@@ -1,0 +1,183 @@
+"""Uploads as forms send them: ``multipart/form-data`` (RFC 7578), taken apart while it arrives.
+
+Laws:
+- Nothing of a file waits here but the piece that was read last; other fields are passed over.
+- A form that ends before its last boundary was cut, and is no upload.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.web.asking import body_of
+
+FORM = "multipart/form-data"
+
+MAX_PARTS = 100
+MAX_HEADERS = 16
+"""Of one part."""
+MAX_HEADER_BYTES = 4096
+
+_HINT = "Send it as curl -F file=@data.csv does, or as the body itself."
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One file of a form.
+
+    Args:
+        filename: As the client named it; nothing is known of it.
+        media_type: As the client said; None where it did not.
+        chunks: Its content as it arrives. Iterate it to its end, or give the request up.
+    """
+
+    filename: str
+    media_type: str | None
+    chunks: AsyncIterator[bytes]
+
+
+def is_form(request: Request) -> bool:
+    """Whether a request's body is a form with files."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
+
+
+async def upload_of(request: Request, field: str = "file") -> Upload:
+    """The file that a form carries; the form is read up to its content.
+
+    Args:
+        request: Its body is such a form, and nothing of it was read.
+        field: The name of the file's field.
+
+    Raises:
+        InvalidRequestError: It is no form, or has no such file.
+        LimitError: ``too_large``; also while the content is read.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    form = _Form(options.get(b"boundary", b""))
+    told = form.told(request)
+    async for part in told:
+        if isinstance(part, _Head):
+            name, filename = part.names()
+            if name == field and filename is not None:
+                return Upload(filename, part.media_type(), _content(told))
+    raise InvalidRequestError(f"The form has no file in a field {field!r}.", hint=_HINT, fields={"field": field})
+
+
+async def _content(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[bytes]:
+    async for part in told:
+        if not isinstance(part, bytes):
+            break
+        yield part
+    # What comes after it is of no interest, but it has to be whole.
+    async for _ in told:
+        pass
+
+
+class _Head:
+    """The headers of one part; so many of them as the parser allows."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        self.fields: dict[str, bytes] = {}
+
+    def names(self) -> tuple[str, str | None]:
+        """The field's name, and the file's where it is one.
+
+        Raises:
+            InvalidRequestError: They are no UTF-8.
+        """
+        _, options = parse_options_header(self.fields.get("content-disposition", b""))
+        filename = options.get(b"filename")
+        try:
+            return options.get(b"name", b"").decode(), None if filename is None else filename.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequestError("The name of the file is no UTF-8.", hint=_HINT, fields={"field": "filename"}) from None
+
+    def media_type(self) -> str | None:
+        """What the client says that it is."""
+        return self.fields.get("content-type", b"").decode("latin-1").strip() or None
+
+
+class _Form:
+    """A form that arrives: heads, pieces of content, and None at the end of each part."""
+
+    def __init__(self, boundary: bytes) -> None:
+        if not boundary:
+            raise InvalidRequestError("The form says no boundary.", hint=_HINT)
+        self._told: deque[_Head | bytes | None] = deque()
+        self._head = _Head()
+        self._name = b""
+        self._value = b""
+        self._parts = 0
+        self._ended = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": self._on_name,
+                    "on_header_value": self._on_value,
+                    "on_header_end": self._on_header,
+                    "on_headers_finished": self._on_headers,
+                    "on_part_data": self._on_data,
+                    "on_part_end": lambda: self._told.append(None),
+                    "on_end": self._end,
+                },
+                max_header_count=MAX_HEADERS,
+                max_header_size=MAX_HEADER_BYTES,
+            )
+        except FormParserError as error:
+            raise _broken(error) from None
+
+    async def told(self, request: Request) -> AsyncIterator[_Head | bytes | None]:
+        """What arrives.
+
+        Raises:
+            InvalidRequestError: It is no form, or is cut.
+        """
+        async for piece in body_of(request):
+            try:
+                self._parser.write(piece)
+            except FormParserError as error:
+                raise _broken(error) from None
+            if self._parts > MAX_PARTS:
+                raise InvalidRequestError(f"The form has more than {MAX_PARTS} parts.", hint=_HINT)
+            while self._told:
+                yield self._told.popleft()
+        if not self._ended:
+            raise InvalidRequestError("The form breaks off before its end.", hint="Send it again.")
+
+    def _begin(self) -> None:
+        self._parts += 1
+        self._head = _Head()
+
+    def _on_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header(self) -> None:
+        self._head.fields[self._name.decode("latin-1").lower()] = self._value
+        self._name = self._value = b""
+
+    def _on_headers(self) -> None:
+        self._told.append(self._head)
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        self._told.append(data[start:end])
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def _broken(error: FormParserError) -> InvalidRequestError:
+    return InvalidRequestError("The body is no form as its head says.", hint=_HINT, fields={"body": str(error)[:200]})
