@@ -1,0 +1,97 @@
+"""What happened, as it can be listed and followed.
+
+Laws:
+- A reader pages from the store and remembers where it is: however slowly it reads, nothing is kept for it, and nothing is lost to it.
+- What is told was committed before. Numbers only grow, so a reader that comes back with the last one that it saw goes on behind it.
+- One sees what happened to one's own; an operator sees all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.ids import SandboxId
+from sandlot.model.records import EventRecord, NewEvent
+from sandlot.model.storage import EventTable
+
+PAGE = 100
+"""Read from the store at once for somebody who follows."""
+
+LOOK_S = 5.0
+"""How often somebody who follows looks without having been told: other processes write to the same store."""
+
+
+class Feed:
+    """All events of this service.
+
+    Args:
+        table: Where they are.
+    """
+
+    def __init__(self, table: EventTable) -> None:
+        self._table = table
+        self._told = asyncio.Event()
+        self._closed = False
+
+    def tell(self) -> None:
+        """Something was committed: whoever follows looks."""
+        self._told.set()
+        self._told = asyncio.Event()
+
+    async def publish(self, *events: NewEvent) -> None:
+        """Commit some events that belong to no record, and tell of them."""
+        await self._table.add(events)
+        self.tell()
+
+    def close(self) -> None:
+        """The service is about to stop: whoever follows is told so. Idempotent."""
+        self._closed = True
+        self.tell()
+
+    async def last(self) -> int:
+        """The number of the newest; 0 where nothing happened yet."""
+        return await self._table.last()
+
+    async def page(self, who: Principal, *, sandbox: SandboxId | None = None, after: int = 0, limit: int = PAGE) -> Sequence[EventRecord]:
+        """What happened, oldest first.
+
+        Args:
+            who: For whom.
+            sandbox: What happened to that one only.
+            after: What has a larger number than that.
+            limit: At most so many.
+        """
+        return await self._table.page(owner=None if who.operator else who.owner, sandbox=sandbox, after=after, limit=limit)
+
+    async def follow(self, who: Principal, *, sandbox: SandboxId | None = None, after: int | None = None) -> AsyncIterator[EventRecord]:
+        """What happens, as it happens, for as long as it is iterated.
+
+        Args:
+            who: For whom.
+            sandbox: What happens to that one only.
+            after: First what has a larger number than that; None is what happens from now on.
+
+        Raises:
+            UnavailableError: The service stops.
+        """
+        seen = await self.last() if after is None else after
+        while not self._closed:
+            told = self._told  # before the look: what is committed after it is told to this one
+            page = await self.page(who, sandbox=sandbox, after=seen)
+            for record in page:
+                yield record
+                seen = record.sequence
+            if len(page) < PAGE:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await told.wait()
+        raise UnavailableError(
+            "The service is stopping.",
+            code=ErrorCode.SERVICE_UNAVAILABLE,
+            hint=f"Go on with after={seen} once it has started anew.",
+            fields={"after": seen, "retry_after_s": 1},
+        )
