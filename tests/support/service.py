@@ -71,5 +71,14 @@ async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+@asynccontextmanager
+async def tcp_client(service: Service, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """The service's HTTP on TCP, and a client of it; without a key unless one is given."""
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    base, headers = f"http://127.0.0.1:{listener.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with answering(service, [listener]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False) as http:
+        yield http
+
+
 def unix_client(path: Path) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://sandlot", timeout=60)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from sandlot import __version__
+from sandlot.server import pages
+from sandlot.server.document import operation_id
 from sandlot.server.native import code, files, processes, sandboxes, service
 from sandlot.web import errors
 from sandlot.web.frame import Frame
@@ -23,20 +25,26 @@ def create_app(serving: Service) -> FastAPI:
     Args:
         serving: What it serves; :func:`sandlot.server.compose.open_service` makes one.
     """
+    app = create_routes()
+    app.state.service = serving
+    app.state.core = serving.core
+    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget)
+    return app
+
+
+def create_routes() -> FastAPI:
+    """All routes, and nobody who answers: what the OpenAPI document is made from."""
     app = FastAPI(
         title="Sandlot",
         version=__version__,
-        description="A safe place for AI agents to run code.",
-        docs_url=None,  # the pages that FastAPI has load scripts from a content network
-        redoc_url=None,
+        openapi_url=None,  # pages.py has it, and the page of it: FastAPI's loads scripts from a content network
         separate_input_output_schemas=False,
+        generate_unique_id_function=operation_id,
         # Its logs would hold what a request held: code and environments.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-    app.state.service = serving
-    app.state.core = serving.core
     for room in _ROOMS:
         app.include_router(room.router)
+    pages.install(app)
     errors.install(app)
-    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget)
     return app

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import AuthenticationError, ErrorCode
 
-OPEN_PATHS = frozenset({"/healthz"})
-"""Answered without a key."""
+OPEN_PATHS = frozenset(
+    {"/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
+)
+"""Answered without a key: whether it lives, and what the API is, which hold nobody's data."""
 
 OWNER = "owner"
 """What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""

@@ -16,7 +16,7 @@ from sandlot.web import streams
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
 
 
-@router.post("", responses=also(ExecutedAnswer, "It ended; with 'Accept: text/event-stream' events as it runs."))
+@router.post("", responses=also(ExecutedAnswer, "It ended; with 'Accept: text/event-stream' events as it runs.", events="cell"))
 async def run(sandbox: str, body: CodeBody, request: Request) -> Response:
     """Run code. It is interrupted when the client goes away; its variables stay."""
     box = sandbox_of(request, sandbox)

@@ -9,13 +9,19 @@ from pydantic import BaseModel
 
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.base import Answer
+from sandlot.server.native.schemas.events import STREAMS
+from sandlot.web import errors, streams
 from sandlot.web.asking import body_of, core_of, principal_of, sandbox_of, unless_gone
 
-__all__ = ["PROBLEM", "also", "body_of", "core_of", "principal_of", "reply", "sandbox_of", "service_of", "unless_gone"]
+__all__ = ["PROBLEM", "also", "body_of", "core_of", "only_events", "principal_of", "raw_body", "reply", "sandbox_of", "service_of", "unless_gone"]
 
+_WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
 PROBLEM: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "Not done; the body says why and what to do.", "content": {"application/problem+json": {}}},
-    "5XX": {"description": "Not done; the body says why and what to do.", "content": {"application/problem+json": {}}},
+    status: {"description": description, "content": {errors.MEDIA_TYPE: _WHY}}
+    for status, description in (
+        ("4XX", "Not done, because of the request; the body says why and what to do."),
+        ("5XX", "Not done, because of the service or its host; the body says why and what to do."),
+    )
 }
 
 
@@ -31,6 +37,53 @@ def reply(answer: Answer, status: int = 200) -> Response:
     return Response(answer.__pydantic_serializer__.to_json(answer), status_code=status, media_type="application/json")
 
 
-def also(model: type[BaseModel], description: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """What a route that answers by :func:`reply` tells the OpenAPI document."""
-    return {status: {"model": model, "description": description}, **PROBLEM}
+def also(model: type[BaseModel], description: str, status: int = 200, *, events: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """What a route that answers by :func:`reply` tells the OpenAPI document.
+
+    Args:
+        model: What it answers.
+        description: When it does.
+        status: With which status.
+        events: Which of :data:`STREAMS` it answers where the client asks for events.
+    """
+    told: dict[str, Any] = {"model": model, "description": description}
+    if events is not None:
+        told["content"] = {streams.EVENTS: _event_stream(events)}
+    return {status: told, **PROBLEM}
+
+
+def only_events(stream: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """What a route that answers nothing but events tells the OpenAPI document.
+
+    Args:
+        stream: Which of :data:`STREAMS`.
+        description: What they tell.
+    """
+    return {200: {"description": description, "content": {streams.EVENTS: _event_stream(stream)}}, **PROBLEM}
+
+
+def raw_body(description: str, media_type: str = "application/octet-stream", *, required: bool = True) -> dict[str, Any]:
+    """What a route that streams its body tells the OpenAPI document (``openapi_extra``)."""
+    return {
+        "requestBody": {"description": description, "required": required, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
+    }
+
+
+def _event_stream(stream: str) -> dict[str, Any]:
+    """An event stream's media type; ``itemSchema`` is OpenAPI 3.2's word, which readers of 3.1 skip."""
+    kinds = [
+        {
+            "type": "object",
+            "required": ["event", "data"],
+            "properties": {
+                "event": {"const": name},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": {"$ref": f"#/components/schemas/{model.__name__}"},
+                },
+            },
+        }
+        for name, model in STREAMS[stream].items()
+    ]
+    return {"schema": {"type": "string", "description": "Server-sent events, the last of which says how it ended."}, "itemSchema": {"oneOf": kinds}}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import files
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of
+from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of
 from sandlot.server.native.schemas.files import (
     DirectoryBody,
     EntryAnswer,
@@ -27,7 +27,10 @@ from sandlot.web.streams import Stream
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 
 
-_CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}, "description": "Its bytes."}, **PROBLEM}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes."},
+    **PROBLEM,
+}
 
 
 @router.get("/content", response_class=Response, responses=_CONTENT)
@@ -42,7 +45,7 @@ async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Requ
     return Stream(pieces(), reading.aclose, media_type="application/octet-stream")
 
 
-@router.put("/content", responses=also(EntryAnswer, "It was written."))
+@router.put("/content", responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
 async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     box = sandbox_of(request, sandbox)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core.runs import processes
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
-from sandlot.server.native.common import PROBLEM, also, body_of, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.processes import (
     ExitedAnswer,
     FinishedAnswer,
@@ -29,7 +29,13 @@ from sandlot.web import streams
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 
 
-@router.post("", responses={**also(FinishedAnswer, "It ended; with 'Accept: text/event-stream' events as it runs."), 201: {"model": StartedAnswer}})
+@router.post(
+    "",
+    responses={
+        **also(FinishedAnswer, "It ended; with 'Accept: text/event-stream' events as it runs.", events="process"),
+        201: {"model": StartedAnswer, "description": "It runs in the background."},
+    },
+)
 async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
     """Run a process. Unless it is in the background, it is killed when the client goes away."""
     box = sandbox_of(request, sandbox)
@@ -56,7 +62,7 @@ async def list_processes(sandbox: str, request: Request) -> Response:
     return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in await processes.listing(sandbox_of(request, sandbox))]))
 
 
-@router.get("/{process}/output", responses=also(KeptAnswer, "By now; with 'Accept: text/event-stream' events until it ends."))
+@router.get("/{process}/output", responses=also(KeptAnswer, "By now; with 'Accept: text/event-stream' events until it ends.", events="process"))
 async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
     box = sandbox_of(request, sandbox)
@@ -67,7 +73,7 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
     return reply(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
 
 
-@router.post("/{process}/stdin", status_code=204, responses=PROBLEM)
+@router.post("/{process}/stdin", status_code=204, responses=PROBLEM, openapi_extra=raw_body("What to write."))
 async def write_input(sandbox: str, process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
     await processes.write_input(sandbox_of(request, sandbox), process, body_of(request))

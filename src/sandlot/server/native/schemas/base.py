@@ -6,9 +6,11 @@ Law: However much of a request is wrong, a few of its errors are looked for: eac
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from sandlot.model.errors import ErrorCode
 
 MOST_ERRORS = 20
 """Of one kind in one place."""
@@ -77,3 +79,17 @@ class Answer(BaseModel):
     """A response's body."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class Problem(Answer):
+    """Why something was not done (RFC 9457)."""
+
+    type: str = Field(description="Always about:blank; ``code`` tells problems apart.")
+    title: str = Field(description="The status in words.", examples=["Not Found"])
+    status: int = Field(description="As in the answer's head.", examples=[404])
+    detail: str = Field(description="What happened, for a person.", examples=["There is no sandbox sb-k3v9-x2m4c7qpl5tnbdwy."])
+    code: str = Field(description=f"Stable. By now: {', '.join(ErrorCode)}. A newer service may have others.", examples=["sandbox_not_found"])
+    hint: str = Field(description="What to do next; empty where ``detail`` says it.")
+    retryable: bool = Field(description="Whether the same request may succeed later without a change; Retry-After says when.")
+    request_id: str = Field(description="Stands in the service's log as well.")
+    fields: dict[str, Any] = Field(description="Details for programs; which ones depends on ``code``.")

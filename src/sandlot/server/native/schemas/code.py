@@ -21,8 +21,8 @@ _TEXT_TYPES = ("text/", "application/json", "application/javascript", "applicati
 class CodeBody(Body):
     """Code to run in the kernel of its language."""
 
-    code: Text
-    language: Text = "python"
+    code: Text = Field(description="At most 4 MiB; more belongs in a file.", examples=["x = 6 * 7\nprint(x)"])
+    language: Text = Field(default="python", description="Of a kernel that the template has.")
     env: Words = Field(default_factory=dict, description="Set for this run only.")
     timeout: float | None = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until it is interrupted; null is never.")
 

@@ -51,8 +51,8 @@ class ListingAnswer(Answer):
 class PathQuery(Query):
     """A path inside the sandbox."""
 
-    path: Text
-    user: UserName = "user"
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/data.csv"])
+    user: UserName = Field(default="user", description="Who it is done as.")
 
 
 class ListQuery(PathQuery):
@@ -70,40 +70,40 @@ class StatQuery(PathQuery):
 class ReadQuery(PathQuery):
     """A file to read, or a part of it."""
 
-    offset: int = 0
-    length: int | None = None
+    offset: int = Field(default=0, description="Of the first byte.")
+    length: int | None = Field(default=None, description="Bytes at most; to its end where left out.")
 
 
 class WriteQuery(PathQuery):
     """A file to write."""
 
     mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
-    append: bool = False
-    parents: bool = True
+    append: bool = Field(default=False, description="Add to what there is, instead of replacing it.")
+    parents: bool = Field(default=True, description="Make the folders above it that are missing.")
 
 
 class RemoveQuery(PathQuery):
     """What to remove."""
 
-    recursive: bool = False
+    recursive: bool = Field(default=False, description="Also a folder that is not empty.")
 
 
 class DirectoryBody(Body):
     """A folder to make."""
 
-    path: Text
-    parents: bool = True
-    mode: int | None = None
-    user: UserName = "user"
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
+    parents: bool = Field(default=True, description="Make the folders above it that are missing; one that is there already is no error then.")
+    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
+    user: UserName = Field(default="user", description="Who it is done as.")
 
 
 class MoveBody(Body):
     """What to move where."""
 
-    path: Text
-    to: Text
-    overwrite: bool = False
-    user: UserName = "user"
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
+    to: Text = Field(description="Its new path, likewise.", examples=["/workspace/results"])
+    overwrite: bool = Field(default=False, description="Replace a file that is there.")
+    user: UserName = Field(default="user", description="Who it is done as.")
 
 
 class RemovedAnswer(Answer):

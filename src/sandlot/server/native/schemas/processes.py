@@ -18,15 +18,15 @@ class ProcessBody(Body):
 
     command: Text | None = Field(default=None, description="A command line for the image's shell (bash where there is one).")
     argv: Texts | None = Field(default=None, description="A program and its arguments.")
-    env: Words = Field(default_factory=dict)
+    env: Words = Field(default_factory=dict, description="Added to the sandbox's environment.")
     cwd: Text | None = Field(default=None, description="Absolute; /workspace where left out.")
-    user: UserName = "user"
+    user: UserName = Field(default="user", description="Who it runs as.")
     stdin: Text | None = Field(default=None, description="All of its standard input.")
     stdin_open: bool = Field(default=False, description="Its input stays open, for POST .../stdin.")
     timeout: float | None = Field(
         default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until its process group is killed; null is never, and the default in the background."
     )
-    background: bool = False
+    background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")
 
     @model_validator(mode="after")
     def _one_command(self) -> ProcessBody:

@@ -40,14 +40,14 @@ class LimitsBody(Body):
 class CreateBody(Body):
     """A sandbox to create."""
 
-    template: Text = DEFAULT_TEMPLATE
-    name: Text | None = None
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
+    name: Text | None = Field(default=None, description="A name for people; need not be unique.")
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back.")
-    limits: LimitsBody = Field(default_factory=LimitsBody)
+    limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
     timeout: float = Field(default=DEFAULT_TIMEOUT_S, description="Seconds until it is ended.")
-    isolation: Text = AUTO
-    network: Text = Network.NONE
+    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
+    network: Text = Field(default=Network.NONE, description="What it may reach. What cannot be enforced is refused.")
 
     def asked(self) -> NewSandbox:
         """What core makes of it."""
@@ -140,8 +140,8 @@ class SandboxesAnswer(Answer):
 class SandboxesQuery(Query):
     """Which sandboxes to list."""
 
-    cursor: Text | None = None
-    limit: int = Field(default=100, ge=1, le=1000)
+    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Sandboxes on one page, at most.")
     all: bool = Field(default=False, description="Also those that have ended and are remembered.")
 
 

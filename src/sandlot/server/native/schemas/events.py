@@ -1,0 +1,57 @@
+"""What event streams carry: a stream's name -> its events' names -> what their data is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from sandlot.server.native.schemas.base import Answer, Problem
+from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
+from sandlot.server.native.schemas.processes import ExitedAnswer
+
+StreamName = Literal["stdout", "stderr"]
+
+
+class StartedEvent(Answer):
+    """A process runs."""
+
+    process: str
+    pid: int
+
+
+class CellStartedEvent(Answer):
+    """A cell runs."""
+
+    execution: str
+
+
+class OutputEvent(Answer):
+    """A piece of what is written."""
+
+    stream: StreamName
+    offset: int = Field(description="Of its first byte, counted from the stream's beginning.")
+    encoding: Literal["utf-8", "base64"] = Field(description="How ``data`` carries the bytes; base64 where they are no UTF-8.")
+    data: str
+
+
+class LostEvent(Answer):
+    """Output that is no longer kept, because it was read too late."""
+
+    stream: StreamName
+    bytes: int
+
+
+STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
+    "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": ExitedAnswer, "failure": Problem},
+    "cell": {
+        "started": CellStartedEvent,
+        "output": OutputEvent,
+        "lost": LostEvent,
+        "display": DisplayAnswer,
+        "error": ErrorAnswer,
+        "exit": CellAnswer,
+        "failure": Problem,
+    },
+}

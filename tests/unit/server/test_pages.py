@@ -1,0 +1,53 @@
+"""The document and its page, as a browser gets them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+import pytest
+
+from sandlot.server.pages import FILES
+from tests.support.service import Bench, tcp_client
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/docs/start.js", *(f"/docs/{name}" for name in FILES)])
+async def test_no_key_is_needed(at: Bench, path: str) -> None:
+    async with tcp_client(at.service) as http:
+        assert (await http.get("/v1/version")).status_code == 401
+        answer = await http.get(path)
+    assert answer.status_code == 200
+    assert len(answer.content) > 100
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_document_is_the_one_of_the_repository(http: httpx.AsyncClient) -> None:
+    served = (await http.get("/openapi.json")).json()
+    assert served["openapi"].startswith("3.1")
+    assert "/v1/sandboxes" in served["paths"]
+    assert "/docs" not in served["paths"]
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_says_so_to_the_browser(http: httpx.AsyncClient) -> None:
+    page = await http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 4
+    for name in loaded:
+        found = await http.get(f"/{name}")
+        assert found.status_code == 200, name
+        # ... and none of it is run or used unless its type is what the tag expects (nosniff).
+        expected = {"js": "text/javascript", "css": "text/css", "png": "image/png"}[name.rpartition(".")[2]]
+        assert found.headers["content-type"].partition(";")[0] == expected
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "http" not in policy
+    assert "<script>" not in page.text
+
+
+async def test_what_the_page_starts_shows_the_document(http: httpx.AsyncClient) -> None:
+    start = (await http.get("/docs/start.js")).text
+    (url,) = re.findall(r'url: ("[^"]+")', start)
+    assert (await http.get(f"/{json.loads(url)}")).json()["info"]["title"] == "Sandlot"
+    assert "isOAS31" in (await http.get("/docs/swagger-ui-bundle.js")).text, "a Swagger UI that cannot show OpenAPI 3.1"
