@@ -2,6 +2,7 @@
 
 Laws:
 - Every answer that is no success has this body, whatever failed: also an unknown route, a wrong method, a body that is no JSON.
+  Under a door's prefix the door tells the same in its vendor's shape (``web/telling.py``).
 - A client never sees a traceback, a path of the host or a name of the code; the log has them, under the same request id.
 - A validation error names the fields and says what is wrong with each, but repeats none of the values: they may be secrets.
 """
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
+from sandlot.web.telling import Teller, Tellers, Told
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -27,6 +29,9 @@ RETRY_AFTER_S = 1
 
 MOST_FIELDS = 20
 """That one answer names; whoever corrects those is told the next."""
+
+RAW_SUFFIXES = ("/files/content", "/stdin")
+"""Routes of the API that stream their body into the sandbox instead of parsing it."""
 
 _UNSEEN = 499
 """What the log says of a request whose client went away (nginx's convention); nobody receives it."""
@@ -54,13 +59,13 @@ def too_large(limit: int, *, raw: bool) -> LimitError:
         return LimitError(
             f"The upload has more than {limit} bytes, which is the limit of this server.",
             code=ErrorCode.TOO_LARGE,
-            hint="Send it in parts with append=true, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+            hint="Send it in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
             fields={"max_bytes": limit},
         )
     return LimitError(
         f"The request has more than {limit} bytes.",
         code=ErrorCode.TOO_LARGE,
-        hint="Upload large code or data as a file (PUT /v1/sandboxes/ID/files/content) and use that.",
+        hint="Upload large code or data as a file and use that.",
         fields={"max_bytes": limit},
     )
 
@@ -80,7 +85,32 @@ def problem(error: SandlotError, request_id: str) -> dict[str, Any]:
     }
 
 
-def answer(error: SandlotError, request_id: str, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+class Problems:
+    """Tells failures as problem+json, for all that is no door's."""
+
+    prefix = ""
+    help = "GET /openapi.json lists what there is."
+
+    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+        """The problem that an error is."""
+        body = problem(error, request_id)
+        if status is not None:
+            body["status"], body["title"] = status, HTTPStatus(status).phrase
+        return Told(body["status"], body, MEDIA_TYPE)
+
+    def takes_raw(self, path: str) -> bool:
+        """Whether that route streams its body into the sandbox or the file store."""
+        return path.endswith(RAW_SUFFIXES)
+
+
+PROBLEMS = Problems()
+OURS = Tellers(PROBLEMS)
+"""Of a service without doors."""
+
+
+def answer(
+    error: SandlotError, request_id: str, *, status: int | None = None, headers: Mapping[str, str] | None = None, teller: Teller = PROBLEMS
+) -> Response:
     """The response that tells an error.
 
     Args:
@@ -88,18 +118,17 @@ def answer(error: SandlotError, request_id: str, *, status: int | None = None, h
         request_id: The request's.
         status: Where HTTP has a better one than the error's code.
         headers: More of them.
+        teller: Who tells it.
     """
-    body = problem(error, request_id)
-    if status is not None:
-        body["status"], body["title"] = status, HTTPStatus(status).phrase
+    told = teller.tell(error, request_id, status)
     more = dict(headers or {})
     wait_s = error.fields.get("retry_after_s", RETRY_AFTER_S if error.retryable else None)
     if isinstance(wait_s, int):  # never a text: it would be written into the answer's head as it is
         more["Retry-After"] = str(wait_s)
-    if body["status"] == HTTPStatus.UNAUTHORIZED:
+    if told.status == HTTPStatus.UNAUTHORIZED:
         more["WWW-Authenticate"] = "Bearer"
-    content = json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
-    return Response(content, status_code=body["status"], headers=more, media_type=MEDIA_TYPE)
+    content = json.dumps(told.body, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return Response(content, status_code=told.status, headers=more, media_type=told.media_type)
 
 
 def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
@@ -126,25 +155,33 @@ def validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequestError:
     )
 
 
-def install(app: FastAPI) -> None:
-    """Make an app answer every failure like this."""
+def install(app: FastAPI, tellers: Tellers = OURS) -> None:
+    """Make an app answer every failure like this.
+
+    Args:
+        app: It.
+        tellers: Who tells what.
+    """
+
+    def said(request: Request, error: SandlotError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        return answer(error, request_id(request), status=status, headers=headers, teller=tellers.of(request.scope["path"]))
 
     async def on_sandlot_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, SandlotError):
             raise error
-        return answer(error, request_id(request))
+        return said(request, error)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):
             raise error
-        return answer(validation(error.errors()), request_id(request))
+        return said(request, validation(error.errors()))
 
     async def on_http(request: Request, error: Exception) -> Response:
         if isinstance(error, BodyRefusedError):
-            return answer(error.error, request_id(request))
+            return said(request, error.error)
         if not isinstance(error, HTTPException):
             raise error
-        return answer(_from_http(request, error), request_id(request), status=error.status_code, headers=error.headers)
+        return said(request, _from_http(request, error, tellers.of(request.scope["path"]).help), error.status_code, error.headers)
 
     async def on_disconnect(_request: Request, _error: Exception) -> Response:
         return Response(status_code=_UNSEEN)
@@ -172,13 +209,13 @@ def request_id(request: Request) -> str:
     return str(request.scope.get("state", {}).get("request_id", ""))
 
 
-def _from_http(request: Request, error: HTTPException) -> SandlotError:
+def _from_http(request: Request, error: HTTPException, help_: str) -> SandlotError:
     """What the framework raised, in our words."""
     route = f"{request.method} {request.url.path}"[:200]
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFoundError(f"There is no {route}.", code=ErrorCode.NOT_FOUND, hint="GET /openapi.json lists what there is.")
+        return NotFoundError(f"There is no {route}.", code=ErrorCode.NOT_FOUND, hint=help_)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return InvalidRequestError(f"There is no {route}.", hint="GET /openapi.json lists what there is.")
+        return InvalidRequestError(f"There is no {route}.", hint=help_)
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return InvalidRequestError("The body cannot be read.", hint="Send a JSON object in UTF-8, not nested deeper than a hundred levels.")
     return SandlotError(str(error.detail), code=ErrorCode.INVALID_REQUEST)

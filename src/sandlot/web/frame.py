@@ -29,11 +29,9 @@ from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
 from sandlot.web.auth import Verifier, authenticate
 from sandlot.web.errors import BodyRefusedError
+from sandlot.web.telling import Teller, Tellers
 
 JSON_MAX_BYTES = 8 * MIB
-RAW_SUFFIXES = ("/files/content", "/stdin")
-"""Routes that stream their body into the sandbox instead of parsing it."""
-
 FREE_BYTES = 64 * KIB
 """Of every body and every answer: not counted, because the number of connections bounds them."""
 PIECE_BYTES = 64 * KIB
@@ -55,20 +53,23 @@ class Frame:
         keys: Who may ask over TCP.
         upload_max_bytes: The limit of routes that stream their body.
         budget: Of the memory that is held for clients.
+        tellers: Who tells failures.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget, tellers: Tellers = errors.OURS) -> None:
         self._app = app
         self._keys = keys
         self._upload_max_bytes = upload_max_bytes
         self._budget = budget
+        self._tellers = tellers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return  # no lifespan to speak of, and no websockets
-        exchange = _Exchange(scope, receive, send, self._budget)
-        raw = scope["path"].endswith(RAW_SUFFIXES)
+        teller = self._tellers.of(scope["path"])
+        exchange = _Exchange(scope, receive, send, self._budget, teller)
+        raw = teller.takes_raw(scope["path"])
         exchange.limit(self._upload_max_bytes if raw else JSON_MAX_BYTES, raw=raw)
         try:
             scope["state"]["principal"] = authenticate(scope, self._keys)
@@ -91,8 +92,9 @@ class Frame:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: Budget) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: Budget, teller: Teller) -> None:
         self._budget = budget
+        self._teller = teller
         self._held_bytes = 0
         self._scope = scope
         self._receive = receive
@@ -161,7 +163,7 @@ class _Exchange:
 
     async def refuse(self, error: SandlotError) -> None:
         if not self.status:
-            await errors.answer(error, self.id)(self._scope, self.receive, self.send)
+            await errors.answer(error, self.id, teller=self._teller)(self._scope, self.receive, self.send)
 
     def log(self) -> None:
         _log.info(

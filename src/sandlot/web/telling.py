@@ -1,0 +1,74 @@
+"""Who tells a failure: the API as problem+json, a door in its vendor's words. The path that was asked for decides.
+
+Law: It is decided before anything else is known of a request, so that whatever refuses it speaks the language of its client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandlot.model.errors import SandlotError
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A failure as a client is told it.
+
+    Args:
+        status: HTTP's.
+        body: JSON-representable.
+        media_type: The body's.
+    """
+
+    status: int
+    body: Mapping[str, Any]
+    media_type: str = "application/json"
+
+
+class Teller(Protocol):
+    """Whoever answers under one prefix."""
+
+    @property
+    def prefix(self) -> str:
+        """``/`` and one part of a path; empty for whoever answers what is nobody else's."""
+        ...
+
+    @property
+    def help(self) -> str:
+        """What somebody should do who asked for what there is not."""
+        ...
+
+    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+        """Tell a failure.
+
+        Args:
+            error: It.
+            request_id: The request's.
+            status: Where HTTP itself has a word for it that no code has, such as 405.
+        """
+        ...
+
+    def takes_raw(self, path: str) -> bool:
+        """Whether what is sent to that path is used as it comes, instead of being held to be parsed."""
+        ...
+
+
+class Tellers:
+    """Everybody who answers.
+
+    Args:
+        own: Who answers what is nobody else's.
+        others: Each under its own prefix.
+    """
+
+    __slots__ = ("_by_prefix", "_own")
+
+    def __init__(self, own: Teller, others: Iterable[Teller] = ()) -> None:
+        self._own = own
+        self._by_prefix = {other.prefix: other for other in others}
+
+    def of(self, path: str) -> Teller:
+        """Who answers a path."""
+        return self._by_prefix.get("/" + path[1:].partition("/")[0], self._own)
