@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from scripts.halves import halves
 from tests.meta.tree import ROOT, SCRIPTS, name
 
 VERBS = sorted(path for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
@@ -45,3 +47,24 @@ def test_every_marked_option_of_setup_is_in_its_help() -> None:
     said = subprocess.run([SCRIPTS / "setup", "--help"], check=True, capture_output=True, text=True).stdout
     assert options
     assert {option for option in options if option not in said} == set()
+
+
+def test_every_test_is_in_one_of_the_halves_that_run_side_by_side() -> None:
+    most, attacks = halves().values()
+    assert all((ROOT / folder).is_dir() for folder in attacks)
+    assert most == [f"--ignore={folder}" for folder in attacks]
+
+
+@pytest.mark.parametrize("second, status", [("assert True", 0), ("assert False", 1)], ids=["both pass", "one fails"])
+def test_halves_fail_with_either_of_them_and_both_are_told(tmp_path: Path, second: str, status: int) -> None:
+    parts = {}
+    for part, statement in (("one", "assert True"), ("two", second)):
+        (tmp_path / f"test_{part}.py").write_text(f"from __future__ import annotations\n\ndef test_it():\n    {statement}\n", encoding="utf-8")
+        parts[part] = ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path / f"test_{part}.py")]
+    program = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import halves; sys.exit(halves.run({parts!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert {line.split(" | ")[0].strip() for line in lines if "%]" in line} == {"one", "two"}
+    assert len([line for line in lines if " in " in line and line.startswith("=")]) == 2
+    assert lines[-1] == ("failed: two (exit status 1)" if status else "both passed")
