@@ -112,16 +112,27 @@ class Files:
         call.result(entries=entries, more=len(names) > end)
 
     def mkdir(self, call: Call) -> None:
-        """``file.mkdir``; with ``parents`` a folder that is there already is no error, as with mkdir -p."""
-        path = _absolute(call.args["path"])
+        """``file.mkdir``; with ``parents`` a folder that is there already is no error, as with mkdir -p.
+
+        A mode that is given is what the folder gets, as a file does and as with mkdir -m; those above it leave theirs to the umask.
+        """
+        path = _absolute(call.args["path"]).rstrip("/") or "/"
         who = account(call.args["user"])
-        mode = 0o755 if call.args["mode"] is None else call.args["mode"] & 0o7777
+        mode = call.args["mode"]
         try:
             with As(who):
                 if call.args["parents"]:
-                    os.makedirs(path, mode, exist_ok=True)
-                else:
-                    os.mkdir(path, mode)
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
+                # Not chmod(2) afterwards: by then the path may be a link that somebody put there.
+                umask = os.umask(0) if mode is not None else None
+                try:
+                    os.mkdir(path, 0o777 if mode is None else mode & 0o7777)
+                except FileExistsError:
+                    if not call.args["parents"] or not os.path.isdir(path):
+                        raise
+                finally:
+                    if umask is not None:
+                        os.umask(umask)
         except OSError as error:
             raise refusal(error, path) from None
         call.result(**stat_as(path, who, follow=True))

@@ -52,6 +52,19 @@ async def test_folders_moves_and_removal(box: Sandbox) -> None:
     assert [entry.name for entry in (await files.listing(box, "/workspace", user=USER)).entries] == ["g"]
 
 
+async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_not(box: Sandbox) -> None:
+    made = await files.make_directory(box, "/workspace/above/open/", user=USER, mode=0o1777)
+    assert (made.mode, (await files.stat(box, "/workspace/above", user=USER)).mode) == (0o1777, 0o755)
+    again = await files.make_directory(box, "/workspace/above/open", user=USER, mode=0o700)
+    assert again.mode == 0o1777
+    assert (await files.make_directory(box, "/workspace/plain", user=USER)).mode == 0o755
+    await files.write(box, "/workspace/file", parts(b""), user=USER)
+    for path, parents in (("/workspace/plain", False), ("/workspace/file", True)):
+        with pytest.raises(SandlotError) as refused:
+            await files.make_directory(box, path, user=USER, parents=parents, mode=0o755)
+        assert refused.value.code == ErrorCode.PATH_EXISTS
+
+
 async def test_long_folders_come_in_pages(box: Sandbox) -> None:
     await processes.run(box, ProcessSpec(("sh", "-c", "mkdir many; cd many; seq -w 1 1500 | xargs touch")))
     first = await files.listing(box, "/workspace/many", user=USER)
