@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
@@ -32,6 +32,8 @@ class Settings:
     Args:
         data_dir: State of this service alone: key file, socket, lock, sandboxes. One service per directory.
         cache_dir: Images; shared by any number of services.
+        database_url: Of a PostgreSQL database, which may be shared by services; it may hold a password, so it is never shown. None is SQLite
+            in the data directory.
         host: Address to listen on for TCP; None listens on the unix socket only.
         port: Its port, 0 to 65535 (0 takes a free one).
         isolation_default: What ``auto`` means.
@@ -54,6 +56,7 @@ class Settings:
 
     data_dir: Path = SYSTEM_DATA_DIR
     cache_dir: Path = SYSTEM_CACHE_DIR
+    database_url: str | None = field(default=None, repr=False)
     host: str | None = None
     port: int = 8080
     isolation_default: str = "gvisor"
@@ -77,6 +80,16 @@ class Settings:
     def socket(self) -> Path:
         """The unix socket of this service."""
         return self.data_dir / "sandlot.sock"
+
+    @property
+    def database(self) -> Path | str:
+        """Where the rows are: a file for SQLite, or the URL of a PostgreSQL database."""
+        return self.database_url or self.data_dir / "sandlot.db"
+
+    @property
+    def files(self) -> Path:
+        """The folder of the file store's bytes."""
+        return self.data_dir / "files"
 
     @property
     def shares(self) -> Shares:
@@ -112,6 +125,7 @@ class Settings:
         return cls(
             data_dir=_folder(source, "DATA_DIR", SYSTEM_DATA_DIR if os.geteuid() == 0 else _home(source) / ".local/share/sandlot"),
             cache_dir=_folder(source, "CACHE_DIR", SYSTEM_CACHE_DIR if os.geteuid() == 0 else _home(source) / ".cache/sandlot"),
+            database_url=_postgresql(source, "DATABASE_URL"),
             host=host if host is not None else source.get("SANDLOT_HOST") or None,
             port=port if port is not None else _whole(source, "PORT", 8080, 0, 65535),
             isolation_default=default,
@@ -176,6 +190,13 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
     if not path.is_absolute():
         raise _bad(name, str(path), "an absolute path")
     return path
+
+
+def _postgresql(env: Mapping[str, str], name: str) -> str | None:
+    url = _text(env, name, "")
+    if url and not url.startswith(("postgresql://", "postgres://")):
+        raise _bad(name, f"{url.partition(':')[0][:20]}:...", "postgresql://USER:PASSWORD@HOST/DATABASE")
+    return url or None
 
 
 def _home(env: Mapping[str, str]) -> Path:

@@ -1,0 +1,71 @@
+"""The store: all tables of one database, brought to what this version expects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sandlot.store import engine, migrations
+from sandlot.store.events import Events
+from sandlot.store.executions import Executions
+from sandlot.store.files import Files
+from sandlot.store.keys import Keys
+from sandlot.store.sandboxes import Sandboxes
+
+
+class SqlStore:
+    """Fills :class:`sandlot.model.storage.Store`.
+
+    Args:
+        database: An open one of this version.
+    """
+
+    def __init__(self, database: engine.Database) -> None:
+        self._sandboxes = Sandboxes(database)
+        self._keys = Keys(database)
+        self._files = Files(database)
+        self._executions = Executions(database)
+        self._events = Events(database)
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        """Sandboxes."""
+        return self._sandboxes
+
+    @property
+    def keys(self) -> Keys:
+        """API keys."""
+        return self._keys
+
+    @property
+    def files(self) -> Files:
+        """Files of the file store."""
+        return self._files
+
+    @property
+    def executions(self) -> Executions:
+        """The log of runs."""
+        return self._executions
+
+    @property
+    def events(self) -> Events:
+        """What happened."""
+        return self._events
+
+
+@asynccontextmanager
+async def open_store(where: Path | str) -> AsyncIterator[SqlStore]:
+    """Open a store; make it, or bring it to what this version expects.
+
+    Args:
+        where: A file for SQLite, in a folder that is there; or the URL of a PostgreSQL database.
+
+    Raises:
+        InvalidRequestError: The URL is of neither.
+        HostError: A newer version has changed it, it is damaged, or it cannot be used.
+        UnavailableError: It cannot be reached.
+    """
+    async with engine.opened(where) as database:
+        await migrations.migrate(database)
+        yield SqlStore(database)

@@ -1,0 +1,61 @@
+"""What is known of the files of the file store; their bytes are ``blobs.py``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select
+from sqlalchemy import insert as plain_insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sandlot.model.access import OwnerId
+from sandlot.model.records import FileId, FileRecord
+from sandlot.store.engine import Database
+from sandlot.store.rows import of
+from sandlot.store.schema import files
+
+_COLUMNS = tuple(column.name for column in files.columns)
+
+
+class Files:
+    """Fills :class:`sandlot.model.storage.FileTable`.
+
+    Args:
+        database: Where.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, record: FileRecord) -> None:
+        """Insert one."""
+        await self._database.apply(plain_insert(files).values({name: getattr(record, name) for name in _COLUMNS}))
+
+    async def get(self, file: FileId) -> FileRecord | None:
+        """One."""
+        rows = await self._database.rows(select(files).where(files.c.id == file))
+        return _record(rows[0]) if rows else None
+
+    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+        """Newest first, and how many there are in all, both as of one moment."""
+        query = of(select(files), files, owner=owner).order_by(files.c.created_at.desc(), files.c.id.desc()).offset(offset).limit(limit)
+        count = of(select(func.count()).select_from(files), files, owner=owner)
+
+        async def work(connection: AsyncConnection) -> tuple[Sequence[FileRecord], int]:
+            total = int((await connection.execute(count)).scalar_one())
+            return [_record(row) for row in await connection.execute(query)], total
+
+        return await self._database.read(work)
+
+    async def remove(self, file: FileId) -> bool:
+        """Drop one; whether it was there."""
+        return await self._database.apply(delete(files).where(files.c.id == file)) > 0
+
+    async def ids(self) -> frozenset[FileId]:
+        """All that there are."""
+        return frozenset(FileId(row.id) for row in await self._database.rows(select(files.c.id)))
+
+
+def _record(row: Row[Any]) -> FileRecord:
+    return FileRecord(**{name: getattr(row, name) for name in _COLUMNS})

@@ -1,0 +1,73 @@
+"""API keys, without their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, or_, select, update
+from sqlalchemy import insert as plain_insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.records import KeyRecord
+from sandlot.store.engine import Database
+from sandlot.store.schema import keys
+
+_COLUMNS = tuple(column.name for column in keys.columns)
+
+
+class Keys:
+    """Fills :class:`sandlot.model.storage.KeyTable`.
+
+    Args:
+        database: Where.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, record: KeyRecord) -> None:
+        """Insert one.
+
+        Raises:
+            ConflictError: One that is not revoked has its name.
+        """
+
+        async def work(connection: AsyncConnection) -> None:
+            try:
+                await connection.execute(plain_insert(keys), {name: getattr(record, name) for name in _COLUMNS})
+            except IntegrityError as error:
+                raise ConflictError(
+                    f"There is a key of the name {record.name!r} already.",
+                    code=ErrorCode.CONFLICT,
+                    hint="Choose another name, or revoke that one first.",
+                ) from error
+
+        await self._database.write(work)
+
+    async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
+        """Mark one as revoked; None where no valid one is called so. An id goes over a name."""
+        valid = select(keys).where(keys.c.revoked_at.is_(None), or_(keys.c.id == name_or_id, keys.c.name == name_or_id))
+
+        async def work(connection: AsyncConnection) -> KeyRecord | None:
+            called = (await connection.execute(valid)).all()
+            chosen = next((row for row in called if row.id == name_or_id), next(iter(called), None))
+            if chosen is None:
+                return None
+            statement = update(keys).where(keys.c.id == chosen.id, keys.c.revoked_at.is_(None)).values(revoked_at=at).returning(*keys.columns)
+            row = (await connection.execute(statement)).first()
+            return None if row is None else _record(row)
+
+        return await self._database.write(work)
+
+    async def all(self) -> Sequence[KeyRecord]:
+        """Those that are not revoked, oldest first."""
+        query = select(keys).where(keys.c.revoked_at.is_(None)).order_by(keys.c.created_at, keys.c.id)
+        return [_record(row) for row in await self._database.rows(query)]
+
+
+def _record(row: Row[Any]) -> KeyRecord:
+    return KeyRecord(**{name: getattr(row, name) for name in _COLUMNS})

@@ -1,0 +1,1 @@
+"""The steps, one module for each, in order."""
