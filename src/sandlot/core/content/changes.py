@@ -1,0 +1,136 @@
+"""Which files a run created or changed: two looks at some folders, and what differs between them.
+
+Laws:
+- Exact: a file counts by inode, size, mtime and ctime, so that what was written with the same content, or had its times set back, counts too.
+- Bounded: at most 20,000 entries are looked at below each folder and 1,000 files reported; ``more`` says that there may be others.
+- Only regular files, hidden ones included; no link is followed below the folders. A folder that is not there yet counts as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sandlot.core.content import programs
+from sandlot.core.content.programs import Program
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
+
+FOLDERS = 16
+"""In one report."""
+REPORTED = 1_000
+_MOST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One file that differs.
+
+    Args:
+        path: Absolute, inside the sandbox; begins with the folder as it was named.
+        created: Whether it was not there before; otherwise it was, and is another now.
+        size_bytes: Now.
+        modified_ns: Now; since 1970, UTC.
+    """
+
+    path: str
+    created: bool
+    size_bytes: int
+    modified_ns: int
+
+
+class Mark:
+    """The first moment. Ask for what changed once, or close it.
+
+    Args:
+        program: Looks, and remembers.
+    """
+
+    __slots__ = ("_box", "_program")
+
+    def __init__(self, box: Sandbox, program: Program) -> None:
+        self._box = box
+        self._program = program
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def changed(self) -> tuple[Sequence[Change], bool]:
+        """What was created or changed since, by path, and whether there may be more. The mark is used up.
+
+        Raises:
+            ConflictError: What remembered the first moment is gone: something inside ended it.
+            SandboxEndedError: The sandbox has ended.
+        """
+        found: list[Change] = []
+        try:
+            async with self._box.using():
+                await self._program.tell({})
+                async for told in self._program:
+                    found += _changes(told)
+                result = await self._program.result()
+        finally:
+            self.close()
+        return found[:REPORTED], result.get("more") is not False or len(found) > REPORTED
+
+    def close(self) -> None:
+        """Nobody asks any more. Idempotent."""
+        self._program.close()
+
+
+async def mark(box: Sandbox, folders: Sequence[str], user: User) -> Mark:
+    """Look at some folders, to be asked later what changed in them.
+
+    Args:
+        box: Where.
+        folders: Absolute paths, 1 to 16.
+        user: Who looks: what that user may not read is not seen.
+
+    Raises:
+        InvalidRequestError: No folders, too many, or one that is no path.
+        SandlotError: It could not be looked (no room for a process), or the sandbox has ended.
+    """
+    if not 0 < len(folders) <= FOLDERS:
+        raise InvalidRequestError(f"{len(folders)} folders were named; it must be from 1 to {FOLDERS}.", fields={"field": "folders"})
+    for folder in folders:
+        check_path(folder)
+    program = await programs.start(box, "changes", {"folders": list(folders)}, user=user)
+    try:
+        async with box.using():
+            await anext(program)  # it says one word once it has looked; without it its error is raised
+    except BaseException:
+        program.close()
+        raise
+    return Mark(box, program)
+
+
+def _changes(told: Any) -> list[Change]:  # noqa: ANN401 - a guest's word
+    """What one message of the program comes to.
+
+    Raises:
+        ConflictError: It is none.
+    """
+    files = told.get("files") if isinstance(told, dict) else None
+    if not isinstance(files, list) or len(files) > REPORTED:
+        raise _nonsense()
+    return [_change(file) for file in files]
+
+
+def _change(file: Any) -> Change:  # noqa: ANN401 - likewise
+    if not isinstance(file, dict):
+        raise _nonsense()
+    path, created, size, modified_ns = (file.get(name) for name in ("path", "created", "size", "modified_ns"))
+    if not isinstance(path, str) or len(path) > MAX_PATH_BYTES or not isinstance(created, bool):
+        raise _nonsense()
+    if type(size) is not int or type(modified_ns) is not int or not 0 <= size <= _MOST or not 0 <= modified_ns <= _MOST:
+        raise _nonsense()
+    return Change(path, created, size, modified_ns)
+
+
+def _nonsense() -> ConflictError:
+    return ConflictError("The sandbox's report of what changed cannot be read.", code=ErrorCode.CONFLICT, hint="Something inside forged it.")
