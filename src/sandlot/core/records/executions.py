@@ -1,0 +1,398 @@
+"""The log of runs: every cell and every process that a client began, written behind it.
+
+Laws:
+- No run waits for the log, or fails because of it: beginning and ending a line is work in memory, and what the store does not take is lost with
+  a warning and a count.
+- A line is in the store a second after it changed, at the latest, while the store answers; a stop of the service writes what is left.
+- What waits here is bounded, in lines and in bytes; of what a run wrote, head and tail are kept, and the number of bytes between them.
+- A run that outlives the service keeps its line: the next service finishes it from what the guest knows, or marks it as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+
+from sandlot.core.ports import Clock
+from sandlot.core.records.metrics import Metrics
+from sandlot.link.types import CellError, Lost, Output
+from sandlot.model.access import Principal
+from sandlot.model.capture import Capture
+from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
+from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import KIB, MIB
+from sandlot.model.storage import ExecutionTable, Position
+from sandlot.protocol.schema import STDERR, STDOUT
+
+if TYPE_CHECKING:
+    from sandlot.core.sandbox import Sandbox
+
+OUTPUT_BYTES = 64 * KIB
+"""Kept of each stream: half of its beginning, half of its end."""
+TEXT_BYTES = 64 * KIB
+"""Kept of code, of a command, and of an error's text."""
+
+FLUSH_S = 0.5
+"""How long lines gather before they are written: half of the second that a kill may cost."""
+AGAIN_S = 1.0
+"""How long to wait after the store refused."""
+BATCH = 200
+LAST_FLUSH_S = 5.0
+"""For what is left when the service stops."""
+
+MAX_LINES = 20_000
+MAX_BYTES = 64 * MIB
+"""Of everything that waits here, lines of runs that go on included."""
+
+RUNNING, KILLED, LOST = "running", "killed", "lost"
+
+MAX_UNFINISHED = 10_000
+
+_log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What the log says of a run beyond what it is.
+
+    Args:
+        origin: Which API it came by: ``native`` or the name of a door.
+        language: Of code that is run by a command; None logs the command as such.
+        code: That code.
+    """
+
+    origin: str = "native"
+    language: str | None = None
+    code: str | None = None
+
+
+NATIVE = Label()
+
+
+class Line:
+    """One run that goes on. Add what it writes, and end it; or leave it to the next service.
+
+    Args:
+        journal: Where it is written.
+        record: What is known of it.
+        box: Where it runs.
+    """
+
+    __slots__ = ("_began_monotonic_s", "_box", "_captures", "_error", "_journal", "_over", "_record")
+
+    def __init__(self, journal: Journal, record: ExecutionRecord, box: Sandbox, began_monotonic_s: float) -> None:
+        self._journal = journal
+        self._record = record
+        self._box = box
+        self._began_monotonic_s = began_monotonic_s
+        self._captures: dict[int, Capture] = {}
+        self._error: str | None = None
+        self._over = False
+
+    @property
+    def id(self) -> ProcessId:
+        """Of the process or cell."""
+        return ProcessId(self._record.id)
+
+    def add(self, event: Output | Lost) -> None:
+        """The next piece that it wrote."""
+        capture = self._captures.get(event.channel)
+        if capture is None:
+            capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
+        before = capture.held_bytes
+        if isinstance(event, Lost):
+            capture.skip(event.bytes)
+        elif self._journal.has(min(len(event.data), capture.room_bytes)):
+            capture.add(event.data)
+        else:
+            capture.skip(len(event.data))
+        self._journal.held_bytes += capture.held_bytes - before
+
+    def raised(self, error: CellError) -> None:
+        """The exception that ended a cell."""
+        self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
+
+    def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None, files: int | None = None) -> None:
+        """It has ended. Idempotent.
+
+        Args:
+            status: As in :class:`ExecutionRecord`.
+            exit_code: Of a command.
+            duration_s: As the guest measured it; None is as it was seen from here.
+            files: How many files it made or changed, where that was asked for.
+        """
+        if self._over:
+            return
+        out, err = self._captures.get(STDOUT, Capture()), self._captures.get(STDERR, Capture())
+        record = replace(
+            self._record,
+            status=status,
+            exit_code=exit_code,
+            stdout=out.text(),
+            stderr=err.text(),
+            stdout_omitted_bytes=out.omitted,
+            stderr_omitted_bytes=err.omitted,
+            duration_s=max(0.0, self._journal.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
+            error=self._error,
+            files=files,
+        )
+        self.leave()
+        self._journal.ended(record)
+
+    def cut(self) -> None:
+        """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves, and the next one finishes the line."""
+        if self._box.leaving.is_set() and not self._box.wanted.is_set():
+            self.leave()
+        else:
+            self.end(KILLED)
+
+    def leave(self) -> None:
+        """Nothing more is said of it here. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
+
+
+class Journal:
+    """The log of runs of one service.
+
+    Args:
+        table: Where it is kept.
+        node: Whose runs.
+        clock: The time.
+        metrics: Where runs and failures are counted.
+    """
+
+    def __init__(self, table: ExecutionTable, node: NodeId, clock: Clock, metrics: Metrics) -> None:
+        self._table = table
+        self._node = node
+        self._clock = clock
+        self._metrics = metrics
+        self._pending: dict[ExecutionId, ExecutionRecord] = {}
+        self._files: dict[ExecutionId, int] = {}
+        self._waiting = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._lost = 0
+        self.held_bytes = 0
+        """What waits here, and what runs that go on have written."""
+        self.waits: Counter[SandboxId] = Counter()
+        """Calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.records.following`)."""
+
+    # -- what core/runs says ----------------------------------------------------------------------------------------
+
+    def cell(self, box: Sandbox, id_: ProcessId, language: str, code: str, label: Label = NATIVE) -> Line:
+        """A cell was begun."""
+        return self._begin(box, id_, replace(label, language=language, code=code), ())
+
+    def command(self, box: Sandbox, id_: ProcessId, argv: Sequence[str], label: Label = NATIVE) -> Line:
+        """A process was begun."""
+        return self._begin(box, id_, label, argv)
+
+    def tell_files(self, id_: ProcessId, files: int) -> None:
+        """How many files a run made or changed, where that is known after its end only."""
+        if len(self._files) < MAX_LINES:
+            self._files[ExecutionId(id_)] = files
+            self._waiting.set()
+
+    def _begin(self, box: Sandbox, id_: ProcessId, label: Label, argv: Sequence[str]) -> Line:
+        record = ExecutionRecord(
+            id=ExecutionId(id_),
+            owner=box.owner,
+            sandbox=box.id,
+            kind="command" if label.language is None else "code",
+            created_at=self._clock.now(),
+            status=RUNNING,
+            language=label.language,
+            code=None if label.code is None else shortened(label.code),
+            argv=None if label.language is not None else shortened_argv(argv),
+            origin=label.origin,
+        )
+        self._metrics.run_begun(record.kind)
+        self._put(record)
+        return Line(self, record, box, self._clock.monotonic_s())
+
+    # -- what lines say ---------------------------------------------------------------------------------------------
+
+    def has(self, size: int) -> bool:
+        """Whether there is room for so many bytes more."""
+        return self.held_bytes + size <= MAX_BYTES
+
+    def monotonic_s(self) -> float:
+        """The clock's."""
+        return self._clock.monotonic_s()
+
+    def ended(self, record: ExecutionRecord) -> None:
+        """A run has ended."""
+        self._metrics.run_ended(record.kind, record.status)
+        self._put(record)
+
+    def _put(self, record: ExecutionRecord) -> None:
+        replaced = self._pending.pop(record.id, None)
+        self.held_bytes += _size(record) - (0 if replaced is None else _size(replaced))
+        self._pending[record.id] = record
+        if len(self._pending) > MAX_LINES or self.held_bytes > MAX_BYTES:
+            self._give_up([record.id])
+        self._waiting.set()
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def get(self, who: Principal, id_: str) -> ExecutionRecord:
+        """One run.
+
+        Raises:
+            NotFoundError: ``execution_not_found``.
+        """
+        await self._caught_up()
+        record = await self._table.get(ExecutionId(id_)) if PROCESS_ID.fullmatch(id_) else None
+        if record is None or not who.sees(record.owner):
+            raise NotFoundError(
+                f"There is no execution {id_[:64]!r}.",
+                code=ErrorCode.EXECUTION_NOT_FOUND,
+                hint="It may be older than what is kept: list the executions.",
+                fields={"execution": id_[:64]},
+            )
+        return record
+
+    async def page(
+        self, who: Principal, *, sandbox: SandboxId | None = None, before: Position | None = None, limit: int = 50
+    ) -> Sequence[ExecutionRecord]:
+        """Runs, newest first.
+
+        Args:
+            who: For whom.
+            sandbox: Those in that one only.
+            before: The last one of the page before.
+            limit: At most so many.
+        """
+        await self._caught_up()
+        return await self._table.page(owner=None if who.operator else who.owner, sandbox=sandbox, before=before, limit=limit)
+
+    async def _caught_up(self) -> None:
+        """What was said so far is in the store, if that takes it: whoever reads finds the run that it has just made."""
+        if self._pending or self._files or self._writing.locked():
+            await self.flush()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write what there is to be written, again and again; until it is cancelled."""
+        while True:
+            await self._waiting.wait()
+            await asyncio.sleep(FLUSH_S)
+            if not await self.flush():
+                await asyncio.sleep(AGAIN_S)
+
+    async def aclose(self) -> None:
+        """Write what is left; what the store does not take is lost."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FLUSH_S):
+                await self.flush()
+        self._give_up(list(self._pending))
+        self._warn()
+
+    async def flush(self) -> bool:
+        """Write all that there is now; whether the store took it."""
+        async with self._writing:
+            self._waiting.clear()
+            taken = await self._write_files()
+            while taken and self._pending:
+                batch = list(islice(self._pending.values(), BATCH))
+                taken = await self._write(batch)
+            if not taken and (self._pending or self._files):
+                self._waiting.set()
+            self._warn()
+            return taken
+
+    async def _write(self, batch: Sequence[ExecutionRecord]) -> bool:
+        try:
+            await self._table.save(batch)
+        except (HostError, UnavailableError) as error:
+            self._failed(error)  # a full disk may be emptied: they stay, as long as there is room
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is: these it does not take, and they must not keep others from being written
+            self._failed(error, len(batch))
+        for record in batch:
+            if self._pending.get(record.id) is record:
+                self.held_bytes -= _size(self._pending.pop(record.id))
+        return True
+
+    async def _write_files(self) -> bool:
+        told, self._files = self._files, {}
+        for id_, files in told.items():
+            try:
+                record = self._pending.get(id_) or await self._table.get(id_)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failed(error)
+                self._files = told | self._files
+                return False
+            if record is not None:
+                self._put(replace(self._pending.get(id_, record), files=files))
+        return True
+
+    def _failed(self, error: Exception, lost: int = 0) -> None:
+        self._lost += lost
+        self._metrics.store_failed("executions", lost)
+        _log.warning("executions.not_written", error=str(error), waiting=len(self._pending))
+
+    def _give_up(self, ids: Sequence[ExecutionId]) -> None:
+        for id_ in ids:
+            self.held_bytes -= _size(self._pending.pop(id_))
+        self._lost += len(ids)
+        if ids:
+            self._metrics.store_failed("executions", len(ids))
+
+    def _warn(self) -> None:
+        if self._lost:
+            _log.warning("executions.lost", lines=self._lost, hint="The log of runs has gaps; nothing else has. See to the store's disk.")
+            self._lost = 0
+
+    # -- runs of an earlier service ---------------------------------------------------------------------------------
+
+    async def unfinished(self) -> Sequence[ExecutionRecord]:
+        """Runs that an earlier service of this node has left without an end."""
+        return [record for record in await self._table.running(limit=MAX_UNFINISHED) if node_of(record.sandbox) == self._node]
+
+    def go_on(self, box: Sandbox, record: ExecutionRecord) -> Line:
+        """The line of a run of an earlier service. Say again what it wrote, from the beginning."""
+        passed_s = (self._clock.now() - record.created_at).total_seconds()
+        return Line(self, record, box, self._clock.monotonic_s() - passed_s)
+
+    def lose(self, record: ExecutionRecord) -> None:
+        """Nobody will ever know how that run ended."""
+        self.ended(replace(record, status=LOST))
+
+
+def shortened(text: str) -> str:
+    """A text as the log keeps it: head and tail of what is longer than 64 KiB. Pure."""
+    if len(text) <= TEXT_BYTES // 4:  # no character has more than four bytes
+        return text
+    capture = Capture(TEXT_BYTES // 2, TEXT_BYTES // 2)
+    capture.add(text.encode("utf-8", "replace"))
+    return capture.text()
+
+
+def shortened_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command as the log keeps it: as much of it as fits into 64 KiB, and how many arguments do not. Pure."""
+    kept: list[str] = []
+    room = TEXT_BYTES
+    for number, argument in enumerate(argv):
+        short = shortened(argument)
+        room -= len(short.encode("utf-8", "replace")) + 8
+        if room < 0 and kept:
+            return (*kept, f"[... {len(argv) - number} arguments omitted ...]")
+        kept.append(short)
+    return tuple(kept)
+
+
+def _size(record: ExecutionRecord) -> int:
+    """About how much memory a record takes."""
+    texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
+    return 500 + sum(50 + len(text) for text in texts if text)
