@@ -52,6 +52,14 @@ class Events:
         old = select(events.c.sequence).where(events.c.at < before).limit(PIECE)
         return await self._database.apply_all(delete(events).where(events.c.sequence.in_(old)))
 
+    async def trim(self, *, keep: int) -> int:
+        """Drop the oldest, so that at most ``keep`` are left; how many were dropped."""
+        first = await self._database.rows(select(events.c.sequence).order_by(events.c.sequence.desc()).offset(keep).limit(1))
+        if not first:
+            return 0
+        old = select(events.c.sequence).where(events.c.sequence <= first[0].sequence).limit(PIECE)
+        return await self._database.apply_all(delete(events).where(events.c.sequence.in_(old)))
+
 
 async def append(connection: AsyncConnection, new: Sequence[NewEvent]) -> None:
     """Append some within a transaction. The last thing that it does: the counter stays locked until the transaction has committed."""

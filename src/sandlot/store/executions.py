@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, select
+from sqlalchemy import Row, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.access import OwnerId
@@ -16,7 +16,7 @@ from sandlot.model.storage import Position
 from sandlot.store.engine import Database
 from sandlot.store.events import PIECE
 from sandlot.store.rows import earlier, insert, of, replacing
-from sandlot.store.schema import executions, runs
+from sandlot.store.schema import RUNNING, executions, runs
 
 _COLUMNS = tuple(column.name for column in executions.columns if column.name != "argv")
 
@@ -53,6 +53,21 @@ class Executions:
             query = query.where(earlier(executions, before))
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
         return [_record(row) for row in rows]
+
+    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+        """Those whose status is ``running``, newest first."""
+        query = of(select(executions), executions, status=RUNNING).order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit)
+        return [_record(row) for row in await self._database.rows(query)]
+
+    async def trim(self, *, keep: int) -> int:
+        """Drop the oldest, so that at most ``keep`` are left; how many were dropped."""
+        newest = select(executions.c.created_at, executions.c.id).order_by(executions.c.created_at.desc(), executions.c.id.desc())
+        first = await self._database.rows(newest.offset(keep).limit(1))
+        if not first:
+            return 0
+        last = Position(first[0].created_at, first[0].id)
+        old = or_(earlier(executions, last), executions.c.id == last.id)
+        return await self._database.apply_all(delete(executions).where(executions.c.id.in_(select(executions.c.id).where(old).limit(PIECE))))
 
     async def forget(self, *, created_before: datetime) -> int:
         """Drop those from before then; how many."""

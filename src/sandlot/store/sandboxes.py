@@ -69,8 +69,8 @@ class Sandboxes:
 
     async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
         """Those of a node that ended last, the latest one first."""
-        query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.state.in_(_TERMINAL))
-        return await self._all(query.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id).limit(limit))
+        query = select(sandboxes).where(sandboxes.c.node == node, sandboxes.c.ended_at.is_not(None), sandboxes.c.state.in_(_TERMINAL))
+        return await self._all(query.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id.desc()).limit(limit))
 
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
         """One, ended or not."""

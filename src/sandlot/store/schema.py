@@ -34,6 +34,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    literal_column,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -44,6 +45,8 @@ HEAD: Final = "0001"
 """The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
 
 VERSION_TABLE: Final = "alembic_version"
+RUNNING: Final = "running"
+"""The status of a run that has no end yet."""
 EVENTS: Final = "events"
 """The row of ``counters`` that events take their numbers from."""
 
@@ -221,6 +224,12 @@ executions = Table(
     Index("executions_by_owner", "owner", "created_at", "id"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
     Index("executions_by_age", "created_at", "id"),
+)
+Index(
+    "executions_running",
+    executions.c.created_at,
+    sqlite_where=executions.c.status == literal_column(f"'{RUNNING}'"),
+    postgresql_where=executions.c.status == literal_column(f"'{RUNNING}'"),
 )
 
 runs = Table(

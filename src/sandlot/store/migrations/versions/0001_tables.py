@@ -90,6 +90,8 @@ def upgrade(op: Operations) -> None:
     op.create_index("executions_by_owner", "executions", ["owner", "created_at", "id"])
     op.create_index("executions_by_sandbox", "executions", ["sandbox", "created_at", "id"])
     op.create_index("executions_by_age", "executions", ["created_at", "id"])
+    running = sa.text("status = 'running'")
+    op.create_index("executions_running", "executions", ["created_at"], sqlite_where=running, postgresql_where=running)
     op.create_table(
         "runs",
         sa.Column("month", sa.String(7), nullable=False),
