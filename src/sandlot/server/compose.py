@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -26,9 +26,12 @@ from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, Reading
+from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
 from sandlot.server.keys import KeyStore
 from sandlot.server.settings import Settings
+from sandlot.store.blobs import open_blobs
+from sandlot.store.database import open_store
 
 _log = structlog.get_logger("sandlot.server")
 
@@ -41,12 +44,16 @@ class Service:
         settings: What the operator set.
         core: What answers requests.
         keys: Who may ask over TCP.
+        store: What survives a restart.
+        blobs: The bytes of the file store.
         stop: Set it, and the service ends.
     """
 
     settings: Settings
     core: Core
     keys: KeyStore
+    store: Store
+    blobs: Blobs
     stop: asyncio.Event
 
     @property
@@ -128,12 +135,16 @@ async def open_service(
 
     Raises:
         ConflictError: Another service runs on the data directory.
-        HostError: The data directory cannot be used.
+        HostError: The data directory or the database cannot be used.
+        UnavailableError: The database cannot be reached.
     """
     images = ImageTemplates(ImageStore(settings.cache_dir))
     state.prepare(settings.data_dir)
-    with state.locked(settings.data_dir):
+    async with AsyncExitStack() as opened:
+        opened.enter_context(state.locked(settings.data_dir))
         node = state.node(settings.data_dir)
+        store = await opened.enter_async_context(open_store(settings.database))
+        blobs = await open_blobs(settings.files)
         budget = Budget(settings.buffer_bytes)
         time = clock or SystemClock()
         sandboxes = Sandboxes(
@@ -155,7 +166,7 @@ async def open_service(
         await sandboxes.open()
         try:
             core = Core(node=node, sandboxes=sandboxes, clock=time, budget=budget)
-            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), stop=asyncio.Event())
+            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), store=store, blobs=blobs, stop=asyncio.Event())
         finally:
             images.stop()
             await sandboxes.aclose()
