@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.capacity import Shares
+from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
 
@@ -23,6 +24,9 @@ SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
 MAX_CONNECTIONS = 16_384
 """A quarter of the descriptors that the service takes for itself (``server/serve.py``)."""
 _RATIOS = (0.01, 100.0)
+_KEPT_S = (60.0, 3.2e9)
+"""A minute to a hundred years."""
+_KEPT = (100, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class Settings:
         max_connections: Clients' connections at once, those on TCP and those on the unix socket each, 8 to 16,384.
         buffer_bytes: Requests, collected output and answers that the service holds, all clients together; 64 MiB to 1 TiB.
         upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
+        executions_keep_s: Lines of the log of runs are kept that long; at least 60, 7 days by default.
+        executions_keep: How many of them at the most, 100 to 10,000,000.
+        events_keep_s: Events are kept that long.
+        events_keep: How many of them at the most, 100 to 10,000,000.
+        sandboxes_keep_s: What is known of sandboxes that have ended is kept that long.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
         log_level: debug, info, warning or error.
         log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
@@ -72,6 +81,11 @@ class Settings:
     max_connections: int = 1000
     buffer_bytes: int = 256 * MIB
     upload_max_bytes: int = 100 * MIB
+    executions_keep_s: float = 7 * DAY_S
+    executions_keep: int = 50_000
+    events_keep_s: float = 7 * DAY_S
+    events_keep: int = 100_000
+    sandboxes_keep_s: float = 7 * DAY_S
     idle_exit_s: float = 600.0
     log_level: str = "info"
     log_format: str = "auto"
@@ -103,6 +117,17 @@ class Settings:
             pids_reserve=self.pids_reserve,
         )
 
+    @property
+    def keep(self) -> Keep:
+        """How long what happened is kept."""
+        return Keep(
+            executions_s=self.executions_keep_s,
+            executions=self.executions_keep,
+            events_s=self.events_keep_s,
+            events=self.events_keep,
+            sandboxes_s=self.sandboxes_keep_s,
+        )
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
         """Settings out of an environment.
@@ -115,7 +140,7 @@ class Settings:
         Raises:
             InvalidRequestError: A value makes no sense; the message names it.
         """
-        source = os.environ if env is None else env
+        source, keep = os.environ if env is None else env, Keep()
         allowed = tuple(dict.fromkeys(name.strip() for name in _text(source, "ISOLATION_ALLOWED", "gvisor").split(",") if name.strip()))
         for name in allowed:
             _one_of("ISOLATION_ALLOWED", name, ISOLATIONS)
@@ -141,6 +166,11 @@ class Settings:
             max_connections=_whole(source, "MAX_CONNECTIONS", 1000, 8, MAX_CONNECTIONS),
             buffer_bytes=_whole(source, "BUFFER_BYTES", 256 * MIB, 64 * MIB, 1024 * GIB),
             upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),
+            executions_keep_s=_number(source, "EXECUTIONS_KEEP_S", keep.executions_s, *_KEPT_S),
+            executions_keep=_whole(source, "EXECUTIONS_KEEP", keep.executions, *_KEPT),
+            events_keep_s=_number(source, "EVENTS_KEEP_S", keep.events_s, *_KEPT_S),
+            events_keep=_whole(source, "EVENTS_KEEP", keep.events, *_KEPT),
+            sandboxes_keep_s=_number(source, "SANDBOXES_KEEP_S", keep.sandboxes_s, *_KEPT_S),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
             log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
             log_format=_one_of("LOG_FORMAT", _text(source, "LOG_FORMAT", "auto").lower(), ("auto", "text", "json")),
