@@ -23,6 +23,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
     env = {
         "SANDLOT_DATA_DIR": "/d",
         "SANDLOT_CACHE_DIR": "/c",
+        "SANDLOT_DATABASE_URL": "postgresql://u:p@h/d",
         "SANDLOT_HOST": "::1",
         "SANDLOT_PORT": "1",
         "SANDLOT_ISOLATION_DEFAULT": "microvm",
@@ -51,6 +52,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
     assert Settings.from_env(env) == Settings(
         data_dir=Path("/d"),
         cache_dir=Path("/c"),
+        database_url="postgresql://u:p@h/d",
         host="::1",
         port=1,
         isolation_default="microvm",
