@@ -1,0 +1,163 @@
+"""What one key may take, decided before anything is taken. The checks are pure.
+
+Laws:
+- Over a quota is ``quota_exceeded`` (429) with the quota's name, its limit, what is used and what was asked for; ``retry_after_s`` stands there
+  only where waiting helps: not where what is asked for is more than the whole quota.
+- A quota bounds what begins. One that becomes smaller ends nothing, and a change that takes less is never refused.
+- They are checked by the node that is asked: of two nodes that share a database each gives as much. Runs of a month are counted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from sandlot.model.access import Principal, Quota
+from sandlot.model.errors import ErrorCode, LimitError
+from sandlot.model.ports import Change
+from sandlot.model.specs import Limits
+
+if TYPE_CHECKING:
+    from sandlot.core.admission import NewSandbox
+    from sandlot.core.sandbox import Sandbox
+
+RETRY_AFTER_S: Final = 5
+"""Where a sandbox of the same owner has to end first."""
+
+_SUMS: Final = (("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
+"""Field of a quota and of limits -> what it counts, for people."""
+
+
+def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox]) -> None:
+    """Refuse a sandbox that its owner may not have beside those that live.
+
+    Args:
+        who: Whose it would be.
+        asked: It.
+        live: Of the same owner, those in transit included.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    quota = who.quota
+    if quota.sandboxes is not None and len(live) >= quota.sandboxes:
+        raise exceeded(
+            "sandboxes",
+            f"This key has {len(live)} live sandboxes; it may have {quota.sandboxes}.",
+            "End one, or wait until one ends.",
+            limit=quota.sandboxes,
+            used=len(live),
+            asked=1,
+            retry_after_s=RETRY_AFTER_S if quota.sandboxes else None,
+        )
+    check_lifetime(quota, asked.timeout_s)
+    check_sums(quota, asked.limits, [box.spec.limits for box in live])
+
+
+def check_update(who: Principal, box: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
+    """Refuse a change by which a sandbox would take more than its owner may.
+
+    Args:
+        who: Who asks; an operator is bound by nobody's quota.
+        box: Whose change.
+        timeout_s: Its new timeout; ``math.inf`` makes it persistent, None leaves it.
+        change: Its new limits.
+        live: Of the same owner, with or without the box itself.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if timeout_s is not None:
+        check_lifetime(who.quota, timeout_s)
+    before, after = box.spec.limits, change.over(box.spec.limits)
+    grows = Quota(
+        sandboxes=None,
+        cpus=who.quota.cpus if after.cpus > before.cpus else None,
+        memory_bytes=who.quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
+        disk_bytes=who.quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
+    )
+    check_sums(grows, after, [other.spec.limits for other in live if other.id != box.id])
+
+
+def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
+    """Refuse a timeout that is longer than a quota allows; None and ``math.inf`` are persistent.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.lifetime_s is None or (timeout_s is not None and timeout_s <= quota.lifetime_s):
+        return
+    persistent = timeout_s is None or timeout_s == float("inf")
+    raise exceeded(
+        "lifetime_s",
+        f"A sandbox of this key may live for {quota.lifetime_s:g} seconds"
+        + (", so it cannot be persistent." if persistent else f", not {timeout_s:g}."),
+        f"Ask for a timeout of at most {quota.lifetime_s:g}; it can be set anew while the sandbox runs.",
+        limit=quota.lifetime_s,
+        used=0,
+        asked=None if persistent else timeout_s,
+    )
+
+
+def check_sums(quota: Quota, asked: Limits, others: Sequence[Limits]) -> None:
+    """Refuse limits that together with those of other sandboxes are more than a quota allows.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    for name, what in _SUMS:
+        limit, want = getattr(quota, name), getattr(asked, name)
+        used = sum(getattr(one, name) for one in others)
+        if limit is not None and used + want > limit:
+            raise exceeded(
+                name,
+                f"All sandboxes of this key may have {limit:g} {what} together; {used:g} are taken and {want:g} more were asked for."
+                if isinstance(limit, float)
+                else f"All sandboxes of this key may have {limit} {what} together; {used} are taken and {want} more were asked for.",
+                "Ask for less, or end a sandbox first." if want <= limit else "Ask for less.",
+                limit=limit,
+                used=used,
+                asked=want,
+                retry_after_s=RETRY_AFTER_S if want <= limit else None,
+            )
+
+
+def check_upload(quota: Quota, size_bytes: int) -> None:
+    """Refuse an upload that is larger than a quota allows.
+
+    Args:
+        quota: Of who sends it.
+        size_bytes: What was announced, or has come so far.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.upload_bytes is not None and size_bytes > quota.upload_bytes:
+        raise exceeded(
+            "upload_bytes",
+            f"The upload has more than {quota.upload_bytes} bytes, which is what this key may upload at once.",
+            "Send it in parts, or ask the operator for a larger quota.",
+            limit=quota.upload_bytes,
+            used=0,
+            asked=size_bytes,
+        )
+
+
+def exceeded(
+    quota: str, message: str, hint: str, *, limit: float, used: float, asked: float | None, retry_after_s: float | None = None
+) -> LimitError:
+    """The error of a quota: which one it is, and the figures.
+
+    Args:
+        quota: Its field in :class:`Quota`.
+        message: What happened.
+        hint: What to do.
+        limit: The quota.
+        used: What of it is taken.
+        asked: What was asked for beside that; None is without end.
+        retry_after_s: Seconds after which it may fit; None where waiting does not help.
+    """
+    fields: dict[str, float | str | None] = {"quota": quota, "limit": limit, "used": used, "asked": asked}
+    if retry_after_s is not None:
+        fields["retry_after_s"] = retry_after_s
+    return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)
