@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from sandlot import __version__
+from sandlot.doors import agentsandbox
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import code, files, processes, sandboxes, service
 from sandlot.web import errors
+from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame
+from sandlot.web.telling import Tellers
 
 if TYPE_CHECKING:
     from sandlot.server.compose import Service
+
+DOORS = (agentsandbox.DOOR,)
+"""Each under its own prefix, and none of them in the API's document."""
+TELLERS = Tellers(PROBLEMS, DOORS)
 
 _ROOMS = (service, sandboxes, processes, code, files)
 
@@ -28,7 +35,7 @@ def create_app(serving: Service) -> FastAPI:
     app = create_routes()
     app.state.service = serving
     app.state.core = serving.core
-    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget)
+    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget, tellers=TELLERS)
     return app
 
 
@@ -45,6 +52,8 @@ def create_routes() -> FastAPI:
     )
     for room in _ROOMS:
         app.include_router(room.router)
+    for door in DOORS:
+        app.include_router(door.router, prefix=door.prefix, include_in_schema=False)
     pages.install(app)
-    errors.install(app)
+    errors.install(app, TELLERS)
     return app

@@ -1,0 +1,211 @@
+"""The files that a run made: found, and kept in the file store.
+
+Laws:
+- A file that was not there before counts, and one that was and has another size or another time of change. What was put there for the
+  run and left alone does not, nor do links, hidden files and folders, and what Python compiles.
+- A small tree is looked at from here, a message for each folder; a large one by a program inside, whose start costs more than a few of
+  these (``core/content/changes.py``).
+- At most 50 files and 100 MiB are kept of one run, and eight seconds are spent on it; whoever asked is told how many were not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sandlot.core.content import changes, files
+from sandlot.core.content.changes import Mark
+from sandlot.core.records.filestore import FileStore
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Entry
+from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.records import FileRecord
+from sandlot.model.specs import MIB, WORKSPACE, User
+
+OUTPUT = "/output"
+"""Where the vendor's own plugin tells models to put what they want back; its SDK says /workspace. Both are looked at."""
+FOLDERS = (OUTPUT, WORKSPACE)
+"""Where runs leave what they make; the first one's files are kept first."""
+
+FEW_FOLDERS = 12
+"""Looked at from here before a run; a program inside takes as long to start as so many messages take."""
+MANY_FOLDERS = 250
+"""The same after it, where no program waits inside."""
+MOST_ENTRIES = 20_000
+
+ANSWER_S = 10.0
+"""Of the time that a client waits, for what comes after its run."""
+COLLECT_S = 8.0
+"""Of these, for its files."""
+KEPT_FILES = 50
+KEPT_BYTES = 100 * MIB
+
+_COMPILED = "__pycache__"
+
+Seen = Mapping[str, tuple[int, int]]
+"""Path -> size and time of change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that a run made.
+
+    Args:
+        path: Absolute, inside.
+        size_bytes: When it was found.
+    """
+
+    path: str
+    size_bytes: int
+
+
+class Before:
+    """What there was before a run. Ask for what there is beyond it once, or close it.
+
+    Args:
+        box: Where.
+        seen: The files, where the tree is small.
+        mark: Who knows them, where it is large.
+    """
+
+    __slots__ = ("_box", "_mark", "_seen")
+
+    def __init__(self, box: Sandbox, seen: Seen, mark: Mark | None = None) -> None:
+        self._box = box
+        self._seen = seen
+        self._mark = mark
+
+    @classmethod
+    async def look(cls, box: Sandbox) -> Before:
+        """Look at a sandbox.
+
+        Raises:
+            SandlotError: It could not be looked, or the sandbox has ended.
+        """
+        seen, whole = await _look(box, FEW_FOLDERS)
+        return cls(box, seen) if whole else cls(box, {}, await changes.mark(box, FOLDERS, User.USER))
+
+    async def made(self) -> tuple[Sequence[Found], bool]:
+        """What was made since, the most wanted first, and whether there may be more.
+
+        Raises:
+            SandlotError: It could not be looked, or the sandbox has ended.
+        """
+        if self._mark is not None:
+            told, more = await self._mark.changed()
+            return ordered(Found(change.path, change.size_bytes) for change in told if not is_hidden(change.path)), more
+        seen, whole = await _look(self._box, MANY_FOLDERS)
+        return ordered(Found(path, now[0]) for path, now in seen.items() if self._seen.get(path) != now), not whole
+
+    def close(self) -> None:
+        """Nobody asks any more. Idempotent."""
+        if self._mark is not None:
+            self._mark.close()
+
+
+def empty(box: Sandbox, put: Iterable[Entry]) -> Before:
+    """What there is in a sandbox that was made for the run: what was put into it. Pure."""
+    return Before(box, {entry.path: (entry.size, entry.modified_ns) for entry in put})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of the files that a run made.
+
+    Args:
+        records: Those that were kept.
+        left: How many were found and not kept.
+        more: Whether there may be others that were not found.
+    """
+
+    records: Sequence[FileRecord] = ()
+    left: int = 0
+    more: bool = False
+
+
+async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
+    """Find the files that a run made, and keep them.
+
+    Args:
+        store: Where they are kept.
+        box: Where they are.
+        before: What there was before the run.
+
+    Raises:
+        LimitError: ``disk_full``: the host's.
+        SandboxEndedError: The sandbox has ended.
+    """
+    kept: list[FileRecord] = []
+    found: Sequence[Found] = ()
+    more, gone = True, 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COLLECT_S):
+            found, more = await before.made()
+            for file in found[:KEPT_FILES]:
+                if file.size_bytes + sum(record.size_bytes for record in kept) > KEPT_BYTES:
+                    continue
+                try:
+                    kept.append(await store.keep(box, file.path))
+                except NotFoundError:
+                    gone += 1  # a process that was left in the background has removed it
+                except (ForbiddenError, InvalidRequestError):
+                    continue  # its user cannot read it, or it is no file any more
+                except LimitError as error:
+                    if error.code is not ErrorCode.TOO_LARGE:
+                        raise
+    return Kept(kept, len(found) - len(kept) - gone, more)
+
+
+def ordered(found: Iterable[Found]) -> list[Found]:
+    """Files in the order in which they are kept: folder by folder, those at the top first. Pure."""
+
+    def rank(file: Found) -> tuple[int, int, str]:
+        folder = next((number for number, folder in enumerate(FOLDERS) if file.path.startswith(f"{folder}/")), len(FOLDERS))
+        return folder, file.path.count("/"), file.path
+
+    return sorted(found, key=rank)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path below one of the folders is nothing that a run is asked for. Pure."""
+    return any(part.startswith(".") or part == _COMPILED for part in path.split("/"))
+
+
+async def _look(box: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, int]], bool]:
+    """The files below the folders, and whether these are all."""
+    seen: dict[str, tuple[int, int]] = {}
+    waiting = list(FOLDERS)
+    whole = True
+    left = MOST_ENTRIES
+    while waiting and most_folders > 0 and left > 0:
+        batch, waiting = waiting[:most_folders], waiting[most_folders:]
+        most_folders -= len(batch)
+        for folder, entries in zip(batch, await asyncio.gather(*(_entries(box, folder) for folder in batch)), strict=True):
+            left -= len(entries)
+            whole = whole and len(entries) < MOST_ENTRIES
+            for entry in entries:
+                path = posixpath.join(folder, entry.name)
+                if is_hidden(entry.name):
+                    continue
+                if entry.kind == "file":
+                    seen[path] = (entry.size, entry.modified_ns)
+                elif entry.kind == "directory":
+                    waiting.append(path)
+    return seen, whole and not waiting
+
+
+async def _entries(box: Sandbox, folder: str) -> list[Entry]:
+    """What is in a folder; nothing where there is none that the user may look into."""
+    entries: list[Entry] = []
+    more = True
+    try:
+        while more and len(entries) < MOST_ENTRIES:
+            page = await files.listing(box, folder, user=User.USER, offset=len(entries))
+            entries += page.entries
+            more = page.more and bool(page.entries)
+    except (NotFoundError, ForbiddenError, InvalidRequestError):  # gone, closed, or no folder any more
+        return []
+    return entries

@@ -1,0 +1,127 @@
+"""The routes of AgentSandbox's API, below ``/agentsandbox``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.doors.agentsandbox import sessions, translate
+from sandlot.doors.agentsandbox.wire import (
+    ExecuteBody,
+    FilesAnswer,
+    FilesQuery,
+    InjectBody,
+    InjectedAnswer,
+    SessionAnswer,
+    SessionBody,
+    SessionsAnswer,
+    UploadQuery,
+)
+from sandlot.doors.door import refuse
+from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.bodies import reply
+from sandlot.web.forms import upload_of
+from sandlot.web.streams import Stream
+
+RAW = frozenset({"/v1/files"})
+
+router = APIRouter()
+
+
+@router.post("/v1/execute")
+async def execute(body: ExecuteBody, request: Request) -> Response:
+    """Run code; it is killed when its client goes away."""
+    return reply(await unless_gone(request, sessions.execute(core_of(request), principal_of(request), body)))
+
+
+@router.post("/v1/sessions")
+async def create_session(request: Request, body: SessionBody | None = None) -> Response:
+    """Make a session. A client that goes away meanwhile leaves none behind."""
+    asked = body or SessionBody()
+    work = sessions.create(core_of(request), principal_of(request), asked.env_vars or {}, asked.file_ids or ())
+    return reply(SessionAnswer(session_id=(await unless_gone(request, work)).id, created=True))
+
+
+@router.get("/v1/sessions")
+async def list_sessions(request: Request) -> Response:
+    """The ids of all sessions, oldest first."""
+    return reply(SessionsAnswer(sessions=[box.id for box in sessions.listing(core_of(request), principal_of(request))]))
+
+
+@router.get("/v1/sessions/{session}")
+async def get_session(session: str, request: Request) -> Response:
+    """Whether there is a session."""
+    return reply(SessionAnswer(session_id=sessions.find(core_of(request), principal_of(request), session).id, created=False))
+
+
+@router.delete("/v1/sessions/{session}")
+async def delete_session(session: str, request: Request) -> Response:
+    """End a session, and all that is in it."""
+    await sessions.delete(core_of(request), principal_of(request), session)
+    return Response(status_code=204)
+
+
+@router.post("/v1/sessions/{session}/files")
+async def inject_files(session: str, body: InjectBody, request: Request) -> Response:
+    """Put files into a session's /workspace."""
+    core, who = core_of(request), principal_of(request)
+    box = sessions.find(core, who, session)
+    records = await unless_gone(request, sessions.inject(core, box, who, body.file_ids))
+    return reply(InjectedAnswer(session_id=box.id, file_ids=[record.id for record in records]))
+
+
+@router.post("/v1/files")
+async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
+    """Keep a file; with ``session_id`` it is put into that session as well."""
+    core, who = core_of(request), principal_of(request)
+    box = None if query.session_id is None else sessions.find(core, who, query.session_id)
+    form = await upload_of(request)
+    record = await core.files.upload(who, form.chunks, filename=translate.filename(form.filename), media_type=form.media_type)
+    if box is not None:
+        await core.files.inject(box, [record])
+    told = translate.file(record)
+    return reply(told if box is None else told.model_copy(update={"session_id": box.id}))
+
+
+@router.get("/v1/files")
+async def list_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
+    """A part of all files, newest first, and how many there are."""
+    found, total = await core_of(request).files.page(principal_of(request), offset=query.offset, limit=query.limit)
+    return reply(FilesAnswer(files=[translate.file(record) for record in found], total=total, limit=query.limit, offset=query.offset))
+
+
+@router.get("/v1/files/{file}")
+async def download(file: str, request: Request) -> Response:
+    """A file's bytes."""
+    core = core_of(request)
+    record = await core.files.get(principal_of(request), file)
+
+    async def close() -> None:
+        pass
+
+    return Stream(
+        core.files.read(record),
+        close,
+        media_type=record.media_type,
+        headers={
+            "Content-Length": str(record.size_bytes),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}",
+            # It may say that it is a page; it is never shown as one under this address.
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
+
+
+@router.delete("/v1/files/{file}")
+async def delete_file(file: str, request: Request) -> Response:
+    """Remove a file; what was put into sessions stays there."""
+    await core_of(request).files.remove(principal_of(request), file)
+    return Response(status_code=204)
+
+
+_KEYS = "Make keys where the service runs: sandlot keys create --name NAME."
+refuse(router, "POST", "/v1/api-keys", _KEYS)
+refuse(router, "GET", "/oauth/authorize", _KEYS)
+refuse(router, "POST", "/oauth/token", _KEYS)

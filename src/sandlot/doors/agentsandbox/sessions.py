@@ -1,0 +1,159 @@
+"""Sessions and the runs in them: what core is asked to do, in which order.
+
+Laws:
+- Nothing is made where an id that was given is not there.
+- A sandbox that was made for a request is gone when the request failed, and soon after it was answered where it was for one run.
+- A client that goes away takes its run along; a session stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from sandlot.core.content import files
+from sandlot.core.records.executions import Label
+from sandlot.core.runs import processes
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.agentsandbox import outputs, translate
+from sandlot.doors.agentsandbox.outputs import Before
+from sandlot.doors.agentsandbox.translate import Program
+from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
+from sandlot.link.types import Entry
+from sandlot.model.access import Principal
+from sandlot.model.errors import NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import FileRecord
+from sandlot.model.specs import User
+
+_OUTPUT_MODE = 0o1777
+
+
+def find(core: Core, who: Principal, session: str) -> Sandbox:
+    """A session.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+    """
+    with suppress(NotFoundError):
+        box = core.sandboxes.find(session, who)
+        if translate.is_session(box):
+            return box
+    raise translate.no_session(session)
+
+
+def listing(core: Core, who: Principal) -> list[Sandbox]:
+    """All sessions that somebody has, oldest first."""
+    return [box for box in core.sandboxes.all(who) if translate.is_session(box)]
+
+
+async def create(core: Core, who: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:
+    """Make a session, its files in it.
+
+    Raises:
+        SandlotError: It could not be made, or there is no such file; then nothing is left of it.
+    """
+    records = await core.files.all(who, file_ids)
+    box = await core.sandboxes.create(translate.new_session(env, who), who)
+    try:
+        await _furnish(core, box, records)
+    except BaseException:
+        _drop(box, "it could not be furnished")
+        raise
+    return box
+
+
+async def inject(core: Core, box: Sandbox, who: Principal, file_ids: Sequence[str]) -> list[FileRecord]:
+    """Put files into a session.
+
+    Raises:
+        NotFoundError: ``file_not_found``; then none of them was put there.
+        SandboxEndedError: The session has ended.
+    """
+    records = await core.files.all(who, file_ids)
+    await core.files.inject(box, records)
+    return records
+
+
+async def delete(core: Core, who: Principal, session: str) -> None:
+    """End a session.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``.
+    """
+    await core.sandboxes.kill(find(core, who, session).id, who)
+
+
+async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswer:
+    """Run code in a process of its own.
+
+    Args:
+        core: Who does it.
+        who: For whom.
+        body: What was asked.
+
+    Raises:
+        SandlotError: It could not be run. Code that fails is no error.
+    """
+    began_s = core.clock.monotonic_s()
+    code = translate.code_of(body.code)
+    records = await core.files.all(who, body.file_ids or ())
+    async with _place(core, who, body.session_id) as box:
+        what = translate.program(body.language, secrets.token_hex(8))
+        before = await _prepared(core, box, records, new=body.session_id is None)
+        try:
+            await files.write(box, what.path, _once(code), user=User.ROOT, mode=0o644)
+            spec = translate.process(what, body.env_vars or {}, box.spec.env, core.clock.monotonic_s() - began_s)
+            done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
+            kept = await outputs.collect(core.files, box, before)
+        except SandboxEndedError as error:
+            return translate.ended(box, error)
+        finally:
+            before.close()
+            if body.session_id is not None:
+                box.keep(asyncio.create_task(_tidy(box, what)))
+        core.executions.tell_files(done.outcome.process, len(kept.records))
+        return translate.answer(box, done, kept, spec.timeout_s or 0.0)
+
+
+@asynccontextmanager
+async def _place(core: Core, who: Principal, session: str | None) -> AsyncIterator[Sandbox]:
+    """Where a run runs: in its session, or in a sandbox that ends with it."""
+    if session is not None:
+        yield find(core, who, session)
+        return
+    box = await core.sandboxes.create(translate.new_throwaway(who), who)
+    try:
+        yield box
+    finally:
+        _drop(box, "its run is over")
+
+
+async def _prepared(core: Core, box: Sandbox, records: Sequence[FileRecord], *, new: bool) -> Before:
+    """Give a sandbox what a run finds in it, and remember what that is."""
+    put = await _furnish(core, box, records) if new else await core.files.inject(box, records)
+    return outputs.empty(box, put) if new else await Before.look(box)
+
+
+async def _furnish(core: Core, box: Sandbox, records: Sequence[FileRecord]) -> list[Entry]:
+    """Give a new sandbox its folder for output, and its files."""
+    await files.make_directory(box, outputs.OUTPUT, user=User.ROOT, mode=_OUTPUT_MODE)
+    return await core.files.inject(box, records)
+
+
+def _drop(box: Sandbox, why: str) -> None:
+    """End a sandbox without waiting for that: who asked for it has the answer."""
+    box.end(Exit(ExitReason.KILLED, why))
+
+
+async def _tidy(box: Sandbox, what: Program) -> None:
+    """Remove a program that has run."""
+    with suppress(SandlotError):
+        await files.remove(box, what.folder, user=User.ROOT, recursive=True)
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content

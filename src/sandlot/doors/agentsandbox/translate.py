@@ -1,0 +1,226 @@
+"""AgentSandbox's words into ours and back. Pure.
+
+Laws:
+- Every run is a fresh process on a program file of its own, outside of /workspace: tracebacks show lines, ``__file__`` and ``argv[0]``
+  name a file, standard input is empty, and a folder's listing shows nothing that the run's owner did not put there.
+- What is in /workspace can be imported, as if the program lay there.
+- A session is a sandbox that says so in its metadata and has no deadline; a run without one has a sandbox that nobody else finds.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.runs.outcomes import Finished
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
+from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.records import ExecutionRecord, FileRecord
+from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
+
+NAME = "agentsandbox"
+
+CLIENT_TIMEOUT_S = 120.0
+"""After that its client gives up (``agentsandbox/_constants.py``), and nobody would learn what became of the run."""
+LEAST_RUN_S = 1.0
+"""However long it took until the run began."""
+TIMED_OUT = 124
+"""As timeout(1) says it."""
+KILLED = 137
+"""As a shell says SIGKILL."""
+
+THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
+"""The deadline of a sandbox for one run, for the case that the service is killed before it has removed it."""
+
+DOOR_WORD, USE_WORD = "sandlot.door", "sandlot.use"
+SESSION, RUN = "session", "run"
+
+PROGRAMS = "/run/sandlot"
+"""Written by root inside, read by everybody, and on nobody's way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Code as a file and what runs it.
+
+    Args:
+        path: The file's.
+        interpreter: What it is given to.
+    """
+
+    path: str
+    interpreter: str
+
+    @property
+    def folder(self) -> str:
+        """Nothing else is in it."""
+        return posixpath.dirname(self.path)
+
+
+_PROGRAMS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}
+
+
+def program(language: LanguageName, run: str) -> Program:
+    """Where a run's code goes.
+
+    Args:
+        language: Its.
+        run: A word that no other run of that sandbox has.
+    """
+    interpreter, filename = _PROGRAMS[language]
+    return Program(f"{PROGRAMS}/{run}/{filename}", interpreter)
+
+
+def code_of(code: str) -> bytes:
+    """Code as its file has it.
+
+    Raises:
+        InvalidRequestError: It is larger than code may be.
+    """
+    content = code.encode()
+    if len(content) > MAX_CODE_BYTES:
+        raise InvalidRequestError(
+            f"The code has {len(content)} bytes; at most {MAX_CODE_BYTES} are allowed.",
+            hint="Upload what is data in it as a file, and give its id in file_ids.",
+            fields={"field": "code"},
+        )
+    return content
+
+
+def process(what: Program, env: Mapping[str, str], session_env: Mapping[str, str], spent_s: float) -> ProcessSpec:
+    """The process that a run is.
+
+    Args:
+        what: Its program.
+        env: The run's environment, which goes before the session's.
+        session_env: That one.
+        spent_s: Of the time that its client waits.
+    """
+    whole = dict(env)
+    if what.interpreter == "python3":
+        # The program is elsewhere; but what lies in /workspace was always importable there.
+        given = env.get("PYTHONPATH", session_env.get("PYTHONPATH", ""))
+        whole["PYTHONPATH"] = f"{WORKSPACE}:{given}" if given else WORKSPACE
+    return ProcessSpec(
+        argv=(what.interpreter, what.path), env=whole, cwd=WORKSPACE, timeout_s=max(LEAST_RUN_S, CLIENT_TIMEOUT_S - ANSWER_S - spent_s)
+    )
+
+
+def new_session(env: Mapping[str, str], who: Principal) -> NewSandbox:
+    """The sandbox that a session is. It has no deadline, but for keys whose sandboxes must have one: then the longest they may have."""
+    longest_s = who.quota.lifetime_s
+    return NewSandbox(env=env, metadata={DOOR_WORD: NAME, USE_WORD: SESSION}, timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S))
+
+
+def new_throwaway(who: Principal) -> NewSandbox:
+    """The sandbox of one run without a session."""
+    longest_s = THROWAWAY_S if who.quota.lifetime_s is None else who.quota.lifetime_s
+    return NewSandbox(metadata={DOOR_WORD: NAME, USE_WORD: RUN}, timeout_s=min(longest_s, THROWAWAY_S))
+
+
+def is_session(box: Sandbox) -> bool:
+    """Whether a sandbox is a session of this door, and has not ended."""
+    return not box.wanted.is_set() and not box.ended.is_set() and (box.metadata.get(DOOR_WORD), box.metadata.get(USE_WORD)) == (NAME, SESSION)
+
+
+def no_session(id_: str) -> NotFoundError:
+    """What is said about a session that there is not."""
+    return NotFoundError(
+        f"There is no session {id_[:64]!r}.",
+        code=ErrorCode.SANDBOX_NOT_FOUND,
+        hint="It may have been deleted. List the sessions, or create one.",
+        fields={"session_id": id_[:64]},
+    )
+
+
+def answer(box: Sandbox, done: Finished, kept: Kept, timeout_s: float) -> ExecuteAnswer:
+    """What a run's client is given.
+
+    Args:
+        box: Where it ran.
+        done: How it ended, and what it wrote.
+        kept: Its files.
+        timeout_s: What it had.
+    """
+    late = done.outcome.reason == "timeout"
+    stderr = done.stderr.text()
+    if late:
+        stderr = noted(stderr, f"Sandlot ended this run after {timeout_s:.0f} seconds; start what takes longer in the background.")
+    if kept.left or kept.more:
+        others = f"{kept.left} other" if not kept.more else f"{kept.left} or more other"
+        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of the files that this run made; {others} files were left where they are.")
+    return ExecuteAnswer(
+        session_id=box.id,
+        stdout=done.stdout.text(),
+        stderr=stderr,
+        return_code=TIMED_OUT if late else done.outcome.exit_code,
+        files=[MadeFile(file_id=file.id, filename=file.filename) for file in kept.records],
+        execution_id=done.outcome.process,
+        files_omitted=kept.left,
+    )
+
+
+def ended(box: Sandbox, why: SandboxEndedError) -> ExecuteAnswer:
+    """What the client of a run is given that its whole sandbox did not survive: code that takes all memory is no failure of the service."""
+    return ExecuteAnswer(session_id=box.id, stdout="", stderr=f"{why}\n", return_code=KILLED, files=[], execution_id=None)
+
+
+def noted(stderr: str, note: str) -> str:
+    """What a program wrote, and on a line of its own what Sandlot has to say."""
+    return f"{stderr}{'' if not stderr or stderr.endswith(chr(10)) else chr(10)}{note}\n"
+
+
+def file(record: FileRecord) -> FileAnswer:
+    """A file of the file store."""
+    return FileAnswer(
+        file_id=record.id,
+        filename=record.filename,
+        mime_type=record.media_type,
+        size_bytes=record.size_bytes,
+        session_id=record.sandbox,
+        created_at=time(record.created_at),
+    )
+
+
+def filename(given: str) -> str:
+    """The name of an uploaded file: its client sends the whole path where it was given an open file."""
+    return given.replace("\\", "/").rstrip("/").rpartition("/")[2] or "file"
+
+
+def execution(record: ExecutionRecord) -> ExecutionAnswer:
+    """A run as the log has it; one that came by another way than this door says so in ``request_meta``."""
+    ours = record.origin == NAME
+    return ExecutionAnswer(
+        id=record.id,
+        endpoint="/v1/execute" if ours else f"/v1/sandboxes/{record.sandbox}",
+        method="POST",
+        status_code=None if record.status == "running" else 200,
+        duration_ms=None if record.duration_s is None else round(record.duration_s * 1000, 3),
+        session_id=record.sandbox,
+        language=cast("LanguageName", record.language) if record.language in _PROGRAMS else None,
+        code=record.code,
+        stdout=record.stdout,
+        stderr=record.stderr,
+        return_code=TIMED_OUT if record.status == "timeout" else record.exit_code,
+        files_count=record.files or 0,
+        error=record.error,
+        request_meta={
+            "origin": record.origin,
+            "status": record.status,
+            "stdout_omitted_bytes": record.stdout_omitted_bytes,
+            "stderr_omitted_bytes": record.stderr_omitted_bytes,
+        },
+        created_at=time(record.created_at),
+    )
+
+
+def time(at: datetime) -> str:
+    """A time as its client parses it."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,101 @@
+"""What a door is: a name, a prefix, routes, and one table from every error code to the vendor's own words for it.
+
+Laws:
+- The table is total; a test looks at every door's.
+- What a client reads is a sentence that says what happened and, where there is something, what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
+from sandlot.web.telling import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one of our error codes is at the vendor.
+
+    Args:
+        status: The HTTP status by which its client chooses what to raise.
+        word: The vendor's own code for it, where its bodies carry one.
+    """
+
+    status: int
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """All that a vendor's error body may be made of.
+
+    Args:
+        kind: What it is at the vendor.
+        message: For people: what happened and what to do.
+        code: Ours; stable.
+        request_id: The request's.
+        retryable: Whether the same request may succeed later.
+    """
+
+    kind: Kind
+    message: str
+    code: ErrorCode
+    request_id: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One vendor's.
+
+    Args:
+        name: The vendor's, as it is in the execution log.
+        prefix: ``/`` and one part of a path: what its client's base URL ends with.
+        router: Its routes, below the prefix.
+        table: Error code -> what it is at the vendor; total.
+        body: Makes the vendor's error body.
+        help: What somebody should do who asked for what there is not.
+        raw: Paths below the prefix whose bodies are used as they come.
+    """
+
+    name: str
+    prefix: str
+    router: APIRouter
+    table: Mapping[ErrorCode, Kind]
+    body: Callable[[Failure], Mapping[str, Any]]
+    help: str
+    raw: Collection[str] = field(default_factory=frozenset)
+
+    def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
+        """An error in the vendor's words."""
+        kind = self.table[error.code]
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:  # all others that HTTP itself has are codes of ours as well
+            kind = Kind(status, kind.word)
+        failure = Failure(kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable)
+        return Told(kind.status, self.body(failure))
+
+    def takes_raw(self, path: str) -> bool:
+        """Whether what is sent to that path is used as it comes."""
+        return path.removeprefix(self.prefix) in self.raw
+
+
+def refuse(router: APIRouter, method: str, path: str, why: str) -> None:
+    """Give a router a route for something that the vendor has and Sandlot has not: it answers 501, in the vendor's words.
+
+    Args:
+        router: It.
+        method: HTTP's.
+        path: Below the prefix.
+        why: One sentence: what to use in its place.
+    """
+
+    async def refused(request: Request) -> None:
+        raise UnsupportedError(f"Sandlot does not have {method} {request.url.path}.", code=ErrorCode.UNSUPPORTED, hint=why)
+
+    router.add_api_route(path, refused, methods=[method])
