@@ -8,22 +8,75 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandlot.model.errors import ErrorCode, SandlotError
-    from sandlot.sdk import AsyncClient, AsyncSandbox, Client, CommandResult, Execution, Sandbox
+    from sandlot.model.errors import (
+        AuthenticationError,
+        ConflictError,
+        ErrorCode,
+        ForbiddenError,
+        HostError,
+        InternalError,
+        InvalidRequestError,
+        LimitError,
+        NotFoundError,
+        SandboxEndedError,
+        SandlotError,
+        TimeoutExceededError,
+        UnavailableError,
+        UnsupportedError,
+    )
+    from sandlot.sdk import AsyncClient, AsyncSandbox, Client, CommandResult, Execution, Limits, Sandbox, SandboxInfo
 
-__all__ = ["AsyncClient", "AsyncSandbox", "Client", "CommandResult", "ErrorCode", "Execution", "Sandbox", "SandlotError", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "AsyncSandbox",
+    "AuthenticationError",
+    "Client",
+    "CommandResult",
+    "ConflictError",
+    "ErrorCode",
+    "Execution",
+    "ForbiddenError",
+    "HostError",
+    "InternalError",
+    "InvalidRequestError",
+    "LimitError",
+    "Limits",
+    "NotFoundError",
+    "Sandbox",
+    "SandboxEndedError",
+    "SandboxInfo",
+    "SandlotError",
+    "TimeoutExceededError",
+    "UnavailableError",
+    "UnsupportedError",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "sandlot.sdk",
     "AsyncSandbox": "sandlot.sdk",
+    "AuthenticationError": "sandlot.model.errors",
     "Client": "sandlot.sdk",
     "CommandResult": "sandlot.sdk",
+    "ConflictError": "sandlot.model.errors",
     "ErrorCode": "sandlot.model.errors",
     "Execution": "sandlot.sdk",
+    "ForbiddenError": "sandlot.model.errors",
+    "HostError": "sandlot.model.errors",
+    "InternalError": "sandlot.model.errors",
+    "InvalidRequestError": "sandlot.model.errors",
+    "LimitError": "sandlot.model.errors",
+    "Limits": "sandlot.sdk",
+    "NotFoundError": "sandlot.model.errors",
     "Sandbox": "sandlot.sdk",
+    "SandboxEndedError": "sandlot.model.errors",
+    "SandboxInfo": "sandlot.sdk",
     "SandlotError": "sandlot.model.errors",
+    "TimeoutExceededError": "sandlot.model.errors",
+    "UnavailableError": "sandlot.model.errors",
+    "UnsupportedError": "sandlot.model.errors",
 }
 
 

@@ -5,7 +5,22 @@ The asynchronous half is written by hand, the synchronous one is made from it (`
 
 from __future__ import annotations
 
-from sandlot.model.errors import SandlotError
+from sandlot.model.errors import (
+    AuthenticationError,
+    ConflictError,
+    ErrorCode,
+    ForbiddenError,
+    HostError,
+    InternalError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    SandboxEndedError,
+    SandlotError,
+    TimeoutExceededError,
+    UnavailableError,
+    UnsupportedError,
+)
 from sandlot.model.specs import Limits
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
@@ -27,21 +42,34 @@ __all__ = [
     "AsyncFileStream",
     "AsyncFiles",
     "AsyncSandbox",
+    "AuthenticationError",
     "Client",
     "CommandHandle",
     "CommandResult",
     "Commands",
+    "ConflictError",
     "Entry",
+    "ErrorCode",
     "Execution",
     "ExecutionError",
     "FileStream",
     "Files",
+    "ForbiddenError",
+    "HostError",
+    "InternalError",
+    "InvalidRequestError",
+    "LimitError",
     "Limits",
+    "NotFoundError",
     "Output",
     "ProcessInfo",
     "Result",
     "Sandbox",
+    "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "TimeoutExceededError",
+    "UnavailableError",
+    "UnsupportedError",
     "Usage",
 ]

@@ -112,6 +112,10 @@ class SandboxInfo:
         timeout_s: Seconds that it may live, counted from when that was last set.
         created_at: When it was made.
         expires_at: When it will be ended.
+        persistent: Whether it lives until it is killed, without a timeout.
+        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
+        ended_at: When it ended.
+        node: The service process that it belongs to.
         exit_reason: Why it ended: exited, oom, disk, killed, crashed.
         exit_detail: More about that, for a person.
     """
@@ -127,6 +131,10 @@ class SandboxInfo:
     timeout_s: float | None = None
     created_at: datetime | None = None
     expires_at: datetime | None = None
+    persistent: bool = False
+    idle_timeout_s: float | None = None
+    ended_at: datetime | None = None
+    node: str = ""
     exit_reason: str | None = None
     exit_detail: str = ""
 
@@ -146,6 +154,10 @@ class SandboxInfo:
             timeout_s=raw.get("timeout"),
             created_at=_moment(raw.get("created_at")),
             expires_at=_moment(raw.get("expires_at")),
+            persistent=bool(raw.get("persistent")),
+            idle_timeout_s=raw.get("idle_timeout"),
+            ended_at=_moment(raw.get("ended_at")),
+            node=str(raw.get("node", "")),
             exit_reason=ended.get("reason"),
             exit_detail=str(ended.get("detail", "")),
         )

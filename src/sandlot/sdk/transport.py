@@ -15,6 +15,10 @@ class NotSentError(UnavailableError):
     """No connection came about, so nothing was sent and the request may be made again."""
 
 
+class CutError(UnavailableError):
+    """The connection broke while the request was sent or answered: it may have been carried out, or not."""
+
+
 @contextmanager
 def sendable() -> Iterator[None]:
     """Turn what the making of a request in the body raises into an error of the one tree.
@@ -34,7 +38,8 @@ def translated(target: Target) -> Iterator[None]:
 
     Raises:
         NotSentError: There was no connection.
-        UnavailableError: The connection broke, or nothing came for too long.
+        CutError: The connection broke.
+        UnavailableError: Nothing came for too long.
     """
     try:
         yield
@@ -47,7 +52,7 @@ def translated(target: Target) -> Iterator[None]:
             hint="Whether the request was carried out is not known.",
         ) from error
     except (httpx.TransportError, httpx.StreamError) as error:
-        raise UnavailableError(
+        raise CutError(
             f"The connection to {target} broke: {str(error) or type(error).__name__}.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint="Whether the request was carried out is not known.",

@@ -3,15 +3,15 @@
 Laws:
 - What is not given is not sent, so that the service's defaults hold; what the SDK cannot express is refused here, before
   anything is sent.
-- An error is rebuilt from its code; an answer that is no problem document of ours becomes an error that shows it.
-- A request is repeated only where the service says that it may be (``retryable`` and Retry-After), or where it was never sent.
+- An error is rebuilt from its code, a code of a newer service from its status; an answer that is no problem document of ours becomes an error
+  that shows it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -30,11 +30,27 @@ from sandlot.model.states import State
 from sandlot.sdk.info import Entry, SandboxInfo
 
 ENDED = frozenset({State.STOPPED, State.FAILED})
-MAX_RETRY_WAIT_S = 30.0
-"""The longest single wait before a repetition; a service that asks for more gets its error shown instead."""
+PAGE = 100
+"""What the service puts on a page by default."""
 
 MAX_LISTED = 1_000_000
 """Entries of one folder; each takes half a KiB of memory here."""
+
+_CLIENTS_FAULT = range(400, 500)
+_STATUSES: Mapping[int, ErrorCode] = {
+    401: ErrorCode.UNAUTHENTICATED,
+    403: ErrorCode.FORBIDDEN,
+    404: ErrorCode.NOT_FOUND,
+    408: ErrorCode.TIMEOUT,
+    409: ErrorCode.CONFLICT,
+    410: ErrorCode.SANDBOX_ENDED,
+    413: ErrorCode.TOO_LARGE,
+    429: ErrorCode.LIMIT_EXCEEDED,
+    501: ErrorCode.UNSUPPORTED,
+    503: ErrorCode.HOST_NOT_READY,
+    507: ErrorCode.DISK_FULL,
+}
+"""The least that a status says; none of these codes says by itself that a call may be repeated."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
@@ -102,28 +118,62 @@ def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str
     )
 
 
-def sandbox_body(
+def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     *,
     template: str | None,
     timeout: float | None,
+    idle_timeout: float | None,
+    persistent: bool,
     envs: Mapping[str, str] | None,
     metadata: Mapping[str, str] | None,
     limits: Mapping[str, Any],
     isolation: str | None,
     network: str | None,
     name: str | None,
+    files: Iterable[str] | None,
 ) -> dict[str, Any]:
     """The body that creates a sandbox."""
     return given(
         template=template,
         timeout=timeout,
+        idle_timeout=idle_timeout,
+        persistent=persistent or None,
         env=None if envs is None else dict(envs),
         metadata=None if metadata is None else dict(metadata),
         limits=given(**limits) or None,
         isolation=isolation,
         network=network,
         name=name,
+        files=None if files is None else list(files),
     )
+
+
+def listing(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool) -> dict[str, Any]:
+    """The query that lists sandboxes."""
+    states = state if isinstance(state, str) or state is None else ",".join(state)
+    entries = [f"{name}={value}" for name, value in (metadata or {}).items()]
+    return given(state=states, metadata=entries or None, all="true" if ended else None)
+
+
+def page_size(left: int | None) -> int | None:
+    """How many items to ask for, of so many that are wanted; None where the service may choose."""
+    return None if left is None or left >= PAGE else left
+
+
+def following(page: Mapping[str, Any], cursor: str | None) -> str | None:
+    """The cursor of the page that follows; None where there is none.
+
+    Args:
+        page: The page.
+        cursor: Its own.
+
+    Raises:
+        InternalError: It leads to itself, which would never end.
+    """
+    found = page.get("next_cursor") or None
+    if found is not None and found == cursor:
+        raise InternalError("A page of the service's list is followed by itself.", hint="Is there a proxy that keeps answers?")
+    return found
 
 
 def process_body(
@@ -188,35 +238,36 @@ def failure(status: int, content_type: str, body: bytes, request_id: str = "") -
 
 
 def from_problem(problem: Mapping[str, Any]) -> SandlotError:
-    """The error that a problem document (RFC 9457) of the service describes."""
+    """The error that a problem document (RFC 9457) of the service describes.
+
+    A code that this version does not know counts as the one that its status stands for, and is kept in ``fields["code"]``.
+    """
     fields = problem.get("fields")
     details = dict(fields) if isinstance(fields, Mapping) else {}
     if problem.get("request_id"):
         details.setdefault("request_id", problem["request_id"])
+    code = str(problem.get("code", ""))
+    if code not in ErrorCode.__members__.values():
+        details["code"] = code
+        code = _code_of(problem.get("status"))
     return from_code(
-        str(problem.get("code", "")),
+        code,
         str(problem.get("detail") or problem.get("title") or "The service failed."),
         hint=str(problem.get("hint") or ""),
         fields=details,
     )
 
 
-def retry_wait_s(error: SandlotError, body: bytes, retry_after: str | None) -> float | None:
-    """How long to wait before the same request may be sent again; None when it may not.
+def _code_of(status: object) -> ErrorCode:
+    """What a status says where a code says nothing."""
+    if not isinstance(status, int):
+        return ErrorCode.INTERNAL
+    return _STATUSES.get(status, ErrorCode.INVALID_REQUEST if status in _CLIENTS_FAULT else ErrorCode.INTERNAL)
 
-    Args:
-        error: The error that the answer stood for.
-        body: The answer's body; its ``retryable`` is the service's own word.
-        retry_after: The Retry-After header (RFC 9110, section 10.2.3), in seconds; the date form is not used by the service.
-    """
-    problem = _object(body) or {}
-    if not problem.get("retryable", error.retryable) or retry_after is None:
-        return None
-    try:
-        wait_s = float(retry_after)
-    except ValueError:
-        return None
-    return wait_s if 0 <= wait_s <= MAX_RETRY_WAIT_S else None
+
+def retryable(body: bytes) -> bool:
+    """Whether the body of an answer says that the same call may be made again; what lies between us and the service does not know."""
+    return (_object(body) or {}).get("retryable") is True
 
 
 def check_alive(info: SandboxInfo) -> None:

@@ -29,13 +29,14 @@ class Seen:
 
 @dataclass(slots=True)
 class Reply:
-    """One answer. A list of pieces is sent chunked; ``cut`` closes the connection before the last chunk."""
+    """One answer. A list of pieces is sent chunked; ``cut`` closes the connection before the last chunk, ``gone`` before anything."""
 
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[bytes] | None = None
     cut: bool = False
+    gone: bool = False
 
 
 Handler = Callable[[Seen], Reply]
@@ -89,6 +90,9 @@ class Connection(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
         reply = self.script().answer(Seen(self.command, parts.path, parts.query, headers, self.read_body()))
+        if reply.gone:
+            self.close_connection = True
+            return
         self.send_response(reply.status)
         for name, value in reply.headers.items():
             self.send_header(name, value)

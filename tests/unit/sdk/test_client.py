@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -89,13 +91,12 @@ def test_a_busy_service_is_asked_again_when_it_says_when(service: Script, client
 @pytest.mark.parametrize(
     "reply",
     [
-        problem(503, "busy", retryable=True),
         problem(503, "host_not_ready", retryable=False, retry_after=0),
         problem(500, "internal", retry_after=0),
         problem(503, "busy", retryable=True, retry_after=86400),
         Reply(502, b"<html>bad gateway</html>"),
     ],
-    ids=["no time", "not retryable", "internal", "tomorrow", "a gateway"],
+    ids=["not retryable", "internal", "tomorrow", "a gateway"],
 )
 def test_nothing_else_is_repeated(service: Script, client: Client, reply: Reply) -> None:
     service.say(reply)
@@ -147,6 +148,92 @@ def test_a_closed_client_opens_again(service: Script, client: Client) -> None:
     service.say(Reply(200, {"version": "1"}))
     client.close()
     assert client.version() == {"version": "1"}
+
+
+def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"version": "1"}))
+    client.version()
+    path = service.socket.rename(service.socket.with_suffix(".gone"))
+    client.close()
+    back = threading.Timer(0.3, path.rename, [service.socket])
+    back.start()
+    assert client.version() == {"version": "1"}
+    back.join()
+    assert len(service.seen) == 2
+
+
+def test_a_create_that_was_cut_is_sent_again_under_the_same_name(service: Script, client: Client) -> None:
+    service.say(Reply(gone=True), Reply(201, b'{"id"', cut=True), Reply(201, SANDBOX))
+    assert Sandbox.create(client=client).id == SANDBOX["id"]
+    keys = [seen.headers["idempotency-key"] for seen in service.seen]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+    service.say(Reply(201, SANDBOX))
+    Sandbox.create(client=client)
+    assert service.seen[-1].headers["idempotency-key"] != keys[0]
+    Sandbox.create(client=client, idempotency_key="mine")
+    assert service.seen[-1].headers["idempotency-key"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda box: box.run_code("x"), lambda box: box.commands.run("x"), lambda box: box.files.write("/x", "y"), lambda box: box.set_timeout(5)],
+    ids=["code", "command", "upload", "change"],
+)
+@pytest.mark.parametrize("reply", [Reply(gone=True), Reply(200, b"{", cut=True)], ids=["before", "within"])
+def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandbox, call: Callable[[Sandbox], object], reply: Reply) -> None:
+    service.say(reply)
+    with pytest.raises(UnavailableError, match="not known"):
+        call(sandbox)
+    assert len(service.seen) == 1
+
+
+def test_a_list_is_asked_for_by_state_metadata_and_number(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"sandboxes": [SANDBOX] * 5, "next_cursor": "c"}))
+    assert len(client.sandboxes(state=["paused", "running"], metadata={"a": "1", "b": "x y"}, ended=True, limit=7)) == 7
+    assert [parse_qs(seen.query) for seen in service.seen] == [
+        {"state": ["paused,running"], "metadata": ["a=1", "b=x y"], "all": ["true"], "limit": ["7"]},
+        {"state": ["paused,running"], "metadata": ["a=1", "b=x y"], "all": ["true"], "limit": ["2"], "cursor": ["c"]},
+    ]
+
+
+def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"sandboxes": [SANDBOX] * 2, "next_cursor": "c"}), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}))
+    found = client.iter_sandboxes()
+    next(found)
+    next(found)
+    assert len(service.seen) == 1
+    assert len(list(found)) == 1
+    assert len(service.seen) == 2
+
+
+def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> None:
+    service.say(Reply(200, {"sandboxes": [SANDBOX], "next_cursor": "c"}))
+    with pytest.raises(InternalError):
+        client.sandboxes()
+    assert len(service.seen) == 2
+
+
+def test_what_a_sandbox_is_made_with_is_sent(service: Script, client: Client) -> None:
+    service.say(Reply(201, {**SANDBOX, "persistent": True, "idle_timeout": 60.0, "metadata": {"a": "b"}, "timeout": None}))
+    sandbox = Sandbox.create(client=client, persistent=True, idle_timeout=60, metadata={"a": "b"}, files=["file-1"], name="n", network="none")
+    assert service.seen[-1].json() == {
+        "persistent": True, "idle_timeout": 60, "metadata": {"a": "b"}, "files": ["file-1"], "name": "n", "network": "none",
+    }  # fmt: skip
+    info = sandbox.info()
+    assert (info.persistent, info.idle_timeout_s, info.timeout_s, info.metadata) == (True, 60.0, None, {"a": "b"})
+
+
+def test_what_a_sandbox_is_changed_to_is_sent(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {**SANDBOX, "metadata": {"c": "d"}}))
+    sandbox.set_timeout(9)
+    sandbox.set_timeout(None)
+    sandbox.set_idle_timeout(5)
+    sandbox.set_idle_timeout(None)
+    assert sandbox.update_metadata({"c": "d"}) == {"c": "d"} == sandbox.metadata
+    assert [seen.json() for seen in service.seen] == [
+        {"timeout": 9}, {"persistent": True}, {"idle_timeout": 5}, {"idle_timeout": 0}, {"metadata": {"c": "d"}},
+    ]  # fmt: skip
 
 
 def test_the_list_is_read_page_by_page(service: Script, client: Client) -> None:

@@ -29,7 +29,10 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_what_is_not_given_is_not_sent() -> None:
-    body = wire.sandbox_body(template=None, timeout=None, envs=None, metadata=None, limits={"cpus": None}, isolation=None, network=None, name=None)
+    body = wire.sandbox_body(
+        template=None, timeout=None, idle_timeout=None, persistent=False, envs=None, metadata=None, limits={"cpus": None}, isolation=None,
+        network=None, name=None, files=None,
+    )  # fmt: skip
     assert body == {}
 
 
@@ -82,10 +85,18 @@ def test_every_code_comes_back_as_its_class(code: ErrorCode) -> None:
     assert (error.code, error.message, error.hint, dict(error.fields)) == (code, "what", "do", {"a": 1, "request_id": "r"})
 
 
-def test_a_code_of_a_later_version_is_internal_and_keeps_its_words() -> None:
-    error = wire.from_problem({"code": "quota_of_the_moon", "detail": "what"})
-    assert type(error) is InternalError
-    assert error.message == "what"
+def test_a_code_of_a_later_version_is_what_its_status_says_and_keeps_its_words() -> None:
+    known = {status for status, _ in CODES.values()}
+    for status in range(400, 600):
+        error = wire.from_problem({"code": "quota_of_the_moon", "detail": "what", "hint": "do", "status": status})
+        assert (error.message, error.hint, dict(error.fields)) == ("what", "do", {"code": "quota_of_the_moon"})
+        assert not error.retryable
+        assert error.status == status if status in known else (error.status == 400) == (status < 500)
+
+
+@pytest.mark.parametrize("status", [None, "404", [404], True])
+def test_a_code_of_a_later_version_without_a_status_is_internal(status: object) -> None:
+    assert type(wire.from_problem({"code": "quota_of_the_moon", "status": status})) is InternalError
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"code": 5}', b"\xff\xfe"])
@@ -97,24 +108,11 @@ def test_an_answer_that_is_no_problem_is_shown(body: bytes) -> None:
     assert wire.failure(404, "text/html", body).code is ErrorCode.INTERNAL
 
 
-@pytest.mark.parametrize(
-    "retryable, header, wait_s",
-    [
-        (True, "2", 2.0),
-        (True, "0", 0.0),
-        (True, None, None),
-        (True, "soon", None),
-        (True, "-1", None),
-        (True, "nan", None),
-        (True, "3600", None),
-        (False, "2", None),
-        (None, "2", 2.0),
-    ],
-)
-def test_a_request_is_repeated_only_where_the_service_says_so(*, retryable: bool | None, header: str | None, wait_s: float | None) -> None:
-    problem = {"code": "busy"} if retryable is None else {"code": "busy", "retryable": retryable}
-    body = json.dumps(problem).encode()
-    assert wire.retry_wait_s(wire.failure(503, "", body), body, header) == wait_s
+@pytest.mark.parametrize("body", [{"code": "busy"}, {"code": "busy", "retryable": False}, {"retryable": "true"}, {"retryable": 1}, []])
+def test_whether_a_call_may_be_repeated_is_the_services_word(body: object) -> None:
+    assert wire.retryable(b'{"code": "busy", "retryable": true}')
+    assert not wire.retryable(json.dumps(body).encode())
+    assert not wire.retryable(b"<html>bad gateway</html>")
 
 
 def test_answers_are_objects() -> None:

@@ -47,6 +47,11 @@ async def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
     return await anyio.to_thread.run_sync(function, *args)
 
 
+async def collected(items: AsyncIterable[T]) -> list[T]:
+    """All of them."""
+    return [item async for item in items]
+
+
 async def call(callback: Callback[T] | None, value: T) -> None:
     """Tell a callback, if there is one."""
     if callback is None:

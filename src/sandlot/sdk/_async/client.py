@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from sandlot import __version__
 from sandlot.model.errors import SandlotError
-from sandlot.sdk import local, wire
+from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo
 from sandlot.sdk.sse import Decoder, Event
-from sandlot.sdk.transport import NotSentError, not_there, sendable, translated
+from sandlot.sdk.transport import CutError, NotSentError, not_there, sendable, translated
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
 """How long the service may be silent in the middle of a call; event streams carry a comment every 15 s."""
-MAX_TRIES = 5
 
 
 class AsyncClient:
@@ -45,6 +46,8 @@ class AsyncClient:
         """Of several threads that call after a close, one opens the connections of all; held for no call and no wait."""
         self._reached: bool | None = None if self.target.socket is None else False
         """Whether the socket has answered; None for TCP, which is not asked beforehand."""
+        self._met = False
+        """Whether the service has ever answered: then it may be waited for while it starts anew."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,16 +68,60 @@ class AsyncClient:
         """
         return self.target.socket is not None
 
-    async def sandboxes(self) -> list[SandboxInfo]:
-        """The sandboxes that live now."""
-        found: list[SandboxInfo] = []
+    async def sandboxes(
+        self,
+        *,
+        state: str | Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        ended: bool = False,
+        limit: int | None = None,
+    ) -> list[SandboxInfo]:
+        """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
+
+        Args:
+            state: Only those in this state, or in one of these.
+            metadata: Only those that have all of these entries.
+            ended: Also those that have ended, for as long as the service keeps their records.
+            limit: So many at most; all of them where left out.
+        """
+        return await backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, limit=limit))
+
+    def iter_sandboxes(
+        self,
+        *,
+        state: str | Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        ended: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator[SandboxInfo]:
+        """The same, one by one: a page is asked for when the one before was used."""
+        params = wire.listing(state=state, metadata=metadata, ended=ended)
+        return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
+
+    async def items(
+        self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any], limit: int | None = None
+    ) -> AsyncIterator[T]:
+        """What a list of the service holds, page by page.
+
+        Args:
+            path: The list's.
+            key: Under which a page has its items.
+            parse: Reads one item.
+            params: What is asked for.
+            limit: So many items at most.
+
+        Raises:
+            InternalError: A page leads to itself.
+        """
         cursor: str | None = None
+        left = limit
         while True:
-            page = await self.request("GET", "/v1/sandboxes", params=wire.given(cursor=cursor))
-            found += [SandboxInfo.parse(raw) for raw in page["sandboxes"]]
-            cursor = page.get("next_cursor")
-            if not cursor:
-                return found
+            page = await self.request("GET", path, params={**params, **wire.given(cursor=cursor, limit=wire.page_size(left))})
+            for item in page[key][:left]:
+                yield parse(item)
+            left = None if left is None else left - len(page[key])
+            if (left is not None and left <= 0) or (cursor := wire.following(page, cursor)) is None:
+                return
 
     async def sandbox(self, sandbox: str) -> SandboxInfo:
         """What is known of a sandbox, also of one that has ended, for a while.
@@ -129,9 +176,11 @@ class AsyncClient:
         method: str,
         path: str,
         *,
-        params: dict[str, Any] | None = None,
-        body: dict[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         content: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        once: bool = False,
         read_timeout_s: float | None = ANSWER_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Make one call and read its whole answer.
@@ -142,6 +191,8 @@ class AsyncClient:
             params: Query parameters.
             body: JSON to send.
             content: Bytes to send instead, or pieces of them; pieces cannot be sent twice, so nothing is repeated.
+            headers: More of them.
+            once: Whether the service does it once however often it is asked, so that it may be asked again where the connection broke.
             read_timeout_s: How long the answer may take to begin; None waits for ever.
 
         Returns:
@@ -150,8 +201,19 @@ class AsyncClient:
         Raises:
             SandlotError: The service's, or UnavailableError where none answers.
         """
-        async with self.stream(method, path, params=params, body=body, content=content, read_timeout_s=read_timeout_s) as response:
-            return wire.parse(await self._read(response))
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with self.stream(
+                    method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
+                ) as response:
+                    return wire.parse(await self._read(response))
+            except CutError:
+                wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
+                if wait_s is None:
+                    raise
+            await backend.sleep(wait_s)
 
     @asynccontextmanager
     async def events(
@@ -180,46 +242,58 @@ class AsyncClient:
         method: str,
         path: str,
         *,
-        params: dict[str, Any] | None = None,
-        body: dict[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         content: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
         accept: str = "application/json",
         read_timeout_s: float | None = ANSWER_TIMEOUT_S,
     ) -> AsyncIterator[httpx.Response]:
         """Make one call and give its answer's head; the body is read by the caller. Arguments are those of :meth:`request`."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None, read=read_timeout_s)
-        headers = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream"}
+        sent = {"Accept": accept, "Content-Type": "application/json" if content is None else "application/octet-stream", **(headers or {})}
         if body is not None:
             content = wire.encode(body)
         with self._opening:
             if self._http.is_closed:
                 self._http = self._connections()
-        await self._reach()
-        tries, again = 0, True
+        tries = 0
         while True:
             tries += 1
             with sendable():
-                request = self._http.build_request(method, path, params=params, content=content, headers=headers, timeout=timeout)
-            try:
-                with translated(self.target):
-                    response = await self._http.send(request, stream=True)
-            except NotSentError:
-                if self._reached is None or not again:
-                    raise
-                # It was there before: a local service that left meanwhile.
-                self._reached, again = False, False
-                await self._reach()
-                continue
+                request = self._http.build_request(method, path, params=params, content=content, headers=sent, timeout=timeout)
+            response = await self._answered(request)
             try:
                 if response.is_success:
                     yield response
                     return
-                error, wait_s = await self._refusal(response)
+                error, wait_s = await self._refusal(response, tries)
             finally:
                 await response.aclose()
-            if wait_s is None or tries >= MAX_TRIES or not (content is None or isinstance(content, bytes)):
+            if wait_s is None or not (content is None or isinstance(content, bytes)):
                 raise error
             await backend.sleep(wait_s)
+
+    async def _answered(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; what could not be sent because nobody was there is sent to whoever comes back."""
+        tries, waited_s = 0, 0.0
+        while True:
+            tries += 1
+            try:
+                await self._reach()
+                with translated(self.target):
+                    response = await self._http.send(request, stream=True)
+            except NotSentError:
+                if self._reached:
+                    self._reached = False  # it was there before: a local service that left meanwhile
+                wait_s = retries.unreached_wait_s(tries, waited_s, met=self._met, luck=retries.roll())
+                if wait_s is None:
+                    raise
+            else:
+                self._met = True
+                return response
+            await backend.sleep(wait_s)
+            waited_s += wait_s
 
     async def _reach(self) -> None:
         """See to it, before the first call, that there is a service on the socket."""
@@ -240,8 +314,8 @@ class AsyncClient:
         with translated(self.target):
             return await response.aread()
 
-    async def _refusal(self, response: httpx.Response) -> tuple[SandlotError, float | None]:
+    async def _refusal(self, response: httpx.Response, tries: int) -> tuple[SandlotError, float | None]:
         body = await self._read(response)
         headers = response.headers
         error = wire.failure(response.status_code, headers.get("content-type", ""), body, headers.get("x-request-id", ""))
-        return error, wire.retry_wait_s(error, body, headers.get("retry-after"))
+        return error, retries.refused_wait_s(tries, retryable=wire.retryable(body), retry_after=headers.get("retry-after"), luck=retries.roll())

@@ -45,6 +45,11 @@ def in_thread(function: Callable[[*Ts], T], *args: *Ts) -> T:
     return function(*args)
 
 
+def collected(items: Iterable[T]) -> list[T]:
+    """All of them."""
+    return list(items)
+
+
 def call(callback: Callback[T] | None, value: T) -> None:
     """Tell a callback, if there is one."""
     if callback is not None:

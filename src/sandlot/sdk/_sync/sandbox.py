@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, Limits
@@ -44,6 +45,8 @@ class Sandbox:
         template: str | None = None,
         *,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
+        persistent: bool = False,
         envs: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         cpus: float | None = None,
@@ -53,6 +56,8 @@ class Sandbox:
         isolation: str | None = None,
         network: str | None = None,
         name: str | None = None,
+        files: Iterable[str] | None = None,
+        idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
         client: Client | None = None,
@@ -62,6 +67,8 @@ class Sandbox:
         Args:
             template: What it starts from, by default ``code-interpreter``.
             timeout: Seconds until it is ended, 300 by default, 7 days at most; :meth:`set_timeout` moves that.
+            idle_timeout: Seconds of doing nothing after which it is ended; by default it may idle until its timeout.
+            persistent: It has no timeout: it lives until it is killed.
             envs: Environment of everything that runs in it.
             metadata: Your own words, kept with it.
             cpus: Cores, 1 by default; fractions are a share of one core.
@@ -71,6 +78,9 @@ class Sandbox:
             isolation: ``auto`` (the default), or a driver by name.
             network: What it may reach, by default ``none``.
             name: A name for people.
+            files: Ids of files of the file store, which are in ``/workspace`` when this returns.
+            idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
+                the same, and the service makes one sandbox. With your own, that holds for your program's repetitions as well.
             url: The service's address, by default ``SANDLOT_URL`` or the local service.
             api_key: The key, by default ``SANDLOT_API_KEY``.
             client: A connection pool to share, instead of an address and a key; it stays open when the sandbox is closed.
@@ -85,16 +95,20 @@ class Sandbox:
         body = wire.sandbox_body(
             template=template,
             timeout=timeout,
+            idle_timeout=idle_timeout,
+            persistent=persistent,
             envs=envs,
             metadata=metadata,
             limits=wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids),
             isolation=isolation,
             network=network,
             name=name,
+            files=files,
         )
+        headers = {"Idempotency-Key": uuid.uuid4().hex if idempotency_key is None else idempotency_key}
         pool = client or Client(url=url, api_key=api_key)
         try:
-            raw = pool.request("POST", "/v1/sandboxes", body=body, read_timeout_s=CREATE_TIMEOUT_S)
+            raw = pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)
         except BaseException:
             if client is None:
                 pool.close()
@@ -141,15 +155,31 @@ class Sandbox:
     def list(
         cls,
         *,
+        state: str | Iterable[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        ended: bool = False,
+        limit: int | None = None,
         url: str | None = None,
         api_key: str | None = None,
         client: Client | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """The sandboxes that live now; arguments as in :meth:`create`."""
+        """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
+
+        ``client.iter_sandboxes`` gives the same one by one, reading page by page.
+
+        Args:
+            state: Only those in this state, or in one of these.
+            metadata: Only those that have all of these entries.
+            ended: Also those that have ended, for as long as the service keeps their records.
+            limit: So many at most; all of them where left out.
+            url: As in :meth:`create`.
+            api_key: As in :meth:`create`.
+            client: As in :meth:`create`.
+        """
         if client is not None:
-            return client.sandboxes()
+            return client.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
         with Client(url=url, api_key=api_key) as pool:
-            return pool.sandboxes()
+            return pool.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +202,11 @@ class Sandbox:
     def isolation(self) -> str:
         """What isolates it: ``gvisor`` or ``container``."""
         return self._info.isolation
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Its owner's words, as this object last heard; :meth:`info` asks."""
+        return self._info.metadata
 
     @property
     def limits(self) -> Limits:
@@ -213,9 +248,18 @@ class Sandbox:
         """Whether it lives."""
         return (self.info()).state == "running"
 
-    def set_timeout(self, timeout: float) -> None:
-        """End it this many seconds from now, whatever was set before."""
-        self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body={"timeout": timeout}))
+    def set_timeout(self, timeout: float | None) -> None:
+        """End it this many seconds from now, whatever was set before; with None it lives until it is killed."""
+        self._change({"persistent": True} if timeout is None else {"timeout": timeout})
+
+    def set_idle_timeout(self, idle_timeout: float | None) -> None:
+        """End it once it has done nothing for this many seconds; with None it may idle until its timeout."""
+        self._change({"idle_timeout": 0 if idle_timeout is None else idle_timeout})
+
+    def update_metadata(self, metadata: Mapping[str, str]) -> Mapping[str, str]:
+        """Give it other words of yours, in place of all that it had; they are returned as they are now."""
+        self._change({"metadata": dict(metadata)})
+        return self._info.metadata
 
     def set_limits(
         self, *, cpus: float | None = None, memory: int | str | None = None, disk: int | str | None = None, pids: int | None = None
@@ -242,7 +286,7 @@ class Sandbox:
             SandboxEndedError: It has ended.
         """
         limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
-        self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body={"limits": limits}))
+        self._change({"limits": limits})
         return self._info.limits
 
     def usage(self) -> Usage:
@@ -303,6 +347,9 @@ class Sandbox:
         if execution is None:
             raise cut_short("code")
         return execution
+
+    def _change(self, change: Mapping[str, object]) -> None:
+        self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body=change))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
