@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
-from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, Limits, Network, check_text
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, check_text
 
 AUTO = "auto"
 ISOLATIONS = ("gvisor", "container", "microvm")
@@ -26,6 +26,9 @@ LATER_NETWORKS = ("packages", "allowlist", "internet")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_BYTES = 16 * KIB
+
+LEAST_IDLE_S = 5.0
+"""Of an idle timeout: as often as it is looked (``core/idle.py``)."""
 
 _NEEDED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
 
@@ -58,23 +61,29 @@ class NewSandbox:
 
     Args:
         template: What it starts from.
+        snapshot: What it starts from instead; refused until there are snapshots.
         name: A word for people; None is none.
         env: Environment of every process in it.
         metadata: The owner's own words: at most 64 entries and 16 KiB.
         limits: What it may use.
-        timeout_s: Seconds until it is ended.
+        timeout_s: Seconds until it is ended; None is never: it is persistent.
+        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
         isolation: ``auto`` or a kind that the operator allows.
         network: What it may reach.
+        files: Ids of files of the file store that are put into its working folder.
     """
 
     template: str = DEFAULT_TEMPLATE
+    snapshot: str | None = None
     name: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: float | None = DEFAULT_TIMEOUT_S
+    idle_timeout_s: float | None = None
     isolation: str = AUTO
     network: str = Network.NONE
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a name that is none, and metadata beyond its size."""
@@ -85,6 +94,21 @@ class NewSandbox:
                 fields={"field": "name"},
             )
         check_metadata(self.metadata)
+        check_idle_timeout(self.idle_timeout_s)
+
+
+def check_idle_timeout(seconds: float | None) -> None:
+    """Refuse an idle timeout that is out of bounds.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    if seconds is not None and not LEAST_IDLE_S <= seconds <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(
+            f"idle_timeout is {seconds:g}; it must be from {LEAST_IDLE_S:g} to {MAX_TIMEOUT_S:g}.",
+            hint="Leave it out for none.",
+            fields={"field": "idle_timeout"},
+        )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -137,6 +161,21 @@ def choose_isolation(asked: str, rules: Rules, available: Collection[str]) -> st
             fields={"field": "isolation"},
         )
     return chosen
+
+
+def check_source(snapshot: str | None) -> None:
+    """Refuse a snapshot to start from.
+
+    Raises:
+        UnsupportedError: Always; there are none yet.
+    """
+    if snapshot is not None:
+        raise UnsupportedError(
+            "This version of Sandlot has no snapshots to start a sandbox from.",
+            code=ErrorCode.UNSUPPORTED,
+            hint="Leave snapshot out and name a template. Files can be put in by their ids (files).",
+            fields={"field": "snapshot"},
+        )
 
 
 def choose_network(asked: str) -> Network:

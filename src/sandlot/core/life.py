@@ -1,9 +1,12 @@
-"""The life of one sandbox, as one coroutine that owns everything it has: from nothing to nothing.
+"""The life of one sandbox, as one coroutine that owns everything it has: from nothing, or from an earlier service, to nothing.
 
 Laws:
 - Whatever happens on the way, what was taken is given back, in reverse order, by this coroutine and nobody else.
 - An end that is asked for while it is being created is honoured at the next step; no step of the driver is cut in half.
 - A guest that breaks the laws of the link, or closes it, loses its own sandbox; nobody else notices.
+- Its state is recorded before it is told (:mod:`sandlot.core.records.register`), so that whatever moment the service is killed at, the next one
+  takes over what a client knows of, and removes what nobody does.
+- A service that leaves lets go of it, and it goes on.
 - Kill is answered when the processes are dead. Giving back the rest may take longer and is accounted until it is done.
 - Where nothing ran yet, or the driver cannot tell, nobody waits longer for what fails than the time of one step: it is tried again
   by itself.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +25,7 @@ from typing import Any, TypeVar
 import structlog
 
 from sandlot.core.ports import Base, Clock, Greet
+from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import LinkLost, LostReason
@@ -56,6 +61,10 @@ class Ended(Exception):  # noqa: N818 - a way out of a coroutine, not a defect
         self.why = why
 
 
+class Left(Exception):  # noqa: N818 - likewise
+    """The service leaves, and the sandbox goes on without it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """What a life is made with.
@@ -65,7 +74,9 @@ class Means:
         base: Gives what a template gives; builds it where nobody did.
         greet: Makes a link to a guest.
         clock: The time.
-        turns: Bounds how many are created at once.
+        turns: Bounds how many are created, or taken over, at once.
+        register: Records where it is.
+        prepare: What is done in it before its client is told that it runs.
     """
 
     driver: Driver
@@ -73,6 +84,8 @@ class Means:
     greet: Greet
     clock: Clock
     turns: asyncio.Semaphore
+    register: Register
+    prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
 
 
 def state_after(why: Exit) -> State:
@@ -80,16 +93,23 @@ def state_after(why: Exit) -> State:
     return State.STOPPED if why.reason in {ExitReason.EXITED, ExitReason.KILLED} else State.FAILED
 
 
-async def live(box: Sandbox, means: Means) -> None:
-    """Create a sandbox, keep it until it ends, and remove it.
+Course = Callable[[Sandbox, Means, list[Blank | Instance]], Coroutine[Any, Any, Exit]]
+"""How a sandbox comes to run and how it ended; what it takes of the host goes into the list."""
+
+
+async def live(box: Sandbox, means: Means, course: Course) -> None:
+    """Create a sandbox, or take it over, keep it until it ends, and remove it; or leave it when the service does.
 
     ``box.ready`` is resolved when it runs, or gets the error that prevented it; ``box.ended`` is set when its processes are
-    dead; the coroutine returns when every trace of it is gone.
+    dead; the coroutine returns when every trace of it is gone, or it was left.
     """
     holdings: list[Blank | Instance] = []
     failure: SandlotError | None = None
     try:
-        why = await _run(box, means, holdings)
+        why = await course(box, means, holdings)
+    except Left:
+        await _let_go(box)
+        return
     except Ended as end:
         why = end.why
     except SandlotError as error:
@@ -100,28 +120,45 @@ async def live(box: Sandbox, means: Means) -> None:
         why = Exit(ExitReason.CRASHED, type(error).__name__)
     if box.wanted_exit is not None:
         why = box.wanted_exit
+    box.wanted_exit = why
+    box.wanted.set()
+    box.adopted.set()
     box.become(State.STOPPING)
+    await means.register.ends(box)
     failed = asyncio.Event()
     removal = asyncio.ensure_future(_destroy(box, holdings, failed))
     try:
         await _until_dead(box, removal, failed)
     finally:
         box.exit = why
+        box.ended_at = means.clock.now()
         box.become(state_after(why))
+        if course is create and not box.ready.done():
+            box.idempotency_key = None  # whoever asked is told that it failed, and may ask again
+        await means.register.ended(box)
         box.ended.set()
         if not box.ready.done():
             box.ready.set_exception(failure or box.ended_error())
             box.ready.exception()  # whoever created it may be gone; then nobody fetches it
     _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
+    await _let_go(box)
+    await removal
+
+
+async def _let_go(box: Sandbox) -> None:
+    """Nothing more is said to its guest."""
     if box.link is not None:
         await box.link.aclose()
     for task in tuple(box.tasks):
         task.cancel()
-    await removal
+    box.adopted.set()
+    if not box.ready.done():
+        box.ready.cancel()
 
 
-async def _run(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Exit:
-    """From nothing to running to how it ended; what is taken on the way goes into ``holdings``."""
+async def create(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Exit:
+    """From nothing to running to how it ended."""
+    await means.register.intend(box)
     base = await _unless_ended(box, means.base(box.spec.template))
     async with _turn(box, means.turns):
         blank = await _step("prepare", means.driver.prepare(Shape(root=base.root, limits=box.spec.limits, network=box.spec.network)))
@@ -130,23 +167,40 @@ async def _run(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> 
         instance = await _step("start", blank.boot(box.spec))
         holdings[:] = [instance]
         box.instance = instance
+        box.ref = instance.ref
         exits = asyncio.ensure_future(instance.wait())
         try:
-            link = box.link = await _first_answer(box, _open(box, means.greet, instance, base.env), exits)
+            link = box.link = await first_answer(box, _open(box, means.greet, instance, base.env), exits)
         except BaseException:
             exits.cancel()
             raise
     box.become(State.RUNNING)
-    extend(box, means.clock, box.spec.timeout_s)
-    box.ready.set_result(None)
-    return await _watch(box, link, exits, means.clock)
+    try:
+        if means.prepare is not None:
+            await _unless_ended(box, means.prepare(box), exits)
+        extend(box, means.clock, box.spec.timeout_s)
+        await means.register.runs(box)
+        _check(box)
+        box.ready.set_result(None)
+        return await watch(box, link, exits, means.clock)
+    finally:
+        exits.cancel()
 
 
-def extend(box: Sandbox, clock: Clock, timeout_s: float) -> None:
-    """Move a sandbox's deadline to ``timeout_s`` seconds from now."""
-    box.deadline_monotonic_s = clock.monotonic_s() + timeout_s
-    box.expires_at = clock.now() + timedelta(seconds=timeout_s)
+def extend(box: Sandbox, clock: Clock, timeout_s: float | None) -> None:
+    """Move a sandbox's deadline to ``timeout_s`` seconds from now; None takes it away."""
+    if timeout_s is None:
+        box.deadline_monotonic_s, box.expires_at = math.inf, None
+    else:
+        box.deadline_monotonic_s = clock.monotonic_s() + timeout_s
+        box.expires_at = clock.now() + timedelta(seconds=timeout_s)
+    box.activity.touch()
     box.deadline_changed.set()
+
+
+def guest_deadline_s(timeout_s: float | None) -> float | None:
+    """When the guest itself ends a sandbox that has so long. Pure."""
+    return None if timeout_s is None else timeout_s + GUEST_GRACE_S
 
 
 async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str, str]) -> Link:
@@ -157,7 +211,7 @@ async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str
             hostname=box.id,
             env={**env, **box.spec.env},
             pids=box.spec.limits.pids,
-            deadline_s=box.spec.timeout_s + GUEST_GRACE_S,
+            deadline_s=guest_deadline_s(box.spec.timeout_s),
         )
     except BaseException as error:
         await link.aclose()
@@ -168,14 +222,19 @@ async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str
     return link
 
 
-async def _watch(box: Sandbox, link: Link, exits: asyncio.Future[Exit], clock: Clock) -> Exit:
-    """Wait until the sandbox ends by itself, breaks a law, expires, or is asked to."""
+async def watch(box: Sandbox, link: Link, exits: asyncio.Future[Exit], clock: Clock) -> Exit:
+    """Wait until the sandbox ends by itself, breaks a law, expires, or is asked to.
+
+    Raises:
+        Left: The service leaves.
+    """
     lost = asyncio.ensure_future(link.wait_lost())
     wanted = asyncio.ensure_future(box.wanted.wait())
-    waiting: set[asyncio.Future[Any]] = {exits, lost, wanted}
+    leaving = asyncio.ensure_future(box.leaving.wait())
+    waiting: set[asyncio.Future[Any]] = {exits, lost, wanted, leaving}
     try:
         while True:
-            expiry = asyncio.ensure_future(clock.sleep_until(box.deadline_monotonic_s))
+            expiry = asyncio.ensure_future(_expiry(box, clock))
             moved = asyncio.ensure_future(box.deadline_changed.wait())
             await asyncio.wait({*waiting, expiry, moved}, return_when=asyncio.FIRST_COMPLETED)
             expired = expiry.done() and not moved.done()
@@ -186,6 +245,8 @@ async def _watch(box: Sandbox, link: Link, exits: asyncio.Future[Exit], clock: C
                 return box.wanted_exit
             if exits.done():
                 return exits.result()
+            if leaving.done():
+                raise Left
             if lost.done():
                 return await _last_word(exits, lost.result())
             if expired:
@@ -193,6 +254,12 @@ async def _watch(box: Sandbox, link: Link, exits: asyncio.Future[Exit], clock: C
     finally:
         for future in waiting:
             future.cancel()
+
+
+async def _expiry(box: Sandbox, clock: Clock) -> None:
+    if box.deadline_monotonic_s == math.inf:
+        await asyncio.Event().wait()
+    await clock.sleep_until(box.deadline_monotonic_s)
 
 
 async def _last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
@@ -269,7 +336,7 @@ async def _step(what: str, work: Coroutine[Any, Any, _Result]) -> _Result:
         ) from error
 
 
-async def _first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
+async def first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: asyncio.Future[Exit]) -> Link:
     """The link to a guest that was just started.
 
     Raises:

@@ -4,6 +4,8 @@ Laws:
 - The state changes only as the table in :mod:`sandlot.model.states` allows.
 - Whoever wants it gone says so once by :meth:`Sandbox.end`; the first word is the reason that everybody is told.
 - A call that fails because the sandbox ended is answered with why it ended, not with how the link noticed.
+- A call to a sandbox that is being taken over after a restart of the service waits for that; it is not refused.
+- A service that leaves takes its links along, and no sandbox: what runs in them goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from datetime import datetime
 import structlog
 
 from sandlot.core.node.budget import Budget
+from sandlot.core.ports import Clock
+from sandlot.core.records.executions import Journal
 from sandlot.link.client import Link, ProcessCall
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
@@ -36,6 +40,46 @@ _VERDICT_S = 5.0
 _log = structlog.get_logger("sandlot.core")
 
 
+class Hold:
+    """Something that is done for a client; until it is released, its sandbox is not idle."""
+
+    __slots__ = ("_activity",)
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity: Activity | None = activity
+
+    def release(self) -> None:
+        """It is done. Idempotent."""
+        activity, self._activity = self._activity, None
+        if activity is not None:
+            activity.held -= 1
+            activity.touch()
+
+
+class Activity:
+    """What is done with a sandbox, and since when nothing is.
+
+    Args:
+        clock: The time.
+    """
+
+    __slots__ = ("_clock", "held", "quiet_since_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.held = 0
+        self.quiet_since_s = clock.monotonic_s()
+
+    def hold(self) -> Hold:
+        """Begin something."""
+        self.held += 1
+        return Hold(self)
+
+    def touch(self) -> None:
+        """Something was done just now."""
+        self.quiet_since_s = self._clock.monotonic_s()
+
+
 class Sandbox:
     """One sandbox.
 
@@ -45,25 +89,37 @@ class Sandbox:
         name: A word for people.
         created_at: When, UTC.
         budget: Its part of the memory that the service holds for clients.
+        clock: The time.
+        idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
+        state: Creating, or where it was when the service before this one ended.
     """
 
     __slots__ = (
+        "activity",
+        "adopted",
         "budget",
         "changing",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
         "ended",
+        "ended_at",
         "exit",
         "expires_at",
+        "idempotency_key",
+        "idle_timeout_s",
         "inputs",
         "instance",
+        "journal",
         "kernels",
+        "leaving",
         "link",
         "metadata",
         "name",
         "owner",
         "ready",
+        "ref",
+        "request_digest",
         "spec",
         "state",
         "tasks",
@@ -71,14 +127,35 @@ class Sandbox:
         "wanted_exit",
     )
 
-    def __init__(self, spec: SandboxSpec, *, owner: OwnerId, name: str | None, created_at: datetime, budget: Budget) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        *,
+        owner: OwnerId,
+        name: str | None,
+        created_at: datetime,
+        budget: Budget,
+        clock: Clock,
+        idle_timeout_s: float | None = None,
+        state: State = State.CREATING,
+    ) -> None:
         self.spec = spec
         self.owner = owner
         self.budget = budget
         self.name = name
         self.metadata: Mapping[str, str] = spec.metadata
         self.created_at = created_at
-        self.state = State.CREATING
+        self.state = state
+        self.activity = Activity(clock)
+        self.idle_timeout_s = idle_timeout_s
+        self.idempotency_key: str | None = None
+        self.request_digest: str | None = None
+        self.ref: str | None = None
+        self.adopted = asyncio.Event()
+        if state is State.CREATING:
+            self.adopted.set()
+        self.leaving = asyncio.Event()
+        self.ended_at: datetime | None = None
         self.expires_at: datetime | None = None
         self.deadline_monotonic_s = math.inf
         self.deadline_changed = asyncio.Event()
@@ -92,6 +169,7 @@ class Sandbox:
         self.ended = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
         self.kernels: dict[str, asyncio.Lock] = {}
+        self.journal: Journal | None = None
         self.inputs: dict[ProcessId, ProcessCall] = {}
 
     @property
@@ -115,6 +193,18 @@ class Sandbox:
             self.wanted_exit = why
             self.wanted.set()
 
+    def leave(self) -> None:
+        """The service ends, and the sandbox does not."""
+        self.leaving.set()
+
+    def hold(self) -> Hold:
+        """Begin something that is done for a client; release it in the end."""
+        return self.activity.hold()
+
+    async def within_reach(self) -> None:
+        """Return once a sandbox that an earlier service left has been taken over, or has ended."""
+        await self.adopted.wait()
+
     def require_link(self) -> Link:
         """The link to the guest of a running sandbox.
 
@@ -122,6 +212,8 @@ class Sandbox:
             ConflictError: It is still being created.
             SandboxEndedError: It has ended, or is about to.
         """
+        if self.leaving.is_set() and not self.wanted.is_set():
+            raise self.left_error()
         if self.state is State.RUNNING and self.link is not None and not self.wanted.is_set():
             return self.link
         if self.state is State.CREATING and not self.wanted.is_set():
@@ -132,6 +224,15 @@ class Sandbox:
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
         raise self.ended_error()
+
+    def left_error(self) -> UnavailableError:
+        """What a call is answered with whose service ends before it was answered."""
+        return UnavailableError(
+            f"The service is stopping; sandbox {self.id} lives on.",
+            code=ErrorCode.SERVICE_STOPPING,
+            hint="What was started in it goes on. Connect to it again once the service has started anew.",
+            fields={"sandbox": self.id},
+        )
 
     def ended_error(self) -> SandboxEndedError:
         """What a call to an ended sandbox is answered with."""
@@ -156,7 +257,9 @@ class Sandbox:
             SandboxEndedError: The sandbox ended before or meanwhile; says why.
             TimeoutExceededError: The guest did not answer in time.
         """
+        await self.within_reach()
         link = self.require_link()
+        hold = self.hold()
         try:
             async with asyncio.timeout(timeout_s):
                 yield link
@@ -169,6 +272,8 @@ class Sandbox:
                 hint="Something inside may keep it from answering. Kill it and create a new one.",
                 fields={"sandbox": self.id},
             ) from None
+        finally:
+            hold.release()
 
     async def explain(self, error: SandlotError) -> SandlotError:
         """What a call is answered with that noticed an end, or a closed link, before the driver had said why.
@@ -176,6 +281,8 @@ class Sandbox:
         Args:
             error: What the link raised.
         """
+        if self.leaving.is_set() and not self.wanted.is_set():
+            return self.left_error()
         if isinstance(error, UnavailableError) and not self.wanted.is_set() and self.state is State.RUNNING:
             return error  # too many calls at once, for example
         try:

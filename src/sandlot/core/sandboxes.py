@@ -4,8 +4,10 @@ Laws:
 - A sandbox counts against the service's bound, and against what the host has (:mod:`sandlot.core.node.capacity`), from the request
   that creates it until its last trace is removed.
 - A client that goes away while its sandbox is created leaves nothing behind.
+- What a request of one idempotency key made is made once, however often it is sent, also to the service after this one.
+- A service that ends leaves its sandboxes to the next one, unless it is told to end them (:mod:`sandlot.core.adoption`).
 - Killing is idempotent; any number of callers may wait for the same end.
-- What is remembered of an ended sandbox is bounded, and holds nothing of its environment.
+- What is remembered of an ended sandbox is bounded, and holds nothing of its environment; its record is in the store for longer.
 """
 
 from __future__ import annotations
@@ -13,25 +15,34 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import structlog
 
-from sandlot.core import admission
+from sandlot.core import admission, adoption, life
 from sandlot.core.admission import NewSandbox, Rules
-from sandlot.core.life import GUEST_GRACE_S, Means, extend, live
-from sandlot.core.limits import Used, changed, check_able, used
+from sandlot.core.idle import Reaper
+from sandlot.core.life import Course, Means, live
+from sandlot.core.limits import Used, used
+from sandlot.core.listing import Wanted, page, place
 from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
 from sandlot.core.node.ledger import Ledger
-from sandlot.core.ports import Base, Clock, Greet, Template, Templates
+from sandlot.core.ports import Clock, Greet, Templates
+from sandlot.core.records.once import Once, check_key, check_same, digest_of
+from sandlot.core.records.register import Register, revived
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.supply import Supply
+from sandlot.core.updates import Hands, Update, update
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Change, Driver, Exit, ExitReason, Reading
+from sandlot.model.ports import Driver, Exit, ExitReason, Reading
+from sandlot.model.records import SandboxRecord
 from sandlot.model.specs import SandboxSpec
-from sandlot.model.states import State
+from sandlot.model.states import SETTLEMENT, Settlement, State
+from sandlot.model.storage import Position
 
 REMEMBERED = 1000
 """Ended sandboxes that can still be asked about."""
@@ -39,16 +50,17 @@ REMEMBERED = 1000
 CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
 
+CheckQuota = Callable[[Principal, NewSandbox, Sequence[Sandbox]], None]
+"""Refuses what a principal may not have beside its live sandboxes."""
+Injects = Callable[[Principal, Sequence[str]], Coroutine[Any, Any, Callable[[Sandbox], Coroutine[Any, Any, object]]]]
+"""Finds files of the file store for a principal, and gives what puts them into a sandbox."""
+
 _log = structlog.get_logger("sandlot.core")
 
 
 def _stopping() -> UnavailableError:
-    return UnavailableError(
-        "The service is stopping.",
-        code=ErrorCode.SERVICE_UNAVAILABLE,
-        hint="Try again once it has started anew.",
-        fields={"retry_after_s": 1},
-    )
+    hint = "Try again once it has started anew."
+    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint=hint, fields={"retry_after_s": 1})
 
 
 class Sandboxes:
@@ -63,9 +75,12 @@ class Sandboxes:
         rules: What the operator decided.
         read_host: Looks at what the host has; blocks for some milliseconds.
         budget: Of the memory that is held for clients.
+        register: The durable side of them.
+        check_quota: Refuses what a principal may not have beside what it has.
+        injects: Finds files of the file store that are to be in a new sandbox.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a service is made of meets here
         self,
         *,
         drivers: Mapping[str, Driver],
@@ -76,9 +91,16 @@ class Sandboxes:
         rules: Rules,
         read_host: Callable[[], Reading],
         budget: Budget,
+        register: Register,
+        check_quota: CheckQuota = lambda _who, _asked, _live: None,
+        injects: Injects | None = None,
     ) -> None:
-        self._drivers = drivers
-        self._templates = templates
+        self._register = register
+        self._check_quota = check_quota
+        self._injects = injects
+        self._once = Once()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._supply = Supply(drivers, templates)
         self._greet = greet
         self._clock = clock
         self._new_id = new_id
@@ -88,35 +110,63 @@ class Sandboxes:
         self._turns = asyncio.Semaphore(rules.max_creates)
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
         self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
-        self._probes: dict[str, asyncio.Task[Capabilities]] = {}
-        self._building: dict[str, asyncio.Task[Base]] = {}
         self._closing = False
         self._close_by_s: float | None = None
         self._idle_since_monotonic_s = clock.monotonic_s()
 
     async def open(self) -> int:
-        """Remove what an earlier service of this node left behind; how many sandboxes that were.
+        """Take over what an earlier service of this node left running, and remove the rest of it; how many are taken over.
 
-        Call it before anything else, and only while holding the state directory's lock.
+        It returns before they answer: a call to one of them waits for that. Call it before anything else, and only while holding the state
+        directory's lock.
+
+        Raises:
+            SandlotError: The store cannot be read or written.
         """
-        swept = sum([await driver.sweep(keep=()) for driver in self._drivers.values()])
-        if swept:
-            _log.info("sandboxes.swept", count=swept)
-        return swept
+        for record in await self._register.ended_lately(REMEMBERED):
+            self._remember(self._revived(record))
+        kept: set[str] = set()
+        for record in await self._register.unfinished():
+            if SETTLEMENT[record.state] is Settlement.REMOVE or record.ref is None:
+                expired = record.expires_at is not None and record.expires_at <= self._clock.now()
+                await self._register.settle(record, *adoption.over(record, expired))
+            elif record.spec.isolation not in self._supply.drivers:
+                _log.error("sandbox.no_driver", sandbox=record.id, isolation=record.spec.isolation, hint="Start the service with that driver again.")
+                kept.add(record.ref)
+            else:
+                self._begin(self._revived(record), adoption.take_over)
+        lives = [box for box, _ in self._lives.values()]
+        self._work(adoption.tidy(lives, self._supply.drivers.values(), kept))
+        self._work(Reaper(lambda: [box for box, _ in self._lives.values()], self._clock).run())
+        return len(self._lives)
+
+    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def refuse(self) -> None:
         """Let nothing be created any more, because the service is about to stop."""
         self._closing = True
 
-    async def aclose(self) -> None:
-        """End every sandbox and wait until all of them are removed; nothing can be created any more.
+    async def aclose(self, *, keep: bool = False) -> None:
+        """Leave every sandbox to the next service, or end them and wait until all are removed; nothing can be created any more.
 
-        Idempotent, and however often it is called, what cannot be removed is waited for once.
+        Idempotent, and however often it is called, what cannot be removed is waited for once. What is being created is ended in any case,
+        because its client is told so.
+
+        Args:
+            keep: Whether those that run live on.
         """
         self.refuse()
+        for task in tuple(self._tasks):
+            task.cancel()
         tasks = [task for _, task in self._lives.values()]
         for box, _ in self._lives.values():
-            box.end(Exit(ExitReason.KILLED, "the service was stopped"))
+            if keep and (box.ref is not None and (box.ready.done() or not box.adopted.is_set())):
+                box.leave()
+            else:
+                box.end(Exit(ExitReason.KILLED, "the service was stopped"))
         now_s, first = asyncio.get_running_loop().time(), self._close_by_s is None
         self._close_by_s = now_s + CLOSE_TIMEOUT_S if self._close_by_s is None else self._close_by_s
         if tasks:
@@ -133,31 +183,48 @@ class Sandboxes:
         """Seconds since the last sandbox was removed; 0 while there is one."""
         return 0.0 if self._lives else self._clock.monotonic_s() - self._idle_since_monotonic_s
 
-    async def create(self, asked: NewSandbox, who: Principal) -> Sandbox:
+    async def create(self, asked: NewSandbox, who: Principal, *, key: str | None = None) -> Sandbox:
         """Create a sandbox and wait until it runs.
 
         Args:
             asked: It, as it was asked for.
             who: Whose it will be.
+            key: The client's own name for this request. Sent again, it gives what it gave, also where that has ended by then.
 
         Raises:
             InvalidRequestError: The request makes no sense, or can never fit on this node.
             ForbiddenError: The operator does not allow the isolation.
             UnsupportedError: It asks for what cannot be enforced yet.
-            NotFoundError: ``template_not_found``.
+            NotFoundError: ``template_not_found``, ``file_not_found``.
+            LimitError: ``quota_exceeded``.
+            ConflictError: Another request was sent under this key before.
             HostError: This host cannot do it; says why.
             UnavailableError: There is no room, or the service is stopping.
             SandboxEndedError: Somebody killed it while it was created.
         """
-        isolation = admission.choose_isolation(asked.isolation, self._rules, self._drivers)
+        if key is None:
+            return await self._create(asked, who, None, None)
+        digest = digest_of(asked)
+        async with self._once.turn(who.owner, check_key(key)):
+            record = await self._register.store.sandboxes.by_idempotency_key(who.owner, key)
+            if record is None:
+                return await self._create(asked, who, key, digest)
+            check_same(record.request_digest, digest)
+            return self._known(record.id) or self._revived(record)
+
+    async def _create(self, asked: NewSandbox, who: Principal, key: str | None, digest: str | None) -> Sandbox:
+        admission.check_source(asked.snapshot)
+        isolation = admission.choose_isolation(asked.isolation, self._rules, self._supply.drivers)
         network = admission.choose_network(asked.network)
-        self._check_template(asked.template)
-        admission.check_host(await self.capabilities(isolation))
+        self._supply.check_template(asked.template)
+        admission.check_host(await self._supply.capabilities(isolation))
+        prepare = None if self._injects is None or not asked.files else await self._injects(who, asked.files)
         reading = await self._ledger.look()
         if self._closing:  # asked last, because the checks before it may have waited
             raise _stopping()
-        takes = self._drivers[isolation].takes(asked.limits)
+        takes = self._supply.drivers[isolation].takes(asked.limits)
         self._ledger.check_ever(takes, reading)  # first: what can never be is not told to try again
+        self._check_quota(who, asked, [box for box, _ in self._lives.values() if box.owner == who.owner])
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
         admission.check_room(len(self._lives), waiting, self._rules)
         spec = SandboxSpec(
@@ -170,12 +237,18 @@ class Sandboxes:
             network=network,
             isolation=isolation,
         )
-        box = Sandbox(spec, owner=who.owner, name=asked.name, created_at=self._clock.now(), budget=self._budget.part())
+        box = Sandbox(
+            spec,
+            owner=who.owner,
+            name=asked.name,
+            created_at=self._clock.now(),
+            budget=self._budget.part(),
+            clock=self._clock,
+            idle_timeout_s=asked.idle_timeout_s,
+        )
+        box.idempotency_key, box.request_digest = key, digest
         self._ledger.promise(box.id, takes, reading)
-        means = Means(driver=self._drivers[isolation], base=self._base, greet=self._greet, clock=self._clock, turns=self._turns)
-        task = asyncio.create_task(live(box, means), name=f"sandbox {box.id}")
-        self._lives[box.id] = (box, task)
-        task.add_done_callback(lambda _: self._gone(box))
+        self._begin(box, life.create, prepare)
         try:
             await asyncio.shield(box.ready)
         except asyncio.CancelledError:
@@ -188,22 +261,51 @@ class Sandboxes:
         _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
         return box
 
+    def _begin(self, box: Sandbox, course: Course, prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None) -> None:
+        """Let a sandbox live, by one task that owns it."""
+        box.journal = self._register.journal
+        driver = self._supply.drivers[box.spec.isolation]
+        means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare)
+        if course is adoption.take_over:
+            self._ledger.promised_before(box.id, driver.takes(box.spec.limits))
+        task = asyncio.create_task(live(box, means, course), name=f"sandbox {box.id}")
+        self._lives[box.id] = (box, task)
+        task.add_done_callback(lambda _: self._gone(box))
+
     def find(self, id_: str, who: Principal) -> Sandbox:
         """A sandbox by its id, ended ones that are remembered included; somebody else's is not found.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        live_one = self._lives.get(SandboxId(id_))
-        box = live_one[0] if live_one is not None else self._past.get(SandboxId(id_))
+        box = self._known(id_)
         if box is not None and who.sees(box.owner):
             return box
         raise NotFoundError(
             f"There is no sandbox {id_[:64]!r}.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
-            hint="It may have ended long ago, or before the service was last started. List what there is, or create a new one.",
+            hint="It may have ended long ago. List what there is, or create a new one.",
             fields={"sandbox": id_[:64]},
         )
+
+    def _revived(self, record: SandboxRecord) -> Sandbox:
+        return revived(record, self._budget.part(), self._clock)
+
+    def _known(self, id_: str) -> Sandbox | None:
+        living = self._lives.get(SandboxId(id_))
+        return living[0] if living is not None else self._past.get(SandboxId(id_))
+
+    async def look(self, id_: str, who: Principal) -> Sandbox:
+        """A sandbox by its id, however long ago it ended: for as long as its record is kept.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        if self._known(id_) is None and (record := await self._register.store.sandboxes.get(SandboxId(id_))) is not None:
+            box = self._revived(record)
+            if who.sees(box.owner) and box.ended.is_set():
+                return box
+        return self.find(id_, who)
 
     def all(self, who: Principal, *, ended: bool = False) -> list[Sandbox]:
         """The sandboxes that there are for somebody, oldest first.
@@ -215,7 +317,12 @@ class Sandboxes:
         boxes = [box for box, _ in self._lives.values() if ended or not box.ended.is_set()]
         if ended:
             boxes += self._past.values()
-        return sorted((box for box in boxes if who.sees(box.owner)), key=lambda box: (box.created_at, box.id))
+        return sorted((box for box in boxes if who.sees(box.owner)), key=place)
+
+    async def page(self, who: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
+        """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
+        live = [box for box, _ in self._lives.values()]
+        return await page(self._register.store.sandboxes, live, who, wanted, after=after, limit=limit, revive=self._revived)
 
     async def kill(self, id_: str, who: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
@@ -223,24 +330,16 @@ class Sandboxes:
         Raises:
             NotFoundError: ``sandbox_not_found``.
         """
-        box = self.find(id_, who)
+        box = await self.look(id_, who)
         box.end(Exit(ExitReason.KILLED, "it was killed by request"))
         await box.ended.wait()
 
-    async def update(
-        self, id_: str, who: Principal, *, timeout_s: float | None = None, metadata: Mapping[str, str] | None = None, limits: Change | None = None
-    ) -> Sandbox:
+    async def update(self, id_: str, who: Principal, what: Update) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
-
-        Args:
-            id_: Which.
-            who: Who asks.
-            timeout_s: It ends that many seconds from now; None leaves its deadline.
-            metadata: Replaces what there is; None leaves it.
-            limits: What it may use from now on; None leaves that.
 
         Raises:
             NotFoundError: ``sandbox_not_found``.
+            LimitError: ``quota_exceeded``.
             InvalidRequestError: Out of bounds.
             UnsupportedError: A limit that cannot be changed while it runs.
             ConflictError: It uses more than it would be allowed, or is still being created.
@@ -248,25 +347,14 @@ class Sandboxes:
             SandboxEndedError: It has ended.
         """
         box = self.find(id_, who)
-        box.require_link()
-        if metadata is not None:
-            admission.check_metadata(metadata)
-        if timeout_s is not None:
-            dataclasses.replace(box.spec, timeout_s=timeout_s)  # refuses what is out of bounds
-        change = limits or Change()
-        async with box.changing:
-            box.require_link()  # again: it may have ended while this waited for its turn
-            check_able(change, box.spec.limits, await self.capabilities(box.spec.isolation))
-            async with changed(box, change, self._drivers[box.spec.isolation], self._ledger):
-                if timeout_s is not None:
-                    async with box.using() as link:
-                        # The guest first: should that fail, the old deadline still holds on both ends.
-                        await link.set_deadline(timeout_s + GUEST_GRACE_S)
-        if timeout_s is not None:
-            box.spec = dataclasses.replace(box.spec, timeout_s=timeout_s)
-            extend(box, self._clock, timeout_s)
-        if metadata is not None:
-            box.metadata = dict(metadata)
+        hands = Hands(
+            driver=self._supply.drivers[box.spec.isolation],
+            can=await self._supply.capabilities(box.spec.isolation),
+            ledger=self._ledger,
+            register=self._register,
+            clock=self._clock,
+        )
+        await update(box, what, hands)
         return box
 
     async def usage(self, id_: str, who: Principal) -> Used:
@@ -282,51 +370,10 @@ class Sandboxes:
         """What this node may promise, and what it has promised."""
         return await self._ledger.figures()
 
-    async def templates(self) -> list[Template]:
-        """What a sandbox can be started from."""
-        return list(await asyncio.to_thread(self._templates.all))
-
-    async def capabilities(self, isolation: str) -> Capabilities:
-        """What a driver can do here. A driver that can start sandboxes is probed once; one that cannot, whenever it is asked for."""
-        probe = self._probes.get(isolation)
-        if probe is None:
-            probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self._drivers[isolation].probe))
-        try:
-            found = await asyncio.shield(probe)
-        except Exception:
-            self._probes.pop(isolation, None)
-            raise
-        if not found.can(Ability.BOOT):
-            self._probes.pop(isolation, None)
-        return found
-
-    async def all_capabilities(self) -> list[Capabilities]:
-        """What every driver can do here."""
-        return [await self.capabilities(name) for name in self._drivers]
-
-    async def _base(self, template: str) -> Base:
-        """What a template gives; however many wait for its build, they take one thread."""
-        task = self._building.get(template)
-        if task is None:
-            task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
-            task.add_done_callback(lambda done: self._built(template, done))
-        return await asyncio.shield(task)
-
-    def _built(self, template: str, task: asyncio.Task[Base]) -> None:
-        del self._building[template]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Whoever waited for it has been told; but they may all have gone away.
-            _log.warning("template.failed", template=template, error=str(error))
-
-    def _check_template(self, name: str) -> None:
-        names = self._templates.names()
-        if name not in names:
-            raise NotFoundError(
-                f"There is no template {name[:64]!r}.",
-                code=ErrorCode.TEMPLATE_NOT_FOUND,
-                hint=f"There are: {', '.join(sorted(names))}.",
-                fields={"template": name[:64]},
-            )
+    @property
+    def supply(self) -> Supply:
+        """What sandboxes are made of."""
+        return self._supply
 
     def _gone(self, box: Sandbox) -> None:
         """Every trace of a sandbox is removed."""
@@ -334,11 +381,14 @@ class Sandboxes:
         self._ledger.give_up(box.id)
         self._idle_since_monotonic_s = self._clock.monotonic_s()
         # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
-        if box.expires_at is not None or box.wanted_exit is not None:
+        if box.exit is not None and (box.expires_at is not None or box.wanted_exit is not None):
             box.spec = dataclasses.replace(box.spec, env={})
             box.instance = box.link = None
             box.inputs.clear()
             box.kernels.clear()
-            self._past[box.id] = box
-            while len(self._past) > REMEMBERED:
-                self._past.popitem(last=False)
+            self._remember(box)
+
+    def _remember(self, box: Sandbox) -> None:
+        self._past[box.id] = box
+        while len(self._past) > REMEMBERED:
+            self._past.popitem(last=False)

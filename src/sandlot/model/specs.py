@@ -31,6 +31,7 @@ MAX_ENV_BYTES = 128 * KIB
 MAX_ARGV_BYTES = 1 * MIB
 MAX_ARG_BYTES = 128 * KIB - 1
 """One argument or environment string: Linux's MAX_ARG_STRLEN, execve(2)."""
+SCREEN_MOST = 65535
 MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
 """Linux bounds bytes only; these keep one start within what one message to the guest may hold (``protocol.values``)."""
@@ -111,7 +112,7 @@ class SandboxSpec:
         env: Environment of every process in it.
         metadata: The owner's own words, kept and given back.
         limits: What it may use.
-        timeout_s: Seconds until it is ended, up to 7 days.
+        timeout_s: Seconds until it is ended, up to 7 days; None is never: it is persistent.
         network: What it may reach.
         isolation: The driver's name.
     """
@@ -121,14 +122,15 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: float | None = DEFAULT_TIMEOUT_S
     network: Network = Network.NONE
     isolation: str = "gvisor"
 
     def __post_init__(self) -> None:
         """Refuse an environment or a timeout that cannot be honoured."""
         check_env(self.env)
-        _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
+        if self.timeout_s is not None:
+            _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,9 @@ class ProcessSpec:
         user: Who it runs as.
         stdin: Whether its standard input stays open for the client; otherwise it reads ``/dev/null``.
         timeout_s: Seconds until its whole process group is killed; None is never.
+        rows: With ``cols`` it runs on a terminal of that size, 1 to 65,535 each: all output is standard output, and there is always input.
+        cols: The same.
+        hidden: One of the service's own, which no list tells of.
     """
 
     argv: tuple[str, ...]
@@ -150,6 +155,14 @@ class ProcessSpec:
     user: User = User.USER
     stdin: bool = False
     timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
+    rows: int | None = None
+    cols: int | None = None
+    hidden: bool = False
+
+    @property
+    def pty(self) -> bool:
+        """Whether it runs on a terminal."""
+        return self.rows is not None
 
     def __post_init__(self) -> None:
         """Refuse what execve(2) could not take."""
@@ -175,6 +188,20 @@ class ProcessSpec:
             check_path(self.cwd)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
+        if self.rows is not None or self.cols is not None:
+            check_screen(self.rows, self.cols)
+
+
+def check_screen(rows: int | None, cols: int | None) -> None:
+    """A terminal's size.
+
+    Raises:
+        InvalidRequestError: Half of one, or none that a terminal can have (TIOCSWINSZ(2const)).
+    """
+    if rows is None or cols is None:
+        raise InvalidRequestError("A terminal has rows and columns.", hint="Give both of 'rows' and 'cols', or neither.")
+    _bounded("rows", rows, 1, SCREEN_MOST)
+    _bounded("cols", cols, 1, SCREEN_MOST)
 
 
 def shell_argv(command: str) -> tuple[str, ...]:

@@ -42,6 +42,10 @@ class SandboxTable(Protocol):
         """All of a node whose state is not terminal."""
         ...
 
+    async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
+        """Those of a node that ended last, the latest one first."""
+        ...
+
     async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
         """One, ended or not."""
         ...

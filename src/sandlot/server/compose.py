@@ -13,6 +13,8 @@ import structlog
 from sandlot.core.admission import Rules
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
+from sandlot.core.records.following import settle
+from sandlot.core.records.register import Register
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.service import Core
 from sandlot.drivers.oci.places import sandboxes_folder
@@ -23,12 +25,14 @@ from sandlot.host.hierarchies import Layout
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, UnavailableError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, Reading
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
 from sandlot.server.keys import KeyStore
+from sandlot.server.records import open_records
 from sandlot.server.settings import Settings
 from sandlot.store.blobs import open_blobs
 from sandlot.store.database import open_store
@@ -47,6 +51,7 @@ class Service:
         store: What survives a restart.
         blobs: The bytes of the file store.
         stop: Set it, and the service ends.
+        keep: Whether its sandboxes live on then.
     """
 
     settings: Settings
@@ -55,6 +60,7 @@ class Service:
     store: Store
     blobs: Blobs
     stop: asyncio.Event
+    keep: bool
 
     @property
     def node(self) -> NodeId:
@@ -123,8 +129,9 @@ async def open_service(
     templates: Templates | None = None,
     clock: Clock | None = None,
     read_host: Callable[[], Reading] | None = None,
+    keep: bool = False,
 ) -> AsyncIterator[Service]:
-    """Be the service of a data directory: lock it, remove what an earlier one left, and in the end remove every sandbox.
+    """Be the service of a data directory: lock it, take over what an earlier one left running, and remove the rest of it.
 
     Args:
         settings: What the operator set.
@@ -132,6 +139,7 @@ async def open_service(
         templates: In place of the image store.
         clock: In place of the machine's.
         read_host: In place of a look at the machine.
+        keep: Whether its sandboxes live on in the end, for the next service; otherwise they are removed.
 
     Raises:
         ConflictError: Another service runs on the data directory.
@@ -147,6 +155,9 @@ async def open_service(
         blobs = await open_blobs(settings.files)
         budget = Budget(settings.buffer_bytes)
         time = clock or SystemClock()
+        records = await opened.enter_async_context(
+            open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)])
+        )
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
@@ -162,14 +173,26 @@ async def open_service(
             ),
             read_host=read_host or own_host(settings).read,
             budget=budget,
+            injects=records.files.injects,
+            register=Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics),
         )
         await sandboxes.open()
+        await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)
         try:
-            core = Core(node=node, sandboxes=sandboxes, clock=time, budget=budget)
-            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), store=store, blobs=blobs, stop=asyncio.Event())
+            core = Core(
+                node=node,
+                sandboxes=sandboxes,
+                clock=time,
+                budget=budget,
+                files=records.files,
+                events=records.events,
+                executions=records.executions,
+                metrics=records.metrics,
+            )
+            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
         finally:
             images.stop()
-            await sandboxes.aclose()
+            await sandboxes.aclose(keep=keep)
 
 
 def own_host(settings: Settings) -> Host:

@@ -1,9 +1,9 @@
 """A service as a process: from settings to a listening socket, until it is stopped, idle or told to end.
 
 Laws:
-- What an earlier service left is removed before the first request is answered.
-- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, its sandboxes ended (running calls
-  are told so), every trace removed, exit code 0. A second signal ends it at once; the next start removes what is left.
+- What an earlier service left running is taken over; a request to it waits until it is. The rest of what it left is removed meanwhile.
+- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and idleness end it the same way: no new connections, running calls told so, exit code 0. Its
+  sandboxes live on for the next start; so they do when it is killed, which a second signal does.
 - While it runs it is in a control group of its own and the last that the kernel takes when memory is short (``host/own.py``).
 """
 
@@ -86,7 +86,7 @@ async def serve(settings: Settings, *, local: bool) -> None:
         SandlotError: The service cannot start; says why.
     """
     # Read before it moves: what the service was started in is what its operator meant it to have.
-    async with open_service(settings) as service:
+    async with open_service(settings, keep=True) as service:
         with own.protected(control_groups(), service.node) as missing:
             for what in missing:
                 _log.warning("unprotected", missing=what)
@@ -173,18 +173,18 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """End: the sandboxes at once, so that no answer waits for one; meanwhile the connections."""
+        """End: let the sandboxes go at once, so that no answer waits for one; meanwhile the connections."""
         _log.info("stopping", sandboxes=self._service.sandboxes.held)
         # No new client finds it; those that had, are told that it stops.
         self._service.settings.socket.unlink(missing_ok=True)
-        closing = asyncio.create_task(self._service.sandboxes.aclose())
+        closing = asyncio.create_task(self._service.sandboxes.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals > 1:
-            _log.warning("ended_at_once", signal=number.name, hint="The next start removes what is left.")
+            _log.warning("ended_at_once", signal=number.name, hint="The next start takes over what is left.")
             os._exit(128 + number)
         self._service.stop.set()
 

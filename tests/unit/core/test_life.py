@@ -11,6 +11,7 @@ import pytest
 from sandlot.core.life import state_after
 from sandlot.core.runs import code, processes
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ConflictError,
@@ -64,14 +65,14 @@ async def test_it_ends_when_its_time_is_over(at: Bench, box: Sandbox, clock: Man
 
 async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
-    await at.sandboxes.update(box.id, OPERATOR, timeout_s=200)
+    await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=200))
     assert box.expires_at is not None
     assert (box.expires_at - clock.now()).total_seconds() == 200
     clock.advance(150)
     for _ in range(5):
         await asyncio.sleep(0)
     assert is_in(box, State.RUNNING)
-    await at.sandboxes.update(box.id, OPERATOR, timeout_s=1)
+    await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=1))
     clock.advance(1)
     await box.ended.wait()
     assert is_in(box, State.STOPPED)

@@ -12,6 +12,7 @@ import pytest
 
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
@@ -53,19 +54,19 @@ async def promised(at: Bench) -> Resources:
 
 
 async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=2 * GIB, cpus=0.5))
+    await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB, cpus=0.5)))
     assert box.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
     (driver,) = at.driver.instances
     assert driver.changes == [Change(memory_bytes=2 * GIB, cpus=0.5, pids=PIDS, disk_bytes=LIMITS.disk_bytes)]
     assert (await promised(at)).memory_bytes == 2 * GIB
     for same in (Change(), Change(memory_bytes=2 * GIB), Change(disk_bytes=LIMITS.disk_bytes)):
-        await at.sandboxes.update(box.id, OPERATOR, limits=same)
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=same))
     assert len(driver.changes) == 1
 
 
 @pytest.mark.parametrize("pids", [PIDS + 100, PIDS - 100])
 async def test_the_guest_and_the_host_are_both_told(at: Bench, box: Sandbox, pids: int) -> None:
-    await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=pids))
+    await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids)))
     assert await inside(box) == box.spec.limits.pids == pids
     assert [change.pids for change in at.driver.instances[0].changes] == [pids]
     used = await at.sandboxes.usage(box.id, OPERATOR)
@@ -79,10 +80,10 @@ async def test_what_the_host_refuses_is_changed_nowhere(at: Bench, box: Sandbox,
     before = await promised(at)
     at.driver.faults.raises["configure"] = [ConflictError("It holds more.", code=ErrorCode.CONFLICT)]
     with pytest.raises(ConflictError, match="holds more"):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10)
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids, memory_bytes=2 * GIB), metadata={"a": "b"}, timeout_s=10))
     assert (await inside(box), box.spec.limits, dict(box.metadata), box.spec.timeout_s) == (PIDS, LIMITS, {}, BASE.timeout_s)
     assert await promised(at) == before
-    await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=pids))
+    await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids)))
     assert await inside(box) == pids
 
 
@@ -91,7 +92,7 @@ async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, box: Sandbox
     for _ in range(20):
         await processes.launch(box, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"2\d processes and threads run"):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=16, memory_bytes=2 * GIB))
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=16, memory_bytes=2 * GIB)))
     assert (await inside(box), box.spec.limits, at.driver.instances[0].changes) == (PIDS, LIMITS, [])
     assert await promised(at) == before
     assert (await at.sandboxes.usage(box.id, OPERATOR)).pids in {20, 21}  # the kernel that is kept ready may be there by now
@@ -106,7 +107,7 @@ async def test_what_fails_after_it_is_taken_back(at: Bench, box: Sandbox, monkey
     monkeypatch.setattr(type(box.link), "set_deadline", lambda _, seconds: fail(seconds))
     for pids in (PIDS + 100, PIDS - 100):
         with pytest.raises(InternalError, match="no deadline"):
-            await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=pids), timeout_s=50)
+            await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids), timeout_s=50))
         assert (await inside(box), box.spec.limits) == (PIDS, LIMITS)
     assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
 
@@ -121,7 +122,7 @@ async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: B
     monkeypatch.setattr(type(box.link), "info", lambda _: asyncio.Event().wait())
     monkeypatch.setattr("sandlot.core.limits.COUNT_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutExceededError):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=PIDS + 1))
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=PIDS + 1)))
     assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 1, PIDS]
     used = await at.sandboxes.usage(box.id, OPERATOR)
     assert (used.pids, used.usage.pids) == (None, 3)
@@ -135,7 +136,7 @@ async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, box: Sa
 
     monkeypatch.setattr(type(box.link), "set_limits", lambda _, pids: refuse() if pids else None)
     with pytest.raises(ConflictError, match="no"):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB))
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB)))
     assert at.driver.instances[0].changes
     assert {change.memory_bytes for change in at.driver.instances[0].changes} == {LIMITS.memory_bytes}
     assert (box.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
@@ -155,10 +156,10 @@ async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
     with monkeypatch.context() as patch:
         patch.setattr(type(box.link), "set_deadline", lambda _, seconds: refuse() if seconds else None)
         with pytest.raises(InternalError, match="no deadline"):
-            await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=3 * GIB), timeout_s=50)
+            await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB), timeout_s=50))
     assert box.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
     assert (await promised(at)).memory_bytes == 3 * GIB
-    await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=GIB))  # later it can be
+    await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=GIB)))  # later it can be
     assert at.driver.instances[0].changes[-1].memory_bytes == GIB
     assert (await promised(at)).memory_bytes == GIB
 
@@ -178,7 +179,7 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
     monkeypatch.setattr(type(box.link), "set_limits", raise_only)
     monkeypatch.setattr(type(box.link), "set_deadline", lambda _, seconds: fail() if seconds else None)
     with pytest.raises(InternalError, match="no deadline"):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50)
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50))
     assert box.spec.limits == replace(LIMITS, pids=PIDS + 100)
     assert at.driver.instances[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
     assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
@@ -186,7 +187,7 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
 
 async def test_one_that_is_killed_while_its_change_waits_is_told_as_ended(at: Bench, box: Sandbox) -> None:
     async with box.changing:
-        waiting = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=2 * GIB)))
+        waiting = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB))))
         await asyncio.sleep(0)
         await at.sandboxes.kill(box.id, OPERATOR)
         await until(lambda: at.sandboxes.held == 0)
@@ -205,7 +206,7 @@ async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(t
     async with bench(tmp_path, clock=clock, read_host=look) as at:
         box = await at.sandbox()
         clock.advance(2)
-        waiting = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=2 * GIB)))
+        waiting = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB))))
         await asyncio.sleep(0)
         await at.sandboxes.kill(box.id, OPERATOR)
         await until(lambda: at.sandboxes.held == 0)
@@ -227,7 +228,7 @@ async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(t
 )
 async def test_what_cannot_be_is_refused_before_anybody_is_asked(at: Bench, box: Sandbox, change: Change, error: type[Exception]) -> None:
     with pytest.raises(error):
-        await at.sandboxes.update(box.id, OPERATOR, limits=change, metadata={"a": "b"})
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=change, metadata={"a": "b"}))
     assert (box.spec.limits, dict(box.metadata), at.driver.instances[0].changes) == (LIMITS, {}, [])
 
 
@@ -237,18 +238,19 @@ async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, box: Sandbox) -
     await at.driver.faults.reach("boot")
     (new,) = (each for each in at.sandboxes.all(OPERATOR) if each.name == "new")
     with pytest.raises(ConflictError, match="still being created"):
-        await at.sandboxes.update(new.id, OPERATOR, limits=Change(cpus=0.5))
+        await at.sandboxes.update(new.id, OPERATOR, Update(limits=Change(cpus=0.5)))
     release.set()
     await creating
     await at.sandboxes.kill(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(cpus=0.5))
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=0.5)))
 
 
 async def test_many_changes_at_once_end_as_the_last_of_them(at: Bench, box: Sandbox) -> None:
     changes = [Change(memory_bytes=GIB + number * MIB) for number in range(10)]
     await asyncio.gather(
-        *(at.sandboxes.update(box.id, OPERATOR, limits=change) for change in changes), at.sandboxes.update(box.id, OPERATOR, limits=Change(cpus=3.0))
+        *(at.sandboxes.update(box.id, OPERATOR, Update(limits=change)) for change in changes),
+        at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=3.0))),
     )
     last = at.driver.instances[0].changes[-1]
     assert box.spec.limits == last.over(LIMITS)
@@ -269,20 +271,20 @@ class TestAFullNode:
     async def test_more_than_is_left_is_refused_for_now_and_more_than_there_is_for_good(self, at: Bench, box: Sandbox) -> None:
         other = await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)
         with pytest.raises(UnavailableError) as busy:
-            await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=3 * GIB + MIB))
+            await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB + MIB)))
         assert busy.value.code is ErrorCode.BUSY
         assert busy.value.fields["retry_after_s"] > 0
         with pytest.raises(InvalidRequestError, match="memory"):
-            await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=5 * GIB))
+            await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=5 * GIB)))
         assert (box.spec.limits, at.driver.instances[0].changes) == (LIMITS, [])
         # What one gives up is the other's to have.
-        await at.sandboxes.update(other.id, OPERATOR, limits=Change(memory_bytes=512 * MIB))
-        await at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=3 * GIB + MIB))
+        await at.sandboxes.update(other.id, OPERATOR, Update(limits=Change(memory_bytes=512 * MIB)))
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB + MIB)))
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
     async def test_a_change_under_way_counts_as_the_larger_of_both(self, at: Bench, box: Sandbox) -> None:
         release = at.driver.faults.hold("configure")
-        changing = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, limits=Change(memory_bytes=4 * GIB)))
+        changing = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=4 * GIB))))
         await at.driver.faults.reach("configure")
         with pytest.raises(UnavailableError):
             await at.sandboxes.create(replace(BASE, limits=LIMITS), OPERATOR)

@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core import sandboxes
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ErrorCode,
@@ -150,12 +151,12 @@ async def test_what_cannot_be_is_refused_and_the_next_one_runs(at: Bench, change
 
 
 async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "1"}, timeout_s=100)
+    await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "1"}, timeout_s=100))
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
     with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "2"}, timeout_s=-1)
+        await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "2"}, timeout_s=-1))
     with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, OPERATOR, metadata={"a": "\0"}, timeout_s=50)
+        await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "\0"}, timeout_s=50))
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
 
 
@@ -166,7 +167,7 @@ async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox)
     with pytest.raises(SandboxEndedError):
         await at.sandboxes.usage(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
-        await at.sandboxes.update(box.id, OPERATOR, timeout_s=5)
+        await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=5))
 
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
@@ -213,10 +214,10 @@ async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch:
 
 
 async def test_templates_and_capabilities_are_told(at: Bench) -> None:
-    names = {template.name: template for template in await at.sandboxes.templates()}
+    names = {template.name: template for template in await at.sandboxes.supply.templates()}
     assert names["base"].digest
     assert names["base"].description
-    (found,) = await at.sandboxes.all_capabilities()
+    (found,) = await at.sandboxes.supply.all_capabilities()
     assert found.driver == "gvisor"
 
 

@@ -77,6 +77,10 @@ class Ledger:
         capacity.check_pressure(asked, reading, self._shares)
         self._promises[holder] = asked
 
+    def promised_before(self, holder: str, promised: Resources) -> None:
+        """An earlier service of this node made this promise, and it is kept, whatever else there is by now."""
+        self._promises[holder] = promised
+
     def give_up(self, holder: str) -> None:
         """Everything that was promised has been given back. Idempotent."""
         self._promises.pop(holder, None)

@@ -42,7 +42,7 @@ async def version(request: Request) -> Response:
 @router.get("/v1/templates", responses=also(TemplatesAnswer, "All of them."))
 async def templates(request: Request) -> Response:
     """What a sandbox can be started from. One that is not built yet is built by the first sandbox that asks for it."""
-    found = await service_of(request).sandboxes.templates()
+    found = await service_of(request).sandboxes.supply.templates()
     return reply(
         TemplatesAnswer(
             templates=[
@@ -55,7 +55,7 @@ async def templates(request: Request) -> Response:
 @router.get("/v1/capabilities", responses=also(CapabilitiesAnswer, "Found by doing it."))
 async def capabilities(request: Request) -> Response:
     """What this host can do: for every ability yes, or no and why."""
-    found = await service_of(request).sandboxes.all_capabilities()
+    found = await service_of(request).sandboxes.supply.all_capabilities()
     return reply(
         CapabilitiesAnswer(
             drivers=[
@@ -77,9 +77,9 @@ async def capacity(request: Request) -> Response:
     return reply(CapacityAnswer.of(await service.sandboxes.figures(), service.settings.max_sandboxes))
 
 
-@router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends its sandboxes and then itself.", 202))
+@router.post("/v1/service/stop", status_code=202, responses=also(StoppingAnswer, "It ends; its sandboxes live on.", 202))
 async def stop(request: Request) -> Response:
-    """End this service and its sandboxes; only on its unix socket."""
+    """End this service; only on its unix socket. Its sandboxes live on, and the next start takes them over."""
     if state(request).get("peer") != OWNER:
         raise ForbiddenError(
             "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, NewSandbox
+from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, NewSandbox
 from sandlot.core.limits import Used
+from sandlot.core.listing import ENDED, LIVE, Wanted, states_of
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
+from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, Network
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
+
+MOST_FILES = 100
+"""That one request puts into a new sandbox."""
 
 
 class LimitsBody(Body):
@@ -45,30 +52,54 @@ class CreateBody(Body):
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
-    timeout: float = Field(default=DEFAULT_TIMEOUT_S, description="Seconds until it is ended.")
+    snapshot: Text | None = Field(default=None, description="A snapshot to start from instead of a template. Refused: there are none yet.")
+    timeout: float | None = Field(default=None, description=f"Seconds until it is ended; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
+    persistent: bool = Field(default=False, description="It has no timeout: it lives until it is deleted.")
+    idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; without it, never.")
+    files: Annotated[list[Text], Field(max_length=MOST_FILES)] = Field(
+        default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
+    )
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
     network: Text = Field(default=Network.NONE, description="What it may reach. What cannot be enforced is refused.")
 
     def asked(self) -> NewSandbox:
         """What core makes of it."""
+        if self.persistent and self.timeout is not None:
+            raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
+        given = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return NewSandbox(
+            snapshot=self.snapshot,
+            files=tuple(self.files),
+            idle_timeout_s=self.idle_timeout,
             template=self.template,
             name=self.name,
             env=self.env,
             metadata=self.metadata,
             limits=self.limits.over(Limits()),
-            timeout_s=self.timeout,
+            timeout_s=None if self.persistent else given,
             isolation=self.isolation,
             network=self.network,
         )
 
 
 class UpdateBody(Body):
-    """What to change of a sandbox."""
+    """What to change of a sandbox; what is left out stays as it is."""
 
-    timeout: float | None = Field(default=None, description="Seconds from now until it is ended.")
+    timeout: float | None = Field(default=None, description="Seconds from now until it is ended; one that was persistent is so no more.")
+    persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
+    idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
     metadata: Words | None = Field(default=None, description="Replaces what there is.")
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
+
+    def asked(self) -> Update:
+        """What core makes of it."""
+        return Update(
+            timeout_s=self.timeout,
+            persistent=bool(self.persistent),
+            idle_timeout_s=self.idle_timeout,
+            metadata=self.metadata,
+            limits=Change() if self.limits is None else self.limits.change(),
+        )
 
 
 class LimitsAnswer(Answer):
@@ -103,9 +134,12 @@ class SandboxAnswer(Answer):
     isolation: str
     network: str
     limits: LimitsAnswer
-    timeout: float
+    timeout: float | None
+    persistent: bool
+    idle_timeout: float | None
     created_at: datetime
     expires_at: datetime | None
+    ended_at: datetime | None
     node: str
     exit: ExitAnswer | None
 
@@ -123,8 +157,11 @@ class SandboxAnswer(Answer):
             network=str(spec.network),
             limits=LimitsAnswer.of(spec.limits),
             timeout=spec.timeout_s,
+            persistent=spec.timeout_s is None,
+            idle_timeout=box.idle_timeout_s,
             created_at=box.created_at,
             expires_at=box.expires_at,
+            ended_at=box.ended_at,
             node=node_of(box.id),
             exit=None if box.exit is None else ExitAnswer(reason=str(box.exit.reason), detail=box.exit.detail),
         )
@@ -142,7 +179,26 @@ class SandboxesQuery(Query):
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
     limit: int = Field(default=100, ge=1, le=1000, description="Sandboxes on one page, at most.")
-    all: bool = Field(default=False, description="Also those that have ended and are remembered.")
+    all: bool = Field(default=False, description="Also those that have ended, for as long as their records are kept.")
+    state: Text | None = Field(default=None, description="Only those in this state, or in one of these, separated by commas.")
+    metadata: Annotated[list[Text], Field(max_length=MAX_METADATA_ENTRIES)] = Field(
+        default_factory=list, description="NAME=VALUE: only those that have this entry; may be given several times."
+    )
+
+    def wanted(self) -> Wanted:
+        """What core makes of it."""
+        entries: dict[str, str] = {}
+        for entry in self.metadata:
+            name, mark, value = entry.partition("=")
+            if not mark:
+                raise InvalidRequestError("A metadata filter is NAME=VALUE.", hint="For example metadata=user=alice.", fields={"field": "metadata"})
+            entries[name] = value
+        states = LIVE
+        if self.state is not None:
+            states = states_of(name.strip() for name in self.state.split(","))
+        elif self.all:
+            states = LIVE | ENDED
+        return Wanted(states=states, metadata=entries)
 
 
 class UsageAnswer(Answer):

@@ -1,0 +1,142 @@
+"""When a sandbox is idle, and the end of those that were for as long as they may be.
+
+Idle is: no call, no cell, no foreground process, no attached stream, and what runs in the background takes under 1 % of a core for a minute.
+
+Laws:
+- Whatever is done for a client holds the sandbox for as long as it is done; the time counts from the moment when the last hold was let go.
+- The processor time that counts is that of the processes inside, as the guest counts it. The runtime's own is not a tenant's doing, and
+  takes more than 1 % on some builds.
+- A guest that does not answer keeps nobody from ending it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from sandlot.core.ports import Clock
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import SandlotError
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.states import State
+
+TICK_S = 5.0
+"""How often it is looked; an idle sandbox ends at most that much later than it could."""
+WINDOW_S = 60.0
+BUSY_SHARE = 0.01
+"""Of one core, over the window."""
+ANSWER_TIMEOUT_S = 2.0
+
+_log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Processor time of the processes inside, at one moment."""
+
+    at_monotonic_s: float
+    cpu_s: float
+
+
+class Background:
+    """What the processes of one sandbox take while nobody does anything with it."""
+
+    __slots__ = ("_quiet_since_s", "_samples")
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._quiet_since_s = 0.0
+
+    def add(self, sample: Sample, quiet_since_s: float) -> bool:
+        """One more look; whether they are busy.
+
+        Args:
+            sample: It.
+            quiet_since_s: Since when nobody does anything; looks from before then do not count.
+        """
+        if quiet_since_s != self._quiet_since_s:
+            self._samples.clear()
+            self._quiet_since_s = quiet_since_s
+        self._samples.append(sample)
+        while len(self._samples) > 1 and self._samples[1].at_monotonic_s <= sample.at_monotonic_s - WINDOW_S:
+            self._samples.pop(0)
+        first = self._samples[0]
+        passed_s = sample.at_monotonic_s - first.at_monotonic_s
+        return passed_s > 0 and sample.cpu_s - first.cpu_s >= BUSY_SHARE * passed_s
+
+    def seen_s(self) -> float:
+        """How long they have been looked at."""
+        return self._samples[-1].at_monotonic_s - self._samples[0].at_monotonic_s if self._samples else 0.0
+
+
+def wants_look(idle_timeout_s: float, quiet_s: float) -> bool:
+    """Whether a sandbox is near enough to its idle timeout for its processes to matter. Pure."""
+    return quiet_s >= idle_timeout_s - WINDOW_S - 2 * TICK_S
+
+
+def has_idled(idle_timeout_s: float, quiet_s: float, seen_s: float, tasks: int) -> bool:
+    """Whether a sandbox has been idle for as long as it may be. Pure.
+
+    Args:
+        idle_timeout_s: How long it may.
+        quiet_s: Since when nobody does anything, and no process was seen to be busy.
+        seen_s: How long its processes have been looked at.
+        tasks: Processes and threads that there are.
+    """
+    return quiet_s >= idle_timeout_s and (tasks == 0 or seen_s >= min(WINDOW_S, idle_timeout_s))
+
+
+class Reaper:
+    """Ends sandboxes that have idled for as long as they may.
+
+    Args:
+        boxes: Gives those that there are.
+        clock: The time.
+    """
+
+    def __init__(self, boxes: Callable[[], Iterable[Sandbox]], clock: Clock) -> None:
+        self._boxes = boxes
+        self._clock = clock
+        self._seen: dict[str, Background] = {}
+
+    async def run(self) -> None:
+        """Look again and again; until it is cancelled."""
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic_s() + TICK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once at every sandbox that may idle only so long."""
+        watched = [box for box in self._boxes() if box.idle_timeout_s is not None and box.state is State.RUNNING and box.link is not None]
+        known = {box.id for box in watched}
+        self._seen = {id_: background for id_, background in self._seen.items() if id_ in known}
+        await asyncio.gather(*(self._look_at(box) for box in watched))
+
+    async def _look_at(self, box: Sandbox) -> None:
+        limit_s = box.idle_timeout_s
+        if limit_s is None or self._is_held(box) or not wants_look(limit_s, self._quiet_s(box)):
+            return
+        tasks, background = 0, self._seen.setdefault(box.id, Background())
+        with contextlib.suppress(TimeoutError, SandlotError):
+            # Not by box.using(), which would hold it.
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                info = await box.require_link().info()
+            tasks = info.tasks
+            if background.add(Sample(self._clock.monotonic_s(), info.cpu_s), box.activity.quiet_since_s):
+                box.activity.touch()
+                return
+        # Asked again, because the guest took its time.
+        if not self._is_held(box) and has_idled(limit_s, self._quiet_s(box), background.seen_s(), tasks):
+            _log.info("sandbox.idle", sandbox=box.id, idle_timeout_s=limit_s)
+            box.end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
+
+    def _quiet_s(self, box: Sandbox) -> float:
+        return self._clock.monotonic_s() - box.activity.quiet_since_s
+
+    @staticmethod
+    def _is_held(box: Sandbox) -> bool:
+        return box.activity.held > 0

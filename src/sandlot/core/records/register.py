@@ -1,0 +1,198 @@
+"""What the store knows of sandboxes: written before what it says is done, and read back at the start of a service.
+
+Laws:
+- An intent that cannot be recorded is not carried out: nothing is created, and no change is answered.
+- An end that cannot be recorded is carried out all the same: a sandbox that should be gone must not live because a disk is full. The
+  next start finds that it is gone.
+- A record and the event that tells of it are committed together.
+- Of an ended sandbox no environment is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from sandlot.core.node.budget import Budget
+from sandlot.core.ports import Clock
+from sandlot.core.records.executions import Journal
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.ids import NodeId
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.states import State, is_terminal
+from sandlot.model.storage import Store
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class Register:
+    """The durable side of a node's sandboxes.
+
+    Args:
+        store: Where it is kept.
+        node: Whose sandboxes.
+        clock: The time.
+        told: Called after an event was committed.
+        journal: The log of what runs in them.
+        metrics: Where creates are counted.
+    """
+
+    def __init__(
+        self, store: Store, node: NodeId, clock: Clock, told: Callable[[], None], *, journal: Journal | None = None, metrics: Metrics | None = None
+    ) -> None:
+        self.journal = journal
+        self._metrics = metrics or Metrics()
+        self._store = store
+        self._node = node
+        self._clock = clock
+        self._told = told
+
+    @property
+    def store(self) -> Store:
+        """Where it is kept."""
+        return self._store
+
+    async def unfinished(self) -> Sequence[SandboxRecord]:
+        """What an earlier service of this node left."""
+        return await self._store.sandboxes.unfinished(self._node)
+
+    async def ended_lately(self, limit: int) -> Sequence[SandboxRecord]:
+        """Sandboxes of this node that ended last, oldest first."""
+        return list(reversed(await self._store.sandboxes.ended_last(self._node, limit=limit)))
+
+    async def intend(self, box: Sandbox) -> None:
+        """It is to be created.
+
+        Raises:
+            SandlotError: It cannot be recorded.
+        """
+        await self._store.sandboxes.save(record_of(box, self._node))
+
+    async def runs(self, box: Sandbox) -> None:
+        """It runs, and its client is about to be told so.
+
+        Raises:
+            SandlotError: It cannot be recorded.
+        """
+        spec = box.spec
+        record = replace(record_of(box, self._node), state=State.RUNNING)
+        self._metrics.created(spec.isolation, (self._clock.now() - box.created_at).total_seconds())
+        await self._save(record, self._event("sandbox.created", box, template=spec.template, isolation=spec.isolation, name=box.name))
+
+    async def changed(self, box: Sandbox, *what: str) -> None:
+        """Something of it was changed.
+
+        Args:
+            box: It.
+            what: The names of what: ``timeout``, ``metadata``, ``limits``.
+
+        Raises:
+            SandlotError: It cannot be recorded.
+        """
+        await self._save(record_of(box, self._node), self._event("sandbox.updated", box, changed=list(what)))
+
+    async def ends(self, box: Sandbox) -> None:
+        """It is to be removed. Never fails."""
+        await self._try(box, record_of(box, self._node), None)
+
+    async def ended(self, box: Sandbox) -> None:
+        """Its processes are dead. Never fails."""
+        why = box.exit
+        if not box.ready.done():
+            self._metrics.not_created(box.spec.isolation, why.reason if why is not None else ExitReason.CRASHED)
+        reason, detail = (None, "") if why is None else (str(why.reason), why.detail)
+        event = self._event("sandbox.ended", box, reason=reason, detail=detail, state=str(box.state))
+        await self._try(box, record_of(box, self._node), event)
+
+    async def adopted(self, box: Sandbox) -> None:
+        """It was taken over from an earlier service. Never fails."""
+        await self._try(box, record_of(box, self._node), self._event("sandbox.adopted", box))
+
+    async def settle(self, record: SandboxRecord, why: Exit, state: State) -> None:
+        """What an earlier service left is over.
+
+        Raises:
+            SandlotError: It cannot be recorded.
+        """
+        was_made = record.state is not State.CREATING
+        done = replace(
+            record,
+            spec=replace(record.spec, env={}),
+            state=state,
+            exit_reason=str(why.reason),
+            exit_detail=why.detail,
+            ended_at=self._clock.now(),
+            # Nobody was told of it, so the same request may make another one.
+            idempotency_key=record.idempotency_key if was_made else None,
+        )
+        data = {"reason": done.exit_reason, "detail": done.exit_detail, "state": str(state)}
+        await self._save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
+
+    async def _save(self, record: SandboxRecord, event: NewEvent) -> None:
+        await self._store.sandboxes.save(record, event)
+        self._told()
+
+    async def _try(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
+        try:
+            await self._store.sandboxes.save(record, event)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must go on to its end
+            _log.error("sandbox.not_recorded", sandbox=box.id, state=str(record.state), error=str(error))
+        else:
+            if event is not None:
+                self._told()
+
+    def _event(self, kind: str, box: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
+        return NewEvent(kind, self._clock.now(), box.owner, box.id, data)
+
+
+def record_of(box: Sandbox, node: NodeId) -> SandboxRecord:
+    """What is kept of a sandbox. Pure."""
+    why = box.exit or box.wanted_exit
+    over = is_terminal(box.state)
+    spec = replace(box.spec, env={} if over else box.spec.env, metadata=box.metadata)
+    return SandboxRecord(
+        spec=spec,
+        node=node,
+        owner=box.owner,
+        name=box.name,
+        state=box.state,
+        created_at=box.created_at,
+        expires_at=box.expires_at,
+        idle_timeout_s=box.idle_timeout_s,
+        ref=box.ref,
+        exit_reason=None if why is None else str(why.reason),
+        exit_detail="" if why is None else why.detail,
+        ended_at=box.ended_at,
+        idempotency_key=box.idempotency_key,
+        request_digest=box.request_digest,
+    )
+
+
+def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
+    """The sandbox of a record, as it is before it is taken over; or as it ended."""
+    box = Sandbox(
+        record.spec,
+        owner=record.owner,
+        name=record.name,
+        created_at=record.created_at,
+        budget=budget,
+        clock=clock,
+        idle_timeout_s=record.idle_timeout_s,
+        state=record.state if is_terminal(record.state) else State.RUNNING,
+    )
+    box.ref = record.ref
+    box.idempotency_key, box.request_digest = record.idempotency_key, record.request_digest
+    box.expires_at, box.ended_at = record.expires_at, record.ended_at
+    if record.expires_at is not None:
+        box.deadline_monotonic_s = clock.monotonic_s() + (record.expires_at - clock.now()).total_seconds()
+    if is_terminal(record.state):
+        box.exit = Exit(ExitReason(record.exit_reason or ExitReason.CRASHED), record.exit_detail)
+        box.adopted.set()
+        box.ended.set()
+        box.ready.cancel()
+    return box

@@ -1,0 +1,80 @@
+"""What sandboxes are made of: templates and drivers, probed and built once however many ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from sandlot.core.ports import Base, Template, Templates
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ports import Ability, Capabilities, Driver
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class Supply:
+    """Drivers and templates of one service.
+
+    Args:
+        drivers: Isolation name -> driver.
+        templates: What sandboxes start from.
+    """
+
+    def __init__(self, drivers: Mapping[str, Driver], templates: Templates) -> None:
+        self.drivers = drivers
+        self._templates = templates
+        self._probes: dict[str, asyncio.Task[Capabilities]] = {}
+        self._building: dict[str, asyncio.Task[Base]] = {}
+
+    async def templates(self) -> list[Template]:
+        """What a sandbox can be started from."""
+        return list(await asyncio.to_thread(self._templates.all))
+
+    async def capabilities(self, isolation: str) -> Capabilities:
+        """What a driver can do here. A driver that can start sandboxes is probed once; one that cannot, whenever it is asked for."""
+        probe = self._probes.get(isolation)
+        if probe is None:
+            probe = self._probes[isolation] = asyncio.create_task(asyncio.to_thread(self.drivers[isolation].probe))
+        try:
+            found = await asyncio.shield(probe)
+        except Exception:
+            self._probes.pop(isolation, None)
+            raise
+        if not found.can(Ability.BOOT):
+            self._probes.pop(isolation, None)
+        return found
+
+    async def all_capabilities(self) -> list[Capabilities]:
+        """What every driver can do here."""
+        return [await self.capabilities(name) for name in self.drivers]
+
+    async def base(self, template: str) -> Base:
+        """What a template gives; however many wait for its build, they take one thread."""
+        task = self._building.get(template)
+        if task is None:
+            task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
+            task.add_done_callback(lambda done: self._built(template, done))
+        return await asyncio.shield(task)
+
+    def check_template(self, name: str) -> None:
+        """Refuse a template that is none.
+
+        Raises:
+            NotFoundError: ``template_not_found``.
+        """
+        names = self._templates.names()
+        if name not in names:
+            raise NotFoundError(
+                f"There is no template {name[:64]!r}.",
+                code=ErrorCode.TEMPLATE_NOT_FOUND,
+                hint=f"There are: {', '.join(sorted(names))}.",
+                fields={"template": name[:64]},
+            )
+
+    def _built(self, template: str, task: asyncio.Task[Base]) -> None:
+        del self._building[template]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waited for it has been told; but they may all have gone away.
+            _log.warning("template.failed", template=template, error=str(error))
