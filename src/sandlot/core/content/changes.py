@@ -102,7 +102,7 @@ async def mark(box: Sandbox, folders: Sequence[str], user: User) -> Mark:
     program = await programs.start(box, "changes", {"folders": list(folders)}, user=user)
     try:
         async with box.using():
-            await anext(program)  # it says one word once it has looked; without it its error is raised
+            await anext(program, None)  # one word, once it has looked; its error, where it could not, is raised
     except BaseException:
         program.close()
         raise

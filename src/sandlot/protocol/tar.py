@@ -1,0 +1,395 @@
+"""Tar archives as bytes, sans-I/O: bytes in, members and their content out; and members' heads as bytes.
+
+Understood: POSIX's ustar and pax formats (POSIX.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"), GNU's long names
+and large numbers ("Basic Tar Format" in the manual of GNU tar), and the old format before both. Written: ustar, with a pax header where
+a name or a size does not fit it.
+
+Laws:
+- An archive is hostile: nothing is made of what is only announced, every head is checked, and what is refused is named.
+- Files, folders, symbolic and hard links only. Devices, pipes, sparse files and parts of a larger archive are refused.
+- A name is what the file system will get: text by UTF-8, with PEP 383's surrogates where it is none.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BLOCK_BYTES = 512
+END = bytes(2 * BLOCK_BYTES)
+"""What ends an archive."""
+
+FILE, FOLDER, SYMLINK, HARDLINK = "file", "directory", "symlink", "hardlink"
+
+META_BYTES = 1024 * 1024
+"""Of one pax header or long name."""
+METAS = 16
+"""Such heads before one member."""
+NAME_BYTES = 255
+PATH_BYTES = 4095
+LATEST_S = 253402300799
+"""The end of the year 9999."""
+_FITS_BYTES = 8**11
+_SHOWN = 200
+
+_REFUSED = {
+    b"3": "is a device",
+    b"4": "is a device",
+    b"6": "is a pipe",
+    b"S": "is a sparse file; pack it without --sparse",
+    b"M": "is a part of a larger archive",
+    b"D": "is of an incremental backup",
+    b"N": "is of an old format of GNU tar",
+}
+_KINDS = {b"0": FILE, b"\0": FILE, b"7": FILE, b"1": HARDLINK, b"2": SYMLINK, b"5": FOLDER}
+
+
+class TarError(Exception):
+    """An archive is broken, or holds what is not taken.
+
+    Args:
+        message: What is wrong, one sentence that names the member.
+        name: The member's, or the last one's before; empty where there was none.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.name = name
+
+
+class Member:
+    """One member of an archive.
+
+    Args:
+        name: Its path as it is written there.
+        kind: FILE, FOLDER, SYMLINK or HARDLINK.
+        size: Bytes of content; 0 of anything but files.
+        mode: Permission bits, as they are written.
+        mtime_s: Seconds since 1970, UTC.
+        target: What a link points to.
+    """
+
+    __slots__ = ("kind", "mode", "mtime_s", "name", "size", "target")
+
+    def __init__(self, name: str, kind: str, *, size: int = 0, mode: int = 0o644, mtime_s: int = 0, target: str = "") -> None:
+        self.name = name
+        self.kind = kind
+        self.size = size
+        self.mode = mode
+        self.mtime_s = mtime_s
+        self.target = target
+
+
+class Finished:
+    """The content of the last file is complete."""
+
+    __slots__ = ()
+
+
+FINISHED = Finished()
+
+
+def shown(name: str) -> str:
+    """A name for a message: quoted, cut, and without anything that commands a terminal."""
+    return ascii(name) if len(name) <= _SHOWN else ascii(name[:_SHOWN]) + "..."
+
+
+def parts(name: str) -> list[str]:
+    """A member's path as names below the folder that it is unpacked in; none where it is that folder. Pure.
+
+    Raises:
+        TarError: It leads elsewhere, or no file can have it.
+    """
+    if name.startswith("/"):
+        raise TarError(f"The archive's entry {shown(name)} has an absolute path.", name)
+    names = [part for part in name.split("/") if part not in {"", "."}]
+    if ".." in names:
+        raise TarError(f"The archive's entry {shown(name)} leads out of the folder by '..'.", name)
+    if "\0" in name or len(_bytes(name)) > PATH_BYTES or any(len(_bytes(part)) > NAME_BYTES for part in names):
+        raise TarError(f"The archive's entry {shown(name)} has a name that no file can have.", name)
+    return names
+
+
+def check_target(member: Member, depth: int) -> None:
+    """See to it that a symbolic link leads nowhere outside. Pure.
+
+    It may climb no further than to the folder itself, and only at its beginning: what comes after a name may be another link, where ``..``
+    means something else than it looks like.
+
+    Args:
+        member: The link.
+        depth: How many folders, below the one that is unpacked in, it lies in.
+
+    Raises:
+        TarError: It does.
+    """
+    names = [part for part in member.target.split("/") if part not in {"", "."}]
+    climbs = 0
+    while climbs < len(names) and names[climbs] == "..":
+        climbs += 1
+    if member.target.startswith("/") or climbs > depth or ".." in names[climbs:] or "\0" in member.target or not member.target:
+        raise TarError(f"The archive's link {shown(member.name)} leads out of the folder, to {shown(member.target)}.", member.name)
+
+
+class Reader:
+    """An archive that is being read. Feed it, then close it."""
+
+    __slots__ = ("_block", "_extended", "_global", "_last", "_left", "_meta", "_metas", "_skip", "_zeros", "began", "ended")
+
+    def __init__(self) -> None:
+        self.began = False
+        self.ended = False
+        """Whether its end was there; what follows is of no interest."""
+        self._block = bytearray()
+        self._left = 0
+        self._skip = 0
+        self._zeros = 0
+        self._last = ""
+        self._meta: tuple[bytes, bytearray, int] | None = None
+        self._metas = 0
+        self._extended: dict[str, bytes] = {}
+        self._global: dict[str, bytes] = {}
+
+    def feed(self, data: bytes) -> Iterator[Member | memoryview | Finished]:
+        """Take the next bytes; gives members, their content in pieces that are to be used at once, and FINISHED after each file's.
+
+        Raises:
+            TarError: It is broken, or holds what is not taken.
+        """
+        view, at = memoryview(data), 0
+        while at < len(view) and not self.ended:
+            if self._left:
+                piece = view[at : at + self._left]
+                self._left -= len(piece)
+                at += len(piece)
+                yield piece
+                if not self._left:
+                    yield FINISHED
+            elif self._skip:
+                step = min(self._skip, len(view) - at)
+                self._skip -= step
+                at += step
+            elif self._meta is not None:
+                at += self._take_meta(view[at:])
+            else:
+                piece = view[at : at + BLOCK_BYTES - len(self._block)]
+                self._block += piece
+                at += len(piece)
+                if len(self._block) == BLOCK_BYTES:
+                    member = self._head(bytes(self._block))
+                    self._block.clear()
+                    if member is not None:
+                        yield member
+                        if member.kind == FILE and not member.size:
+                            yield FINISHED
+
+    def close(self) -> None:
+        """There are no more bytes.
+
+        Raises:
+            TarError: There should be.
+        """
+        if not self.ended:
+            after = f" after its entry {shown(self._last)}" if self._last else ""
+            raise TarError(f"The archive breaks off{after}." if self.began else "This is no tar archive.", self._last)
+
+    def _head(self, block: bytes) -> Member | None:
+        if not any(block):
+            self.began = True
+            self._zeros += 1
+            self.ended = self._zeros == 2  # noqa: PLR2004 - POSIX: two blocks of zeros
+            return None
+        self._zeros = 0
+        self._check(block)
+        self.began = True
+        kind = block[156:157]
+        size = self._number(block[124:136], "size")
+        if kind in {b"x", b"X", b"g", b"L", b"K"}:
+            self._begin_meta(kind, size)
+            return None
+        extended = {**self._global, **self._extended}
+        self._extended.clear()
+        self._metas = 0
+        name = self._name(block, extended)
+        self._last = name
+        if kind == b"V":  # the label of a volume
+            return None
+        if kind in _REFUSED or any(key.startswith("GNU.sparse") for key in extended):
+            raise TarError(f"The archive's entry {shown(name)} {_REFUSED.get(kind, _REFUSED[b'S'])}.", name)
+        if kind not in _KINDS:
+            raise TarError(f"The archive's entry {shown(name)} is of an unknown kind, {kind!r}.", name)
+        return self._member(name, kind, block, size, extended)
+
+    def _member(self, name: str, kind: bytes, block: bytes, size: int, extended: dict[str, bytes]) -> Member:
+        word = FOLDER if kind == b"\0" and name.endswith("/") else _KINDS[kind]  # before POSIX a slash made the folder
+        if "size" in extended:
+            if not extended["size"].isdigit() or len(extended["size"]) > 19:  # noqa: PLR2004 - of 64 bits
+                raise self._broken("size")
+            size = int(extended["size"])
+        if word != FILE:
+            size = 0  # what a link is said to have is its target's
+        self._left = size
+        self._skip = -size % BLOCK_BYTES
+        target = _text(extended["linkpath"]) if "linkpath" in extended else _text(_field(block[157:257]))
+        mode, mtime_s = self._lenient(block[100:108]), self._lenient(block[136:148])
+        return Member(name, word, size=size, mode=mode & 0o7777, mtime_s=min(mtime_s, LATEST_S), target=target)
+
+    def _name(self, block: bytes, extended: dict[str, bytes]) -> str:
+        if "path" in extended:
+            return _text(extended["path"])
+        name = _field(block[:100])
+        prefix = _field(block[345:500]) if block[257:263] == b"ustar\0" else b""
+        return _text(prefix + b"/" + name if prefix else name)
+
+    def _check(self, block: bytes) -> None:
+        """Whether it is a head: the sum of its bytes, its own field taken as blanks. Some old programs summed signed bytes."""
+        rest = block[:148] + b" " * 8 + block[156:]
+        total, told = sum(rest), self._number(block[148:156], "checksum")
+        if told not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
+            raise self._broken("checksum")
+
+    def _begin_meta(self, kind: bytes, size: int) -> None:
+        self._metas += 1
+        if size > META_BYTES or self._metas > METAS:
+            raise TarError(f"The archive has an extended header that is too large{self._after()}.", self._last)
+        if size:
+            self._meta = (kind, bytearray(), size)
+
+    def _take_meta(self, view: memoryview) -> int:
+        if self._meta is None:
+            return 0
+        kind, got, size = self._meta
+        piece = view[: size - len(got)]
+        got += piece
+        if len(got) == size:
+            self._meta = None
+            self._skip = -size % BLOCK_BYTES
+            if kind == b"L":
+                self._extended["path"] = _field(bytes(got))
+            elif kind == b"K":
+                self._extended["linkpath"] = _field(bytes(got))
+            else:
+                (self._global if kind == b"g" else self._extended).update(self._records(bytes(got)))
+        return len(piece)
+
+    def _records(self, data: bytes) -> dict[str, bytes]:
+        """A pax header's records: a number, a blank, KEY=VALUE and a line feed; the number is the length of the whole."""
+        found, at = {}, 0
+        while at < len(data):
+            digits, space, _ = data[at : at + 20].partition(b" ")
+            if not space or not digits.isdigit():
+                raise self._broken("extended header")
+            end = at + int(digits)
+            record = data[at + len(digits) + 1 : end]
+            key, equals, value = record.partition(b"=")
+            if end > len(data) or not equals or not value.endswith(b"\n"):
+                raise self._broken("extended header")
+            found[_text(key)] = value[:-1]
+            at = end
+        return found
+
+    def _number(self, field: bytes, what: str) -> int:
+        """A number in octal digits, or in binary where the first bit is set (GNU's base 256)."""
+        if field[0] & 0x80:
+            value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
+            if field[0] & 0x40 or value >= 1 << 63:
+                raise self._broken(what)
+            return value
+        digits = field.strip(b" \0")
+        if digits.strip(b"01234567"):
+            raise self._broken(what)
+        return int(digits or b"0", 8)
+
+    def _lenient(self, field: bytes) -> int:
+        """A number that nothing depends on."""
+        try:
+            return self._number(field, "")
+        except TarError:
+            return 0
+
+    def _after(self) -> str:
+        return f" after its entry {shown(self._last)}" if self._last else ""
+
+    def _broken(self, what: str) -> TarError:
+        if not self.began:
+            return TarError("This is no tar archive.")
+        return TarError(f"The archive is broken{self._after()}: the {what} of what follows is wrong.", self._last)
+
+
+def head(member: Member) -> bytes:
+    """What stands before a member's content. Pure.
+
+    Args:
+        member: A folder's name ends with a slash here, whether it does there or not.
+    """
+    name, target = _bytes(member.name.rstrip("/") + "/" if member.kind == FOLDER else member.name), _bytes(member.target)
+    records = b""
+    if not _is_text(name) or not _is_text(target):
+        records += _record(b"hdrcharset", b"BINARY")
+    for key, value in ((b"path", name), (b"linkpath", target)):
+        if len(value) > 100 or not value.isascii():  # noqa: PLR2004 - the field's bytes
+            records += _record(key, value)
+    if member.size >= _FITS_BYTES:
+        records += _record(b"size", str(member.size).encode())
+    block = _block(name, member, {FILE: b"0", FOLDER: b"5", SYMLINK: b"2", HARDLINK: b"1"}[member.kind], target)
+    if not records:
+        return block
+    return _block(b"PaxHeader", Member("", FILE, size=len(records), mtime_s=member.mtime_s), b"x", b"") + records + padding(len(records)) + block
+
+
+def message(key: str, text: str) -> bytes:
+    """A pax header that holds a word of ours to whoever knows it; others pass over it (POSIX: keywords in capitals are a vendor's). Pure."""
+    record = _record(key.encode(), text.encode("utf-8", "replace"))
+    return _block(b"PaxHeader", Member("", FILE, size=len(record)), b"g", b"") + record + padding(len(record))
+
+
+def padding(size: int) -> bytes:
+    """What stands after content of that size."""
+    return bytes(-size % BLOCK_BYTES)
+
+
+def _block(name: bytes, member: Member, kind: bytes, target: bytes) -> bytes:
+    size = member.size if member.size < _FITS_BYTES else 0
+    fields = (
+        name[:100].ljust(100, b"\0"),
+        b"%07o\0" % (member.mode & 0o7777),
+        b"0000000\0" * 2,
+        b"%011o\0" % size,
+        b"%011o\0" % max(0, min(member.mtime_s, _FITS_BYTES - 1)),
+        b" " * 8,
+        kind,
+        target[:100].ljust(100, b"\0"),
+        b"ustar\x0000",
+    )
+    block = b"".join(fields).ljust(BLOCK_BYTES, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    rest = len(key) + len(value) + 3
+    length = rest + len(str(rest))
+    if len(str(length)) > len(str(rest)):
+        length += 1
+    return b"%d %s=%s\n" % (length, key, value)
+
+
+def _field(raw: bytes) -> bytes:
+    return raw.partition(b"\0")[0]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
