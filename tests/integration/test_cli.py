@@ -16,7 +16,7 @@ from subprocess import PIPE
 import pytest
 
 from sandlot import Sandbox
-from sandlot.cli.analyst import png_size
+from sandlot.cli.demo.analyst import png_size
 from sandlot.model.ids import SANDBOX_ID
 from tests.support.localservice import LocalService, local_service
 from tests.support.traces import settle

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.cli import checkup
+from sandlot.cli.doctor import checkup
 from sandlot.host import disks
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT

@@ -18,7 +18,9 @@ import sys
 
 import typer
 
-from sandlot.cli import copy, demo, doctor, limits, run, sandboxes, service
+from sandlot.cli import copy, limits, run, sandboxes, service
+from sandlot.cli.demo import demo
+from sandlot.cli.doctor import doctor
 from sandlot.cli.output import visible
 
 OURS = 125

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.cli import checkup
-from sandlot.cli.checkup import Report, check_driver, check_images, settle
+from sandlot.cli.doctor import checkup
+from sandlot.cli.doctor.checkup import Report, check_driver, check_images, settle
 from sandlot.host.checks.finding import Finding
 from sandlot.model.ports import Ability, Capabilities, Verdict
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.cli.analyst import (
+from sandlot.cli.demo.analyst import (
     ATTEMPT,
     COLUMNS,
     DRAW,

@@ -18,7 +18,7 @@ from sandlot.cli.output import visible
 if TYPE_CHECKING:
     from types import FrameType
 
-    from sandlot.cli.checkup import Report
+    from sandlot.cli.doctor.checkup import Report
     from sandlot.host.checks.finding import Finding
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ COMFORT = "--"
 
 def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Everything that was found, as JSON.")] = False) -> None:
     """Check whether this machine can run sandboxes, by running one."""
-    from sandlot.cli import checkup
+    from sandlot.cli.doctor import checkup
 
     # The checks' processes are ended and what they made is removed on the way out, so leave by an exception.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -93,7 +93,7 @@ def examine(env: Mapping[str, str]) -> Report:
         env: The environment: with ``SANDLOT_URL`` only the service there is looked at, otherwise this machine with what ``SANDLOT_*`` sets.
     """
     if url := env.get("SANDLOT_URL", ""):
-        service = Look(Task("service", "sandlot.cli.checkup:look_at_service", {"required": True}, deadline_s=60.0), "service", ("service",))
+        service = Look(Task("service", "sandlot.cli.doctor.checkup:look_at_service", {"required": True}, deadline_s=60.0), "service", ("service",))
         found = _findings([service], run([service.task]))
         return Report(tuple(replace(finding, facts={**finding.facts, "url": url}) for finding in found))
     settings, of_settings = _settings(env)
@@ -168,16 +168,21 @@ def _looks(settings: Settings) -> list[Look]:
         Look(Task("storage", f"{_CHECKS}.storage:check_storage", {**folders, "plenty": PLENTY_BYTES}), "storage", ("data-dir", "cache-dir")),
         Look(Task("loops", f"{_CHECKS}.storage:check_loops", {"data_dir": data}), "storage", ("loop-devices",)),
         Look(Task("layers", f"{_CHECKS}.storage:check_layers", folders, deadline_s=30.0), "storage", ("shared-roots",)),
-        Look(Task("images", "sandlot.cli.checkup:look_at_images", {"cache_dir": cache}, deadline_s=30.0), "storage", ("images",)),
+        Look(Task("images", "sandlot.cli.doctor.checkup:look_at_images", {"cache_dir": cache}, deadline_s=30.0), "storage", ("images",)),
         *(
             Look(
-                Task(name, "sandlot.cli.checkup:try_driver", {"name": name, "data_dir": data, "node": new_node_id()}, deadline_s=DRIVER_DEADLINE_S),
+                Task(
+                    name,
+                    "sandlot.cli.doctor.checkup:try_driver",
+                    {"name": name, "data_dir": data, "node": new_node_id()},
+                    deadline_s=DRIVER_DEADLINE_S,
+                ),
                 "isolation",
                 (name,),
             )
             for name in drivers
         ),
-        Look(Task("service", "sandlot.cli.checkup:look_at_service", {"required": False}, deadline_s=60.0), "service", ("service",)),
+        Look(Task("service", "sandlot.cli.doctor.checkup:look_at_service", {"required": False}, deadline_s=60.0), "service", ("service",)),
     ]
 
 
@@ -190,7 +195,7 @@ def _carried_out(looks: Sequence[Look]) -> dict[str, Answer]:
         return answers
     finally:
         # Their sandboxes outlive them.
-        run([Task(task.name, "sandlot.cli.checkup:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in late.values()])
+        run([Task(task.name, "sandlot.cli.doctor.checkup:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in late.values()])
 
 
 def _findings(looks: Sequence[Look], answers: Mapping[str, Answer]) -> list[Finding]:

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sandlot.cli.analyst import Answer
+    from sandlot.cli.demo.analyst import Answer
     from sandlot.sdk import Execution, Sandbox
 
 MAX_TURNS = 6
@@ -83,7 +83,7 @@ def _play(stage: Stage, output: Path | None) -> Path:
     """All of it; where the chart is."""
     from rich.panel import Panel
 
-    from sandlot.cli import analyst
+    from sandlot.cli.demo import analyst
     from sandlot.cli.output import announce_build
     from sandlot.sdk import Client, Sandbox
 
@@ -121,7 +121,7 @@ def _place(output: Path | None, state: Path | None) -> Path:
 
 def _fetch_data(sandbox: Sandbox, data: Path) -> int:
     """Copy scikit-learn's wine data out of the image, give its columns their names, and say how many wines there are."""
-    from sandlot.cli import analyst
+    from sandlot.cli.demo import analyst
 
     located = sandbox.run_code(analyst.LOCATE)
     if not located.ok:
@@ -134,7 +134,7 @@ def _fetch_data(sandbox: Sandbox, data: Path) -> int:
 
 def _converse(stage: Stage, sandbox: Sandbox) -> dict[str, Any]:
     """The agent's loop: its code runs, what came of it goes back, until it is done. Gives the figures that it printed."""
-    from sandlot.cli import analyst
+    from sandlot.cli.demo import analyst
 
     history: list[analyst.Outcome] = []
     found: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def _show_outcome(stage: Stage, execution: Execution) -> None:
 def _check(stage: Stage, found: dict[str, Any], expected: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from sandlot.cli import analyst
+    from sandlot.cli.demo import analyst
 
     table = Table("figure", "in the sandbox", "on this machine", "", box=None, padding=(0, 2, 0, 0))
     for name in dict.fromkeys([*expected, *found]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from sandlot.cli.checkup import Report
-from sandlot.cli.doctor import as_values, lines
+from sandlot.cli.doctor.checkup import Report
+from sandlot.cli.doctor.doctor import as_values, lines
 from sandlot.host.checks.finding import Finding, Part
 
 FINE = Finding("system", ok=True, detail="Debian", required=False, group="machine")

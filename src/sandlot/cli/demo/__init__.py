@@ -1,0 +1,1 @@
+"""``sandlot demo``: an agent's analysis, end to end; ``analyst`` is the agent."""

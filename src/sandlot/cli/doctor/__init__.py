@@ -1,0 +1,1 @@
+"""``sandlot doctor``: what it looks at, and how it tells."""
