@@ -121,6 +121,12 @@ async def delete_file(file: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
+@router.get("/v1/executions/{execution}")
+async def get_execution(execution: str, request: Request) -> Response:
+    """One run, as the log has it."""
+    return reply(translate.execution(await core_of(request).executions.get(principal_of(request), execution)))
+
+
 _KEYS = "Make keys where the service runs: sandlot keys create --name NAME."
 refuse(router, "POST", "/v1/api-keys", _KEYS)
 refuse(router, "GET", "/oauth/authorize", _KEYS)

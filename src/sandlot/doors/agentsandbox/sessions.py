@@ -110,13 +110,13 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
             done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
             kept = await outputs.collect(core.files, box, before)
         except SandboxEndedError as error:
-            return translate.ended(box, error)
+            return translate.ended(box.id, error)
         finally:
             before.close()
             if body.session_id is not None:
                 box.keep(asyncio.create_task(_tidy(box, what)))
         core.executions.tell_files(done.outcome.process, len(kept.records))
-        return translate.answer(box, done, kept, spec.timeout_s or 0.0)
+        return translate.answer(box.id, done, kept, spec.timeout_s or 0.0)
 
 
 @asynccontextmanager

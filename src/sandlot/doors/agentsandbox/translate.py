@@ -22,6 +22,7 @@ from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecutionAnswer, FileAnswer, LanguageName, MadeFile
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord, FileRecord
 from sandlot.model.specs import MAX_CODE_BYTES, MAX_TIMEOUT_S, WORKSPACE, ProcessSpec
 
@@ -140,11 +141,11 @@ def no_session(id_: str) -> NotFoundError:
     )
 
 
-def answer(box: Sandbox, done: Finished, kept: Kept, timeout_s: float) -> ExecuteAnswer:
+def answer(session: SandboxId, done: Finished, kept: Kept, timeout_s: float) -> ExecuteAnswer:
     """What a run's client is given.
 
     Args:
-        box: Where it ran.
+        session: Where it ran.
         done: How it ended, and what it wrote.
         kept: Its files.
         timeout_s: What it had.
@@ -157,7 +158,7 @@ def answer(box: Sandbox, done: Finished, kept: Kept, timeout_s: float) -> Execut
         others = f"{kept.left} other" if not kept.more else f"{kept.left} or more other"
         stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of the files that this run made; {others} files were left where they are.")
     return ExecuteAnswer(
-        session_id=box.id,
+        session_id=session,
         stdout=done.stdout.text(),
         stderr=stderr,
         return_code=TIMED_OUT if late else done.outcome.exit_code,
@@ -167,9 +168,9 @@ def answer(box: Sandbox, done: Finished, kept: Kept, timeout_s: float) -> Execut
     )
 
 
-def ended(box: Sandbox, why: SandboxEndedError) -> ExecuteAnswer:
+def ended(session: SandboxId, why: SandboxEndedError) -> ExecuteAnswer:
     """What the client of a run is given that its whole sandbox did not survive: code that takes all memory is no failure of the service."""
-    return ExecuteAnswer(session_id=box.id, stdout="", stderr=f"{why}\n", return_code=KILLED, files=[], execution_id=None)
+    return ExecuteAnswer(session_id=session, stdout="", stderr=f"{why}\n", return_code=KILLED, files=[], execution_id=None)
 
 
 def noted(stderr: str, note: str) -> str:

@@ -1,0 +1,52 @@
+"""Every error as the vendor's own client raises it."""
+
+from __future__ import annotations
+
+import agentsandbox
+import httpx
+import pytest
+from agentsandbox import AgentSandbox, AgentSandboxError
+
+from sandlot.doors.agentsandbox import DOOR
+from sandlot.model.errors import ErrorCode, class_of
+from sandlot.web.errors import answer
+
+RAISED: dict[int, type[AgentSandboxError]] = {
+    401: agentsandbox.AuthenticationError,
+    403: agentsandbox.ForbiddenError,
+    404: agentsandbox.NotFoundError,
+    422: agentsandbox.ValidationError,
+    429: agentsandbox.RateLimitError,
+    500: agentsandbox.ServerError,
+    503: agentsandbox.ServiceUnavailableError,
+}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_the_client_raises_its_own_error_with_a_message_for_people(code: ErrorCode) -> None:
+    told = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(told.status_code, content=bytes(told.body), headers=dict(told.headers))
+
+    with httpx.Client(transport=httpx.MockTransport(refuse)) as http, pytest.raises(AgentSandboxError) as raised:
+        AgentSandbox(api_key="k", base_url="http://sandlot/agentsandbox", http_client=http).run("1")
+    assert type(raised.value) is RAISED.get(told.status_code, AgentSandboxError)
+    assert raised.value.message == "It happened. Do this."
+    assert raised.value.status_code == told.status_code
+    assert raised.value.response_body["error"]["request_id"] == "abc"
+
+
+@pytest.mark.parametrize(
+    "code, status",
+    [
+        (ErrorCode.INVALID_REQUEST, 422),
+        (ErrorCode.SANDBOX_ENDED, 404),
+        (ErrorCode.QUOTA_EXCEEDED, 429),
+        (ErrorCode.BUSY, 503),
+        (ErrorCode.SERVICE_STOPPING, 503),
+        (ErrorCode.UNSUPPORTED, 501),
+    ],
+)
+def test_what_its_client_tells_apart(code: ErrorCode, status: int) -> None:
+    assert DOOR.table[code].status == status

@@ -1,0 +1,151 @@
+"""AgentSandbox's words into ours and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from sandlot.core.runs.outcomes import Finished, Outcome
+from sandlot.doors.agentsandbox import translate
+from sandlot.doors.agentsandbox.outputs import Kept
+from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.capture import Capture
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord
+from sandlot.model.specs import MAX_CODE_BYTES
+
+WHO = Principal(owner=OwnerId("0123456789ab"), name="somebody")
+AT = datetime(2026, 11, 22, 5, 6, 7, 89_000, tzinfo=UTC)
+OUTCOME = Outcome(process=ProcessId("a" * 32), exit_code=0, signal=None, reason="exited", duration_s=0.25)
+BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
+FILE = FileRecord(
+    id=FileId("file-abcdefghijklmnop"),
+    owner=WHO.owner,
+    filename="a.csv",
+    media_type="text/csv",
+    size_bytes=3,
+    sha256="0" * 64,
+    created_at=AT,
+    sandbox=BOX,
+)
+EXECUTION = ExecutionRecord(
+    id=ExecutionId("a" * 32),
+    owner=WHO.owner,
+    sandbox=BOX,
+    kind="code",
+    created_at=AT,
+    status="exited",
+    language="python",
+    code="print(1)",
+    exit_code=0,
+    stdout="1\n",
+    duration_s=0.25,
+    origin="agentsandbox",
+    files=2,
+)
+
+
+@pytest.mark.parametrize("language, interpreter", [("python", "python3"), ("bash", "bash")])
+def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: translate.LanguageName, interpreter: str) -> None:
+    one, other = translate.program(language, "1"), translate.program(language, "2")
+    assert one.folder != other.folder
+    assert not one.path.startswith("/workspace")
+    spec = translate.process(one, {}, {}, 0)
+    assert (spec.argv, spec.cwd, spec.stdin) == ((interpreter, one.path), "/workspace", False)
+
+
+def test_a_runs_environment_goes_before_the_sessions_and_the_workspace_can_be_imported() -> None:
+    python, bash = translate.program("python", "1"), translate.program("bash", "1")
+    assert translate.process(python, {"A": "1"}, {"A": "2", "B": "3"}, 0).env == {"A": "1", "PYTHONPATH": "/workspace"}
+    assert translate.process(python, {}, {"PYTHONPATH": "/s"}, 0).env == {"PYTHONPATH": "/workspace:/s"}
+    assert translate.process(python, {"PYTHONPATH": "/r"}, {"PYTHONPATH": "/s"}, 0).env == {"PYTHONPATH": "/workspace:/r"}
+    assert translate.process(bash, {"A": "1"}, {"PYTHONPATH": "/s"}, 0).env == {"A": "1"}
+
+
+@pytest.mark.parametrize("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
+def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) -> None:
+    assert translate.process(translate.program("bash", "1"), {}, {}, spent_s).timeout_s == left_s
+
+
+def test_code_has_a_bound_in_bytes() -> None:
+    assert translate.code_of("é") == b"\xc3\xa9"
+    assert len(translate.code_of("x" * MAX_CODE_BYTES)) == MAX_CODE_BYTES
+    with pytest.raises(InvalidRequestError, match=str(MAX_CODE_BYTES)):
+        translate.code_of("é" * (MAX_CODE_BYTES // 2 + 1))
+
+
+def test_a_session_has_no_deadline_unless_its_key_must_have_one() -> None:
+    assert translate.new_session({"A": "1"}, WHO).timeout_s is None
+    assert translate.new_session({"A": "1"}, WHO).env == {"A": "1"}
+    bound = replace(WHO, quota=Quota(lifetime_s=50))
+    assert translate.new_session({}, bound).timeout_s == 50
+    assert translate.new_throwaway(bound).timeout_s == 50
+    longest = translate.new_throwaway(WHO).timeout_s
+    assert longest is not None
+    assert longest > translate.CLIENT_TIMEOUT_S
+
+
+def test_what_a_run_came_to() -> None:
+    told = translate.answer(BOX, finished(b"out", b"err"), Kept([FILE]), 110)
+    assert (told.stdout, told.stderr, told.return_code, told.session_id, told.execution_id) == ("out", "err", 0, BOX, "a" * 32)
+    assert [(file.file_id, file.filename) for file in told.files] == [(FILE.id, "a.csv")]
+
+
+def test_a_run_that_was_ended_says_so_below_what_it_wrote() -> None:
+    done = finished(b"", b"half a line")
+    done = replace(done, outcome=replace(OUTCOME, exit_code=137, signal=9, reason="timeout"))
+    told = translate.answer(BOX, done, Kept(), 110)
+    assert told.return_code == 124
+    assert told.stderr.splitlines()[0] == "half a line"
+    assert "110 seconds" in told.stderr.splitlines()[1]
+
+
+def test_files_that_were_not_kept_are_counted() -> None:
+    told = translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3), 110)
+    assert (told.files_omitted, told.stderr) == (3, "Sandlot kept 1 of the files that this run made; 3 other files were left where they are.\n")
+    assert "3 or more" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
+
+
+def test_output_that_was_cut_says_how_much_is_missing() -> None:
+    stdout = Capture(4, 4)
+    stdout.add(b"12345678901234567890")
+    assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [("data.csv", "data.csv"), ("/tmp/x/data.csv", "data.csv"), (r"C:\x\data.csv", "data.csv"), ("", "file"), ("/", "file"), ("x/", "x")],
+)
+def test_a_file_is_called_as_the_last_part_of_its_path(given: str, name: str) -> None:
+    assert translate.filename(given) == name
+
+
+def test_a_file_has_all_that_its_client_wants() -> None:
+    assert translate.file(FILE).model_dump() == {
+        "file_id": FILE.id,
+        "filename": "a.csv",
+        "mime_type": "text/csv",
+        "size_bytes": 3,
+        "session_id": FILE.sandbox,
+        "created_at": "2026-11-22T05:06:07.089Z",
+    }
+
+
+def test_a_run_in_the_log() -> None:
+    told = translate.execution(EXECUTION)
+    assert (told.endpoint, told.method, told.status_code, told.duration_ms, told.files_count) == ("/v1/execute", "POST", 200, 250, 2)
+    assert (told.language, told.code, told.return_code) == ("python", "print(1)", 0)
+    assert translate.execution(replace(EXECUTION, status="running", exit_code=None, duration_s=None)).status_code is None
+    assert translate.execution(replace(EXECUTION, status="timeout", exit_code=137)).return_code == 124
+    command = translate.execution(replace(EXECUTION, origin="native", language="ruby", code=None))
+    assert (command.language, command.request_meta is not None and command.request_meta["origin"]) == (None, "native")
+
+
+def finished(stdout: bytes, stderr: bytes) -> Finished:
+    captures = [Capture(), Capture()]
+    for capture, data in zip(captures, (stdout, stderr), strict=True):
+        capture.add(data)
+    return Finished(OUTCOME, *captures)

@@ -1,0 +1,66 @@
+"""What holds for every door: a word for every error, in its vendor's shape, whatever it is that fails."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import httpx
+import pytest
+
+from sandlot.doors.door import Door
+from sandlot.model.errors import CODES, ErrorCode, class_of
+from sandlot.server.app import DOORS
+from sandlot.web.errors import answer
+from tests.support.service import Bench, tcp_client
+
+EVERY_DOOR = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+
+
+@EVERY_DOOR
+def test_there_is_a_word_for_every_error_and_for_nothing_else(door: Door) -> None:
+    assert set(door.table) == set(ErrorCode)
+
+
+@pytest.mark.parametrize("door, code", list(product(DOORS, ErrorCode)), ids=lambda value: getattr(value, "name", str(value)))
+def test_every_error_is_told_in_json_with_what_happened_and_what_to_do(door: Door, code: ErrorCode) -> None:
+    error = class_of(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
+    told = answer(error, "abc", teller=door)
+    assert told.media_type == "application/json"
+    assert told.headers["retry-after"] == "7"
+    assert "It happened. Do this." in json.dumps(json.loads(bytes(told.body)))
+    # The kind of status is ours: what a client may try again, and whose fault it was, is the same for every vendor.
+    assert told.status_code // 100 == CODES[code][0] // 100 or (code, told.status_code) == (ErrorCode.TEMPLATE_NOT_FOUND, 503)
+    assert ("www-authenticate" in told.headers) == (told.status_code == 401)
+
+
+@EVERY_DOOR
+def test_its_prefix_is_one_part_of_a_path_and_its_own(door: Door) -> None:
+    assert door.prefix == f"/{door.name}"
+    assert [other.prefix for other in DOORS].count(door.prefix) == 1
+
+
+@EVERY_DOOR
+async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: Bench) -> None:
+    async with tcp_client(at.service) as stranger:
+        refused = await stranger.post(f"{door.prefix}/v1/anything", content=b"x" * 100)
+    assert refused.status_code == 401
+    assert_told(door, refused, ErrorCode.UNAUTHENTICATED)
+
+
+@EVERY_DOOR
+async def test_what_there_is_not_is_told_in_its_shape(door: Door, http: httpx.AsyncClient) -> None:
+    for path in ("", "/", "/nope", "/v1", "/v1/nope/%00/..", "/v1/" + "x" * 3000, "/%ff"):
+        response = await http.get(door.prefix + path)
+        assert response.status_code == 404, path
+        assert_told(door, response, ErrorCode.NOT_FOUND)
+    beside = await http.get(f"{door.prefix}x/v1/nope")
+    assert beside.headers["content-type"] == "application/problem+json"
+
+
+def assert_told(door: Door, response: httpx.Response, code: ErrorCode) -> None:
+    assert response.headers["content-type"] == "application/json"
+    error = class_of(code)("?", code=code)
+    expected = door.tell(error, "x", None).body
+    assert response.json().keys() == expected.keys()
+    assert response.status_code == door.table[code].status
