@@ -31,6 +31,8 @@ UNREMEMBERED = frozenset(
         "process.start",
         "process.attach",
         "process.wait",
+        "process.resize",
+        "process.get",
         "process.list",
         "kernel.execute",
         "kernel.attach",

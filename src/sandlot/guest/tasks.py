@@ -115,7 +115,7 @@ def kill_tree(root: int, number: int) -> None:
         return
     if number != signal.SIGKILL:
         for pid in tree(root, alive):
-            _kill(pid, number)
+            send(pid, number)
         return
     # Looked at before anything dies: whoever loses its parent is handed to PID 1, and could not be told from a stranger.
     members = {root}
@@ -124,8 +124,19 @@ def kill_tree(root: int, number: int) -> None:
         if not members:
             return
         for pid in members:
-            _kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         alive = tasks()
+
+
+def hang_up(session: int) -> None:
+    """Tell everybody of a session whose leader has ended that its terminal is gone: SIGHUP, and SIGCONT for those that are stopped.
+
+    Linux does so for the foreground group and for stopped ones (exit(3p)), gVisor does not; who is to live on calls nohup(1) or setsid(1).
+    """
+    for task in tasks():
+        if task.session == session and task.pid != session:
+            send(task.pid, signal.SIGHUP)
+            send(task.pid, signal.SIGCONT)
 
 
 def kill_all(number: int = signal.SIGKILL) -> None:
@@ -136,7 +147,8 @@ def kill_all(number: int = signal.SIGKILL) -> None:
         return
 
 
-def _kill(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
+    """Signal one process, if it is there."""
     try:
         os.kill(pid, number)
     except OSError:

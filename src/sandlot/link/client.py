@@ -148,10 +148,13 @@ class Link(Session):
             "stdin": spec.stdin,
             "timeout_s": spec.timeout_s,
             "attach": attach,
+            "rows": spec.rows,
+            "cols": spec.cols,
+            "hidden": spec.hidden,
         }
         self.check_usable()
         call_id = bytes.fromhex(process)
-        call = ProcessCall(self._pump, "process.start", args, process=process, call_id=call_id, stdin=spec.stdin, waits=attach)
+        call = ProcessCall(self._pump, "process.start", args, process=process, call_id=call_id, stdin=spec.stdin or spec.pty, waits=attach)
         return await call.started()
 
     async def attach(self, id: ProcessId, *, stdout_from: int | None = 0, stderr_from: int | None = 0) -> ProcessCall:  # noqa: A002 - the word
@@ -191,8 +194,24 @@ class Link(Session):
         """Send a process's group a signal; whether it was running."""
         return await self.ask("process.signal", {"process": id, "signal": signal}, parse.running)
 
+    async def resize(self, id: ProcessId, rows: int, cols: int) -> bool:  # noqa: A002 - the word
+        """Give a process's terminal another size; whether it was running.
+
+        Raises:
+            ConflictError: It has no terminal.
+        """
+        return await self.ask("process.resize", {"process": id, "rows": rows, "cols": cols}, parse.running)
+
+    async def process(self, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
+        """What the guest knows of one process.
+
+        Raises:
+            NotFoundError: It knows none of this id.
+        """
+        return await self.ask("process.get", {"process": id}, partial(parse.process_known, id))
+
     async def processes(self) -> list[ProcessInfo]:
-        """Every process that the guest knows of."""
+        """Every process that the guest knows of, but for those of the service's own."""
         return list(await self.ask("process.list", {}, parse.processes))
 
     async def forget(self, id: ProcessId) -> None:  # noqa: A002 - the word

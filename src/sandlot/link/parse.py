@@ -158,10 +158,25 @@ def process_info(given: object) -> ProcessInfo:
         reason=None if reason is None else _one_of("reason", reason, schema.PROCESS_REASONS),
         exit_code=_maybe("exit code", fields.get("exit_code"), schema.LIMITS["exit_code"]),
         signal=_maybe("signal", fields.get("signal"), schema.LIMITS["signal"]),
+        duration_s=_seconds("duration", fields["duration_s"]),
+        pty=fields["pty"],
+        stdin=fields["stdin"],
         stdin_bytes=_count("stdin bytes", fields["stdin_bytes"]),
         stdout_bytes=_count("stdout bytes", fields["stdout_bytes"]),
         stderr_bytes=_count("stderr bytes", fields["stderr_bytes"]),
     )
+
+
+def process_known(expected: ProcessId, given: object) -> ProcessInfo:
+    """The result of ``process.get``.
+
+    Raises:
+        ProtocolError: It is none, or another process's.
+    """
+    info = process_info(given)
+    if info.process != expected:
+        raise ProtocolError("the record of another process")
+    return info
 
 
 def processes(given: object) -> tuple[ProcessInfo, ...]:
@@ -279,7 +294,7 @@ def nothing(given: object) -> None:
 
 
 def running(given: object) -> bool:
-    """The result of ``process.signal`` and ``kernel.interrupt``.
+    """The result of ``process.signal``, ``process.resize`` and ``kernel.interrupt``.
 
     Raises:
         ProtocolError: It is none.

@@ -114,7 +114,23 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """One process that the guest knows of, running or not."""
+    """One process that the guest knows of, running or not.
+
+    Args:
+        process: Its id.
+        pid: Its pid inside.
+        argv: Program and arguments, the first 64 of them.
+        running: Whether it has not ended.
+        reason: Why it ended: exited, signalled, timeout or pids.
+        exit_code: Where it exited.
+        signal: Where a signal ended it.
+        duration_s: Seconds that it ran, so far.
+        pty: Whether it runs on a terminal.
+        stdin: Whether it takes input, still.
+        stdin_bytes: What came for its input so far, taken or waiting.
+        stdout_bytes: What it wrote so far.
+        stderr_bytes: The same.
+    """
 
     process: ProcessId
     pid: int
@@ -123,6 +139,9 @@ class ProcessInfo:
     reason: str | None
     exit_code: int | None
     signal: int | None
+    duration_s: float
+    pty: bool
+    stdin: bool
     stdin_bytes: int
     stdout_bytes: int
     stderr_bytes: int

@@ -43,7 +43,10 @@ _PROCESS = {
     "reason": "str?",
     "exit_code": "int?",
     "signal": "int?",
-    "stdin_bytes": "int",
+    "duration_s": "float",  # so far, where it runs
+    "pty": "bool",
+    "stdin": "bool",  # whether it takes input, still
+    "stdin_bytes": "int",  # that came for it so far, taken or waiting
     "stdout_bytes": "int",
     "stderr_bytes": "int",
 }
@@ -83,7 +86,15 @@ CALLS: dict[str, dict[str, Any]] = {
         "args": {},
         "events": {},
         # tasks: processes and threads, PID 1 excepted: what the limit of pids counts. cpu_s: what they and those before them took.
-        "result": {"generation": "int", "identity": "str", "uptime_s": "float", "processes": "int", "tasks": "int", "cpu_s": "float", "streams": "int"},
+        "result": {
+            "generation": "int",
+            "identity": "str",
+            "uptime_s": "float",
+            "processes": "int",
+            "tasks": "int",
+            "cpu_s": "float",
+            "streams": "int",
+        },
     },
     # Refused with conflict where more run than would be allowed.
     "guest.limit": {"args": {"pids": "int"}, "events": {}, "result": {}},
@@ -98,6 +109,11 @@ CALLS: dict[str, dict[str, Any]] = {
             "stdin": "bool",
             "timeout_s": "float?",
             "attach": "bool",
+            # Both make it the leader of a session on a terminal of that size: all output on channel 1, and always with input.
+            "rows": "int?",
+            "cols": "int?",
+            # Of the service's own: process.list does not tell of it.
+            "hidden": "bool?",
         },
         # lost: that many bytes of a channel (1 or 2) are no longer kept.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
@@ -116,6 +132,9 @@ CALLS: dict[str, dict[str, Any]] = {
         "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
+    # Of a terminal only.
+    "process.resize": {"args": {"process": "str", "rows": "int", "cols": "int"}, "events": {}, "result": {"running": "bool"}},
+    "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
     "kernel.execute": {
@@ -179,6 +198,7 @@ LIMITS = {
     "id": 0xFFFFFFFF,  # of a user or group
     "exit_code": 255,
     "signal": 64,
+    "screen": 65535,  # rows or columns of a terminal, TIOCSWINSZ(2const)
     "count": 0x7FFFFFFFFFFFFFFF,  # bytes, nanoseconds, offsets; none is negative but modified_ns
 }
 

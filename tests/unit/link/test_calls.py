@@ -48,6 +48,9 @@ async def test_a_process_tells_its_pid_its_output_and_how_it_ended() -> None:
             "stdin": False,
             "timeout_s": 5,
             "attach": True,
+            "rows": None,
+            "cols": None,
+            "hidden": False,
         }
         await call.ended.wait()
         assert peer.connection.streams == 0

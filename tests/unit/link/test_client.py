@@ -23,6 +23,9 @@ PROCESS = {
     "reason": None,
     "exit_code": None,
     "signal": None,
+    "duration_s": 0.5,
+    "pty": False,
+    "stdin": True,
     "stdin_bytes": 0,
     "stdout_bytes": 5,
     "stderr_bytes": 6,
@@ -40,9 +43,16 @@ CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, di
     "process.list": (
         lambda link: link.processes(),
         {"processes": [PROCESS]},
-        [ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0, 5, 6)],
+        [ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0.5, False, True, 0, 5, 6)],
         {},
     ),
+    "process.get": (
+        lambda link: link.process(ID),
+        PROCESS,
+        ProcessInfo(ID, 9, ("sleep", "1"), True, None, None, None, 0.5, False, True, 0, 5, 6),
+        {"process": ID},
+    ),
+    "process.resize": (lambda link: link.resize(ID, 30, 100), {"running": True}, True, {"process": ID, "rows": 30, "cols": 100}),
     "process.forget": (lambda link: link.forget(ID), {}, None, {"process": ID}),
     "kernel.interrupt": (lambda link: link.interrupt("k"), {"running": False}, False, {"kernel": "k"}),
     "kernel.restart": (lambda link: link.restart(), {}, None, {"kernel": "default"}),
@@ -72,6 +82,7 @@ TESTED_ELSEWHERE = {
     "guest.info",
     "process.start",
     "process.attach",
+    "process.wait",
     "kernel.execute",
     "kernel.attach",
     "file.read",
@@ -108,6 +119,7 @@ async def test_all_that_is_sent_fits_the_schema() -> None:
             await _drain(make(link))
         for made in (
             link.info(),
+            link.wait(ID),
             link.start(ProcessSpec(("a",))),
             link.attach(ID),
             link.read_file("/f"),

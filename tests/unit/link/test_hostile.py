@@ -99,7 +99,10 @@ WRONG: list[Any] = [None, True, -1, 2**63, 1e400, -0.5, "", "x" * 70_000, b"x", 
 MAKE: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any]]] = {
     **{name: (make, answer) for name, (make, answer, _, _) in CASES.items()},
     "process.wait": (lambda link: link.wait(ID), ENDED),
-    "guest.info": (lambda link: link.info(), {"generation": 1, "identity": "i", "uptime_s": 1.0, "processes": 1, "tasks": 1, "cpu_s": 0.5, "streams": 1}),
+    "guest.info": (
+        lambda link: link.info(),
+        {"generation": 1, "identity": "i", "uptime_s": 1.0, "processes": 1, "tasks": 1, "cpu_s": 0.5, "streams": 1},
+    ),
 }
 
 

@@ -82,3 +82,10 @@ def test_a_shell_command_line_is_one_argument() -> None:
     for empty in ("", "  \n"):
         with pytest.raises(InvalidRequestError):
             shell_argv(empty)
+
+
+@pytest.mark.parametrize("rows,cols", [(24, None), (None, 80), (0, 80), (24, 0), (24, 65536), (-1, 80)])
+def test_a_terminal_that_none_can_be_is_refused(rows: int | None, cols: int | None) -> None:
+    with pytest.raises(InvalidRequestError):
+        ProcessSpec(("sh",), rows=rows, cols=cols)
+    assert ProcessSpec(("sh",), rows=1, cols=65535).pty

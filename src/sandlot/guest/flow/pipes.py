@@ -75,6 +75,9 @@ class OutputPipe:
                 break
         return True
 
+    def settle(self) -> None:
+        """Its process has ended; others may hold it open and go on writing."""
+
     def close(self) -> None:
         """Stop for good. Idempotent."""
         if self.is_open:
@@ -96,13 +99,18 @@ class OutputPipe:
             data = self._loop.scratch.read(self.fd)
         except BlockingIOError:
             return False
-        except OSError:  # EIO of a pseudo-terminal whose last holder is gone
-            data = b""
+        except OSError:
+            self._failed()
+            return False
         if not data:
             self.close()
             return False
         self._outputs.buffers[self._channel].append(data)
         return True
+
+    def _failed(self) -> None:
+        """A read failed: of a pipe, that is the end."""
+        self.close()
 
 
 class InputPipe:
