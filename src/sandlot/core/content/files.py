@@ -22,10 +22,11 @@ class Reading:
         reader: The link's end of it.
     """
 
-    __slots__ = ("_box", "_reader")
+    __slots__ = ("_box", "_hold", "_reader")
 
     def __init__(self, box: Sandbox, reader: FileReader) -> None:
         self._box = box
+        self._hold = box.hold()
         self._reader = reader
 
     @property
@@ -47,6 +48,7 @@ class Reading:
 
     async def aclose(self) -> None:
         """Stop reading. Idempotent."""
+        self._hold.release()
         await self._reader.aclose()
 
 

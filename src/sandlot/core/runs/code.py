@@ -112,10 +112,11 @@ class Execution:
         turn: Held while the cell may run.
     """
 
-    __slots__ = ("_box", "_call", "_kernel", "_over", "_turn")
+    __slots__ = ("_box", "_call", "_hold", "_kernel", "_over", "_turn")
 
     def __init__(self, box: Sandbox, call: CellCall, kernel: str, turn: asyncio.Lock) -> None:
         self._box = box
+        self._hold = box.hold()
         self._call = call
         self._kernel = kernel
         self._turn: asyncio.Lock | None = turn
@@ -157,6 +158,7 @@ class Execution:
         turn, self._turn = self._turn, None
         if turn is None:
             return
+        self._hold.release()
         if self._over:
             await self._call.aclose()
             turn.release()

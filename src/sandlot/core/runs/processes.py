@@ -38,10 +38,11 @@ class Run:
         until: Channel -> offset: where the iteration stops although the process goes on; None is at its end.
     """
 
-    __slots__ = ("_box", "_call", "_over", "_until")
+    __slots__ = ("_box", "_call", "_hold", "_over", "_until")
 
     def __init__(self, box: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None) -> None:
         self._box = box
+        self._hold = box.hold()
         self._call = call
         self._until = until
         self._over = False
@@ -96,6 +97,7 @@ class Run:
 
     async def detach(self) -> None:
         """Stop following; the process lives on. Idempotent."""
+        self._hold.release()
         if self._box.inputs.get(self._call.id) is self._call:
             del self._box.inputs[self._call.id]
         await self._call.aclose()
