@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
+from sandlot.core.records.events import Feed
+from sandlot.core.records.executions import Journal
+from sandlot.core.records.filestore import FileStore
+from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.ids import NodeId
 
@@ -19,9 +23,17 @@ class Core:
         sandboxes: All of them.
         clock: The time.
         budget: Of the memory that is held for clients.
+        files: The file store.
+        events: What happened.
+        executions: The log of what ran.
+        metrics: What is counted and measured.
     """
 
     node: NodeId
     sandboxes: Sandboxes
     clock: Clock
     budget: Budget
+    files: FileStore
+    events: Feed
+    executions: Journal
+    metrics: Metrics

@@ -10,7 +10,7 @@ from sandlot import __version__
 from sandlot.doors import agentsandbox
 from sandlot.server import pages
 from sandlot.server.document import operation_id
-from sandlot.server.native import code, files, processes, sandboxes, service
+from sandlot.server.native import code, files, filestore, processes, records, sandboxes, service
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame
@@ -23,7 +23,7 @@ DOORS = (agentsandbox.DOOR,)
 """Each under its own prefix, and none of them in the API's document."""
 TELLERS = Tellers(PROBLEMS, DOORS)
 
-_ROOMS = (service, sandboxes, processes, code, files)
+_ROOMS = (service, sandboxes, processes, code, files, filestore, records)
 
 
 def create_app(serving: Service) -> FastAPI:
@@ -35,7 +35,14 @@ def create_app(serving: Service) -> FastAPI:
     app = create_routes()
     app.state.service = serving
     app.state.core = serving.core
-    app.add_middleware(Frame, keys=serving.keys, upload_max_bytes=serving.settings.upload_max_bytes, budget=serving.budget, tellers=TELLERS)
+    app.add_middleware(
+        Frame,
+        keys=serving.keys,
+        upload_max_bytes=serving.settings.upload_max_bytes,
+        budget=serving.budget,
+        metrics=serving.core.metrics,
+        tellers=TELLERS,
+    )
     return app
 
 

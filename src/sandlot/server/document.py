@@ -36,12 +36,17 @@ TAGS: Mapping[str, str] = {
     "code": "Code in a kernel that keeps its variables.",
     "processes": "Commands: run to their end, or left in the background.",
     "files": "Files inside a sandbox.",
+    "file store": "Files that outlive sandboxes: uploaded once, put into any number of them, and kept out of them.",
+    "executions": "The log of what ran.",
+    "events": "What happened to sandboxes.",
 }
 """A tag -> what it is about, in the order of the page."""
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "sandbox": ("The sandbox's id.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
     "process": ("The process's id.", "p1"),
+    "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
+    "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
 }
 """A path's parameter that its route does not describe -> what it is, and one."""
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.web.telling import Teller, Tellers, Told
@@ -30,8 +31,8 @@ RETRY_AFTER_S = 1
 MOST_FIELDS = 20
 """That one answer names; whoever corrects those is told the next."""
 
-RAW_SUFFIXES = ("/files/content", "/stdin")
-"""Routes of the API that stream their body into the sandbox instead of parsing it."""
+RAW_SUFFIXES = ("/files/content", "/stdin", "/v1/files")
+"""Routes of the API that stream their body into the sandbox, or the file store, instead of parsing it."""
 
 _UNSEEN = 499
 """What the log says of a request whose client went away (nginx's convention); nobody receives it."""
@@ -164,6 +165,7 @@ def install(app: FastAPI, tellers: Tellers = OURS) -> None:
     """
 
     def said(request: Request, error: SandlotError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        note(request.scope, error)
         return answer(error, request_id(request), status=status, headers=headers, teller=tellers.of(request.scope["path"]))
 
     async def on_sandlot_error(request: Request, error: Exception) -> Response:
@@ -190,6 +192,11 @@ def install(app: FastAPI, tellers: Tellers = OURS) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
+
+
+def note(scope: Scope, error: SandlotError) -> None:
+    """Let the frame around a request know what its client was told; the frame counts it."""
+    scope.setdefault("state", {})["failure"] = error.code
 
 
 def stalled(seconds: float) -> TimeoutExceededError:

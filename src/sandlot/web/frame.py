@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node.budget import Budget
+from sandlot.core.records.metrics import Metrics
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
@@ -53,14 +54,18 @@ class Frame:
         keys: Who may ask over TCP.
         upload_max_bytes: The limit of routes that stream their body.
         budget: Of the memory that is held for clients.
+        metrics: Where requests and failures are counted.
         tellers: Who tells failures.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget, tellers: Tellers = errors.OURS) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget, metrics: Metrics, tellers: Tellers = errors.OURS
+    ) -> None:
         self._app = app
         self._keys = keys
         self._upload_max_bytes = upload_max_bytes
         self._budget = budget
+        self._metrics = metrics
         self._tellers = tellers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +75,12 @@ class Frame:
         teller = self._tellers.of(scope["path"])
         exchange = _Exchange(scope, receive, send, self._budget, teller)
         raw = teller.takes_raw(scope["path"])
-        exchange.limit(self._upload_max_bytes if raw else JSON_MAX_BYTES, raw=raw)
+        exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
+        # Whatever is logged on the way carries the request's id, also in tasks that are begun on the way.
+        with structlog.contextvars.bound_contextvars(request=exchange.id):
+            await self._answer(scope, exchange)
+
+    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
             scope["state"]["principal"] = authenticate(scope, self._keys)
             exchange.check_announced()
@@ -86,7 +96,7 @@ class Frame:
             await exchange.refuse(errors.defect())
         finally:
             exchange.close()
-            exchange.log()
+            exchange.log(self._metrics)
 
 
 class _Exchange:
@@ -109,6 +119,8 @@ class _Exchange:
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         length = headers.get(b"content-length", b"0")
+        self.form_bytes = FREE_BYTES if headers.get(b"content-type", b"").lower().startswith(b"multipart/") else 0
+        """What a form may have beside its file."""
         self._announced = int(length) if length.isdigit() else 0
         self._has_body = self._announced > 0 or b"transfer-encoding" in headers
         scope.setdefault("state", {})["request_id"] = self.id
@@ -163,16 +175,23 @@ class _Exchange:
 
     async def refuse(self, error: SandlotError) -> None:
         if not self.status:
+            errors.note(self._scope, error)
             await errors.answer(error, self.id, teller=self._teller)(self._scope, self.receive, self.send)
 
-    def log(self) -> None:
+    def log(self, metrics: Metrics) -> None:
+        took_s = time.perf_counter() - self._began_s
+        failure = self._scope["state"].get("failure")
+        metrics.requested(self._scope["method"], getattr(self._scope.get("route"), "path", None), self.status, took_s)
+        if failure is not None:
+            metrics.failed(failure)
         _log.info(
             "request",
             request=self.id,
             method=self._scope["method"],
             path=self._scope.get("raw_path", b"")[:200].decode("ascii", "replace"),
             status=self.status,
-            ms=round((time.perf_counter() - self._began_s) * 1000, 1),
+            ms=round(took_s * 1000, 1),
+            **({} if failure is None else {"code": str(failure)}),
         )
 
     def _hold(self) -> None:

@@ -102,23 +102,27 @@ class Stream(Response):
 
 def events(request: Request, pieces: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> Stream:
     """An answer of server-sent events; what fails on the way becomes its last event."""
-    return Stream(_told(pieces, errors.request_id(request)), close, media_type=EVENTS, headers={"X-Accel-Buffering": "no"}, beat=KEEP_ALIVE)
+    return Stream(_told(pieces, request), close, media_type=EVENTS, headers={"X-Accel-Buffering": "no"}, beat=KEEP_ALIVE)
 
 
-async def _told(pieces: AsyncIterator[bytes], request_id: str) -> AsyncIterator[bytes]:
+async def _told(pieces: AsyncIterator[bytes], request: Request) -> AsyncIterator[bytes]:
+    request_id = errors.request_id(request)
     try:
         async for piece in pieces:
             yield piece
     except SandlotError as error:
+        errors.note(request.scope, error)
         yield event("failure", errors.problem(error, request_id))
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=request_id)
-        yield event("failure", errors.problem(errors.defect(), request_id))
+        errors.note(request.scope, defect := errors.defect())
+        yield event("failure", errors.problem(defect, request_id))
 
 
-def event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One event. JSON has no bare line breaks, so its data is one line."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
+def event(name: str, data: Mapping[str, Any], id_: int | None = None) -> bytes:
+    """One event; by its id, if it has one, a client that was cut off says how far it was. JSON has no bare line breaks, so its data is one line."""
+    number = "" if id_ is None else f"id: {id_}\n"
+    return f"{number}event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
 
 
 def wanted(request: Request) -> bool:

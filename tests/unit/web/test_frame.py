@@ -15,6 +15,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from sandlot.core.node.budget import Budget
+from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.specs import MIB
 from sandlot.server.keys import KeyStore
@@ -219,7 +220,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(tmp_pa
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
-        await frame.Frame(app, keys=KeyStore(tmp_path), upload_max_bytes=MIB, budget=Budget(MIB))(scope, receive, send)
+        await frame.Frame(app, keys=KeyStore(tmp_path), upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())(scope, receive, send)
     told = bytes(sent)
     assert told.count(streams.KEEP_ALIVE) >= 3
     assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large

@@ -15,7 +15,8 @@ import mimetypes
 import posixpath
 import re
 import unicodedata
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 
@@ -194,6 +195,15 @@ class FileStore:
         """
         check_path(folder)
         return [await files.write(box, posixpath.join(folder, record.filename), self.read(record), user=user) for record in records]
+
+    async def injects(self, who: Principal, ids: Sequence[str]) -> Callable[[Sandbox], Coroutine[Any, Any, object]]:
+        """What puts some files into a sandbox that is still to be created, where they are found now.
+
+        Raises:
+            SandlotError: As for :meth:`all`.
+        """
+        records = await self.all(who, ids)
+        return lambda box: self.inject(box, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
         id_ = self._new_id()

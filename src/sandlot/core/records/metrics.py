@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sandlot.model.errors import ErrorCode
+from sandlot.model.ports import ExitReason
 from sandlot.model.states import State, is_terminal
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,9 +66,9 @@ class Metrics:
         self._creates.labels(source, isolation, "ok").inc()
         self._create_s.labels(isolation).observe(seconds)
 
-    def not_created(self, isolation: str, code: ErrorCode | None, *, source: str = "template") -> None:
-        """A sandbox could not be created, or its client went away (None)."""
-        self._creates.labels(source, isolation, "gone" if code is None else str(code)).inc()
+    def not_created(self, isolation: str, why: ExitReason, *, source: str = "template") -> None:
+        """A sandbox that was begun did not come to run: it failed, or its client went away."""
+        self._creates.labels(source, isolation, str(why)).inc()
 
     def run_begun(self, kind: str) -> None:
         """Something runs."""

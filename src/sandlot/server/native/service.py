@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sandlot import __version__
+from sandlot.core.records.metrics import MEDIA_TYPE
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.protocol.connection import GENERATION
-from sandlot.server.native.common import also, reply, service_of
+from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, service_of
 from sandlot.server.native.schemas.service import (
     CapabilitiesAnswer,
     CapacityAnswer,
@@ -26,11 +28,28 @@ from sandlot.web.frame import state
 
 router = APIRouter(tags=["service"])
 
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
+    **PROBLEM,
+}
+
 
 @router.get("/healthz", responses=also(HealthAnswer, "It answers."))
 async def health() -> Response:
     """Whether the service answers; needs no key."""
     return reply(HealthAnswer(status="ok", version=__version__))
+
+
+@router.get("/metrics", response_class=Response, responses=_METRICS)
+async def metrics(request: Request) -> Response:
+    """What the service counts and measures; only for its operators."""
+    if not principal_of(request).operator:
+        raise ForbiddenError(
+            "Only an operator may see what the service counts.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
+        )
+    return Response(core_of(request).metrics.text(), media_type=MEDIA_TYPE)
 
 
 @router.get("/v1/version", responses=also(VersionAnswer, "Who answers."))

@@ -10,6 +10,7 @@ from pydantic import Field
 from sandlot.server.native.schemas.base import Answer, Problem
 from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
 from sandlot.server.native.schemas.processes import ExitedAnswer
+from sandlot.server.native.schemas.records import EventAnswer
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -52,6 +53,13 @@ STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
         "display": DisplayAnswer,
         "error": ErrorAnswer,
         "exit": CellAnswer,
+        "failure": Problem,
+    },
+    "events": {
+        "sandbox.created": EventAnswer,
+        "sandbox.updated": EventAnswer,
+        "sandbox.adopted": EventAnswer,
+        "sandbox.ended": EventAnswer,
         "failure": Problem,
     },
 }

@@ -1,0 +1,113 @@
+"""The file store: upload, list, look, download, remove; into a sandbox and out of one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import User
+from sandlot.server.native.common import PROBLEM, also, body_of, core_of, principal_of, raw_body, reply, sandbox_of
+from sandlot.server.native.schemas.files import EntryAnswer
+from sandlot.server.native.schemas.filestore import (
+    InjectBody,
+    InjectedAnswer,
+    KeepBody,
+    StoredFileAnswer,
+    StoredFilesAnswer,
+    StoredFilesQuery,
+    UploadQuery,
+)
+from sandlot.web import forms
+from sandlot.web.streams import Stream
+
+router = APIRouter(tags=["file store"])
+
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"*/*": {}}, "description": "Its bytes, under its own media type."}, **PROBLEM}
+_UPLOAD = raw_body("The file's bytes, or a form whose field 'file' has it.")
+_UPLOAD["requestBody"]["content"][forms.FORM] = {
+    "schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+}
+
+
+@router.post("/v1/files", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201), openapi_extra=_UPLOAD)
+async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
+    """Keep a file. Where the upload breaks off, nothing is left of it."""
+    who, files = principal_of(request), core_of(request).files
+    if forms.is_form(request):
+        sent = await forms.upload_of(request)
+        filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
+        return reply(StoredFileAnswer.of(await files.upload(who, sent.chunks, filename=filename, media_type=media_type)), 201)
+    if query.filename is None:
+        raise InvalidRequestError(
+            "The file has no name.", hint="Add ?filename=data.csv, or send a form as curl -F file=@data.csv does.", fields={"field": "filename"}
+        )
+    record = await files.upload(who, body_of(request), filename=query.filename, media_type=query.media_type)
+    return reply(StoredFileAnswer.of(record), 201)
+
+
+@router.get("/v1/files", responses=also(StoredFilesAnswer, "A page of them, newest first."))
+async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
+    """List the files of the file store: your own; for an operator everybody's."""
+    page, total = await core_of(request).files.page(principal_of(request), offset=query.offset, limit=query.limit)
+    return reply(StoredFilesAnswer(files=[StoredFileAnswer.of(record) for record in page], total=total, limit=query.limit, offset=query.offset))
+
+
+@router.get("/v1/files/{file}", responses=also(StoredFileAnswer, "It."))
+async def get(file: str, request: Request) -> Response:
+    """Look at a file of the file store."""
+    return reply(StoredFileAnswer.of(await core_of(request).files.get(principal_of(request), file)))
+
+
+@router.get("/v1/files/{file}/content", response_class=Response, responses=_BYTES)
+async def download(file: str, request: Request) -> Response:
+    """Download a file of the file store. An answer that breaks off before its end was cut by an error."""
+    files = core_of(request).files
+    record = await files.get(principal_of(request), file)
+    bytes_ = files.read(record)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async for piece in bytes_:
+            yield piece
+
+    async def close() -> None:
+        if hasattr(bytes_, "aclose"):
+            await bytes_.aclose()
+
+    # Whatever it is, a browser saves it, and does not run it as a page of this service.
+    headers = {"Content-Disposition": disposition(record.filename), "X-Content-Type-Options": "nosniff"}
+    answer = Stream(pieces(), close, media_type=record.media_type, headers=headers)
+    answer.headers["Content-Length"] = str(record.size_bytes)
+    return answer
+
+
+@router.delete("/v1/files/{file}", status_code=204, responses=PROBLEM)
+async def remove(file: str, request: Request) -> Response:
+    """Remove a file from the file store; copies of it in sandboxes stay."""
+    await core_of(request).files.remove(principal_of(request), file)
+    return Response(status_code=204)
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/inject", responses=also(InjectedAnswer, "They are there."))
+async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
+    """Put files of the file store into a sandbox, each under its own name; one that is there already is replaced."""
+    box, files = sandbox_of(request, sandbox), core_of(request).files
+    records = await files.all(principal_of(request), body.file_ids)
+    entries = await files.inject(box, records, body.path, user=User(body.user))
+    return reply(InjectedAnswer(entries=[EntryAnswer.of(entry) for entry in entries]))
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201))
+async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
+    """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
+    record = await core_of(request).files.keep(sandbox_of(request, sandbox), body.path, user=User(body.user), filename=body.filename)
+    return reply(StoredFileAnswer.of(record), 201)
+
+
+def disposition(filename: str) -> str:
+    """The header that names a download (RFC 6266): for old readers in ASCII, for all others exactly. Pure."""
+    plain = "".join(char if char.isascii() and char.isprintable() and char not in '"\\%;' else "_" for char in filename)
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"

@@ -1,0 +1,86 @@
+"""What happened, listed and followed; and the log of what ran."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import SandboxId
+from sandlot.model.records import EventRecord
+from sandlot.model.storage import Position
+from sandlot.server.native.common import also, core_of, principal_of, reply
+from sandlot.server.native.schemas.records import (
+    EventAnswer,
+    EventsAnswer,
+    EventsQuery,
+    ExecutionAnswer,
+    ExecutionsAnswer,
+    ExecutionsQuery,
+)
+from sandlot.web import cursors, streams
+
+router = APIRouter(prefix="/v1")
+
+_MAX_DIGITS = 18
+
+
+@router.get(
+    "/events", tags=["events"], responses=also(EventsAnswer, "A page of them; with 'Accept: text/event-stream' as they happen.", events="events")
+)
+async def list_events(
+    query: Annotated[EventsQuery, Query()],
+    request: Request,
+    last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
+) -> Response:
+    """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
+    who, feed = principal_of(request), core_of(request).events
+    sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
+    after = query.after if query.cursor is None else _number(query.cursor, "cursor")
+    if streams.wanted(request):
+        start = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
+        return streams.events(request, _told(feed.follow(who, sandbox=sandbox, after=start)), _nothing)
+    start = after or 0
+    page = await feed.page(who, sandbox=sandbox, after=start, limit=query.limit + 1)
+    shown = page[: query.limit]
+    last = shown[-1].sequence if shown else start
+    following = str(last) if len(page) > len(shown) else None
+    return reply(EventsAnswer(events=[EventAnswer.of(record) for record in shown], next_cursor=following, last=last))
+
+
+@router.get("/executions", tags=["executions"], responses=also(ExecutionsAnswer, "A page of them, newest first."))
+async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
+    """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
+    return await _executions(request, query)
+
+
+@router.get("/executions/{execution}", tags=["executions"], responses=also(ExecutionAnswer, "It."))
+async def get_execution(execution: str, request: Request) -> Response:
+    """Look at one run: what it was, what it wrote, how it ended."""
+    return reply(ExecutionAnswer.of(await core_of(request).executions.get(principal_of(request), execution)))
+
+
+async def _executions(request: Request, query: ExecutionsQuery) -> Response:
+    sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
+    before = cursors.understood(query.cursor)
+    page = await core_of(request).executions.page(principal_of(request), sandbox=sandbox, before=before, limit=query.limit + 1)
+    shown = page[: query.limit]
+    following = cursors.told(Position(shown[-1].created_at, shown[-1].id)) if len(page) > len(shown) else None
+    return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in shown], next_cursor=following))
+
+
+async def _told(happens: AsyncIterator[EventRecord]) -> AsyncIterator[bytes]:
+    async for record in happens:
+        yield streams.event(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
+
+
+async def _nothing() -> None:
+    """A reader holds nothing."""
+
+
+def _number(text: str, field: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise InvalidRequestError(f"{field} is not the number of an event.", hint="Use the one that an event came with.", fields={"field": field})
+    return int(text)

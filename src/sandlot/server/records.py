@@ -1,0 +1,84 @@
+"""What a service writes down, in one hand: opened before its sandboxes are, and closed after them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from sandlot.core.ports import Clock
+from sandlot.core.records.events import Feed
+from sandlot.core.records.executions import Journal
+from sandlot.core.records.filestore import FileStore
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.retention import Retention
+from sandlot.model.ids import NodeId
+from sandlot.model.states import State
+from sandlot.model.storage import Blobs, Store
+from sandlot.server.settings import Settings
+
+_log = structlog.get_logger("sandlot.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """They.
+
+    Args:
+        files: The file store.
+        events: What happens.
+        executions: What runs.
+        metrics: What is counted.
+    """
+
+    files: FileStore
+    events: Feed
+    executions: Journal
+    metrics: Metrics
+
+
+@asynccontextmanager
+async def open_records(
+    settings: Settings, node: NodeId, store: Store, blobs: Blobs, clock: Clock, states: Callable[[], Iterable[State]]
+) -> AsyncIterator[Records]:
+    """Write down what happens; in the end, what is left of it.
+
+    Args:
+        settings: What the operator set.
+        node: This one.
+        store: Where rows are kept.
+        blobs: Where the bytes of files are kept.
+        clock: The time.
+        states: Gives the state of every sandbox that there is now.
+    """
+    metrics = Metrics(states)
+    files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes)
+    await files.open()
+    journal = Journal(store.executions, node, clock, metrics)
+    retention = Retention(store, settings.keep, clock, metrics)
+    feed = Feed(store.events)
+    tasks = [asyncio.create_task(_lasting(work, metrics)) for work in (journal.run, retention.run, metrics.watch_loop)]
+    try:
+        yield Records(files, feed, journal, metrics)
+    finally:
+        feed.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await journal.aclose()
+        await files.aclose()
+
+
+async def _lasting(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:
+    """Do something again that ended by a defect: nobody else would notice that it has."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - it is in the log, and what it does must go on
+            metrics.store_failed("defect")
+            _log.exception("records.defect")
+            await asyncio.sleep(1)
