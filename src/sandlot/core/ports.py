@@ -54,11 +54,13 @@ class Template:
         name: What a request calls it.
         description: One line for people.
         digest: SHA-256 in hexadecimal of its root file system; None until it is built.
+        building: What its build is at, for a person; None where nobody builds it.
     """
 
     name: str
     description: str
     digest: str | None
+    building: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -89,6 +90,7 @@ class ImageTemplates:
         self._store = store
         self._recipes = builtin()
         self._stopping = threading.Event()
+        self._steps: dict[str, str] = {}
 
     def names(self) -> Collection[str]:
         """All that a request may name."""
@@ -97,20 +99,28 @@ class ImageTemplates:
     def all(self) -> Sequence[Template]:
         """What is known of all of them."""
         return [
-            Template(name=name, description=recipe.description, digest=None if (image := self._store.find(name)) is None else image.digest)
+            Template(
+                name=name,
+                description=recipe.description,
+                digest=None if (image := self._store.find(name)) is None else image.digest,
+                building=self._steps.get(name),
+            )
             for name, recipe in sorted(self._recipes.items())
         ]
 
     def base(self, name: str) -> Base:
-        """What a template gives; builds it first where nobody did, and logs how that goes."""
-        root = self._store.root(name, self._progress)
+        """What a template gives; builds it first where nobody did, and tells how that goes."""
+        try:
+            root = self._store.root(name, functools.partial(self._progress, name))
+        finally:
+            self._steps.pop(name, None)
         return Base(root=root, env=self._store.ensure(name).env)
 
     def stop(self) -> None:
         """End what is being built at its next step: a service that is to end must not wait for minutes."""
         self._stopping.set()
 
-    def _progress(self, line: str) -> None:
+    def _progress(self, name: str, line: str) -> None:
         if self._stopping.is_set():
             raise UnavailableError(
                 "The service is stopping.",
@@ -118,6 +128,7 @@ class ImageTemplates:
                 hint="Try again once it has started anew.",
                 fields={"retry_after_s": 1},
             )
+        self._steps[name] = line.removeprefix(f"{name}: ")
         _log.info("template.build", step=line)
 
 

@@ -78,6 +78,10 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     async with open_service(settings, drivers={"gvisor": BareDriver(below)}, read_host=lambda: BOUNDLESS) as service:
         creating = asyncio.create_task(service.sandboxes.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
+        # Whoever waits for it can be told what for.
+        while not any(each.name == "base" and each.building for each in await service.sandboxes.supply.templates()):
+            assert not creating.done()
+            await asyncio.sleep(0.01)
     with pytest.raises(UnavailableError):
         await creating
     await asyncio.get_running_loop().shutdown_default_executor()

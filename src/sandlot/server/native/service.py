@@ -65,7 +65,10 @@ async def templates(request: Request) -> Response:
     return reply(
         TemplatesAnswer(
             templates=[
-                TemplateAnswer(name=each.name, description=each.description, digest=each.digest, built=each.digest is not None) for each in found
+                TemplateAnswer(
+                    name=each.name, description=each.description, digest=each.digest, built=each.digest is not None, building=each.building
+                )
+                for each in found
             ]
         )
     )

@@ -18,6 +18,7 @@ class TemplateAnswer(Answer):
     description: str
     digest: str | None
     built: bool
+    building: str | None = Field(description="What its build is at, for a person; null where nobody builds it.")
 
 
 class TemplatesAnswer(Answer):
@@ -96,4 +97,4 @@ class StoppingAnswer(Answer):
     """It is about to end."""
 
     pid: int
-    sandboxes: int = Field(description="How many it ends first.")
+    sandboxes: int = Field(description="How many live on; the next start takes them over.")
