@@ -191,6 +191,7 @@ class BareDriver:
         self.folder = folder
         self.faults = Faults()
         self.instances: list[BareInstance] = []
+        self.swept_besides: list[frozenset[str]] = []
 
     def probe(self) -> Capabilities:
         verdict = Verdict(ok=not self.faults.why_not, reason=self.faults.why_not)
@@ -210,10 +211,17 @@ class BareDriver:
         return BareBlank(shape, folder, self.faults, self.instances)
 
     async def adopt(self, ref: str) -> BareInstance:
+        """One that the service before left; this driver outlives the services of a test."""
+        await self.faults.at("adopt")
+        for instance in self.instances:
+            if instance.ref == ref and instance.process.returncode is None:
+                return instance
         raise NotFoundError(f"no {ref}", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        return len(keep)
+        self.swept_besides.append(frozenset(keep))
+        await self.faults.at("sweep")
+        return 0
 
     def left(self) -> list[str]:
         """What is left of sandboxes that were destroyed: folders and processes."""

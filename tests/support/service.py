@@ -57,10 +57,25 @@ async def bench(
     below = folder / "driver"
     below.mkdir()
     driver = BareDriver(below)
-    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
-    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host) as service:
+    async with serving(folder, driver, settings, clock, read_host) as service:
         yield Bench(service, driver)
     assert driver.left() == []
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    driver: BareDriver,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    read_host: Callable[[], Reading] = lambda: BOUNDLESS,
+    *,
+    keep: bool = False,
+) -> AsyncIterator[Service]:
+    """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
+    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
+    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, keep=keep) as service:
+        yield service
 
 
 @asynccontextmanager

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Collection, Iterable
 
 import structlog
 
 from sandlot.core import life
+from sandlot.core.content import programs
 from sandlot.core.life import Means, guest_deadline_s
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.sandbox import Sandbox
@@ -86,7 +86,7 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
         box.ready.set_result(None)
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
-        box.keep(asyncio.create_task(_end_programs(link)))
+        box.keep(asyncio.create_task(_end_programs(box)))
         return await life.watch(box, link, exits, means.clock)
     finally:
         exits.cancel()
@@ -140,14 +140,7 @@ async def _greeted(box: Sandbox, greet: Greet, clock: Clock, instance: Instance)
     return link
 
 
-async def _end_programs(link: Link) -> None:
+async def _end_programs(box: Sandbox) -> None:
     """End what the service before ran inside for itself; nobody waits for it any more."""
     with contextlib.suppress(SandlotError):
-        for process in await link.processes():
-            if process.running and is_program(process.argv):
-                await link.signal(process.process, int(signal.SIGKILL))
-
-
-def is_program(argv: tuple[str, ...]) -> bool:
-    """Whether that is a helper of the service's own. Pure."""
-    return bool(argv) and argv[0].startswith("/.sandlot/")
+        await programs.end_leftovers(box)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -30,12 +31,13 @@ from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Clock, Greet, Templates
+from sandlot.core.records import quotas
 from sandlot.core.records.once import Once, check_key, check_same, digest_of
 from sandlot.core.records.register import Register, revived
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
 from sandlot.core.updates import Hands, Update, update
-from sandlot.model.access import Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, ExitReason, Reading
@@ -50,8 +52,6 @@ REMEMBERED = 1000
 CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
 
-CheckQuota = Callable[[Principal, NewSandbox, Sequence[Sandbox]], None]
-"""Refuses what a principal may not have beside its live sandboxes."""
 Injects = Callable[[Principal, Sequence[str]], Coroutine[Any, Any, Callable[[Sandbox], Coroutine[Any, Any, object]]]]
 """Finds files of the file store for a principal, and gives what puts them into a sandbox."""
 
@@ -76,11 +76,10 @@ class Sandboxes:
         read_host: Looks at what the host has; blocks for some milliseconds.
         budget: Of the memory that is held for clients.
         register: The durable side of them.
-        check_quota: Refuses what a principal may not have beside what it has.
         injects: Finds files of the file store that are to be in a new sandbox.
     """
 
-    def __init__(  # noqa: PLR0913 - all that a service is made of meets here
+    def __init__(
         self,
         *,
         drivers: Mapping[str, Driver],
@@ -92,11 +91,9 @@ class Sandboxes:
         read_host: Callable[[], Reading],
         budget: Budget,
         register: Register,
-        check_quota: CheckQuota = lambda _who, _asked, _live: None,
         injects: Injects | None = None,
     ) -> None:
         self._register = register
-        self._check_quota = check_quota
         self._injects = injects
         self._once = Once()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -224,7 +221,7 @@ class Sandboxes:
             raise _stopping()
         takes = self._supply.drivers[isolation].takes(asked.limits)
         self._ledger.check_ever(takes, reading)  # first: what can never be is not told to try again
-        self._check_quota(who, asked, [box for box, _ in self._lives.values() if box.owner == who.owner])
+        quotas.check_create(who, asked, self._of(who.owner))
         waiting = sum(1 for box, _ in self._lives.values() if box.state is State.CREATING) - self._rules.max_creates
         admission.check_room(len(self._lives), waiting, self._rules)
         spec = SandboxSpec(
@@ -260,6 +257,9 @@ class Sandboxes:
             raise
         _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
         return box
+
+    def _of(self, owner: OwnerId) -> list[Sandbox]:
+        return [box for box, _ in self._lives.values() if box.owner == owner]
 
     def _begin(self, box: Sandbox, course: Course, prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
@@ -347,6 +347,7 @@ class Sandboxes:
             SandboxEndedError: It has ended.
         """
         box = self.find(id_, who)
+        quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner))
         hands = Hands(
             driver=self._supply.drivers[box.spec.isolation],
             can=await self._supply.capabilities(box.spec.isolation),

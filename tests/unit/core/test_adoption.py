@@ -1,0 +1,230 @@
+"""What a start of the service makes of the sandboxes of the one before: on a driver that outlives both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.adoption import AWAY, EXPIRED, UNBORN, UNFINISHED, over
+from sandlot.core.content import files
+from sandlot.core.listing import ENDED, LIVE, Wanted
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.ids import NodeId, SandboxId
+from sandlot.model.ports import ExitReason
+from sandlot.model.records import SandboxRecord
+from sandlot.model.specs import ProcessSpec, SandboxSpec, User
+from sandlot.model.states import State
+from sandlot.server.compose import Service
+from tests.support.bare import BareDriver
+from tests.support.clock import START, ManualClock
+from tests.support.service import BASE, serving
+
+ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below)
+    yield made
+    for instance in made.instances:
+        await instance.destroy()
+    assert made.left() == []
+
+
+async def output(service: Service, id_: str, *argv: str) -> str:
+    box = service.sandboxes.find(id_, OPERATOR)
+    return (await processes.run(box, ProcessSpec(argv=argv))).stdout.text()
+
+
+async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
+        await code.execute(box, Cell("x = 41"))
+        process, _ = await processes.launch(box, ProcessSpec(argv=("sh", "-c", "echo before; sleep 1000")))
+
+        async def content() -> AsyncIterator[bytes]:
+            yield b"kept"
+
+        await files.write(box, "/workspace/a", content(), user=User.USER)
+    async with serving(tmp_path, driver, keep=True) as second:
+        again = second.sandboxes.find(box.id, ALICE)
+        assert again is not box
+        assert (again.name, again.metadata, again.created_at, again.owner) == ("mine", {"k": "v"}, box.created_at, ALICE.owner)
+        assert (await code.execute(again, Cell("print(x + 1)"))).stdout.text() == "42\n"
+        assert await output(second, box.id, "sh", "-c", "cat /workspace/a; echo $A") == "keptof the sandbox\n"
+        outcome, stdout, _ = await processes.kept(again, process, stdout_from=0, stderr_from=0)
+        assert (outcome, stdout.text()) == (None, "before\n")
+        with pytest.raises(NotFoundError):
+            second.sandboxes.find(box.id, BOB)
+        await second.sandboxes.kill(box.id, ALICE)
+    async with serving(tmp_path, driver) as third:
+        assert third.sandboxes.all(OPERATOR) == []
+        with pytest.raises(SandboxEndedError):
+            await output(third, box.id, "true")
+
+
+async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+    release = driver.faults.hold("adopt")
+    async with serving(tmp_path, driver) as second:
+        call = asyncio.create_task(output(second, box.id, "echo", "hi"))
+        await driver.faults.reach("adopt")
+        await asyncio.sleep(0.05)
+        assert not call.done()
+        assert second.sandboxes.find(box.id, ALICE).state is State.RUNNING
+        assert driver.swept_besides[1:] == [], "nothing is removed before everything is taken over"
+        release.set()
+        assert await call == "hi\n"
+
+
+async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path, driver: BareDriver, clock: ManualClock) -> None:
+    async with serving(tmp_path, driver, clock=clock, keep=True) as first:
+        dead = await first.sandboxes.create(BASE, ALICE)
+        late = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
+        lives = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+    driver.kill_runtime(0)
+    await driver.instances[0].wait()
+    clock.advance(101)
+    async with serving(tmp_path, driver, clock=clock, keep=True) as second:
+        for box in (dead, late):
+            await second.sandboxes.find(box.id, ALICE).ended.wait()
+        found, more = await second.sandboxes.page(ALICE, Wanted(states=ENDED), after=None, limit=10)
+        assert not more
+        reasons = {box.id: (box.state, box.exit.reason, box.exit.detail) for box in found if box.exit is not None}
+        assert reasons == {dead.id: (State.FAILED, ExitReason.CRASHED, AWAY), late.id: (State.STOPPED, ExitReason.KILLED, EXPIRED)}
+        assert await output(second, lives.id, "echo", "still") == "still\n"
+        assert second.sandboxes.find(lives.id, ALICE).expires_at is None
+
+
+async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: BareDriver, clock: ManualClock) -> None:
+    async with serving(tmp_path, driver, clock=clock, keep=True) as first:
+        box = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
+    clock.advance(60)
+    async with serving(tmp_path, driver, clock=clock, keep=True) as second:
+        again = second.sandboxes.find(box.id, ALICE)
+        await again.within_reach()
+        assert again.expires_at == box.expires_at
+        clock.advance(39)
+        assert await output(second, box.id, "echo", "yet") == "yet\n"
+        clock.advance(2)
+        await again.ended.wait()
+        assert again.exit is not None
+        assert again.exit.detail == EXPIRED
+
+
+async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobody_else(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        boxes = [await first.sandboxes.create(BASE, ALICE) for _ in range(2)]
+    driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
+    async with serving(tmp_path, driver) as second:
+        results = await asyncio.gather(*(output(second, box.id, "echo", "hi") for box in boxes), return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["SandboxEndedError", "str"]
+
+
+async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+    driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
+    async with serving(tmp_path, driver) as second:
+        assert await output(second, box.id, "echo", "hi") == "hi\n"
+
+
+async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        driver.faults.hold("connect")
+        creating = asyncio.create_task(first.sandboxes.create(BASE, ALICE))
+        await driver.faults.reach("connect")
+        first.sandboxes.refuse()
+        closing = asyncio.create_task(first.sandboxes.aclose(keep=True))
+        with pytest.raises(SandlotError) as told:
+            await creating
+        assert told.value.retryable
+        await closing
+    driver.faults.holds.clear()
+    assert driver.left() == []
+    async with serving(tmp_path, driver) as second:
+        assert second.sandboxes.all(OPERATOR) == []
+
+
+async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+        spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
+        running = asyncio.create_task(processes.run(box, spec))
+        async with asyncio.timeout(30):
+            while not [info for info in await processes.listing(box) if info.running]:  # noqa: ASYNC110 - it is asked, not told
+                await asyncio.sleep(0.01)
+        await first.sandboxes.aclose(keep=True)
+        with pytest.raises(SandlotError) as told:
+            await running
+        assert told.value.code is ErrorCode.SERVICE_STOPPING
+        assert not told.value.retryable, "it was begun"
+    async with serving(tmp_path, driver) as second:
+        look = ("sh", "-c", "until grep -s done /workspace/proof; do sleep 0.05; done")
+        assert await output(second, box.id, *look) == "done\n"
+
+
+async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+        record = await first.store.sandboxes.get(box.id)
+        assert record is not None
+    async with serving(tmp_path, driver, keep=True) as second:
+        await second.sandboxes.find(box.id, ALICE).within_reach()
+        half = replace(
+            record, spec=replace(record.spec, id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")), state=State.CREATING, ref=None, idempotency_key="k"
+        )
+        await second.store.sandboxes.save(half)
+    async with serving(tmp_path, driver, keep=True) as third:
+        settled = await third.store.sandboxes.get(half.id)
+        assert settled is not None
+        assert (settled.state, settled.exit_detail, settled.idempotency_key) == (State.FAILED, UNBORN, None)
+        await third.store.sandboxes.save(replace(record, state=State.STOPPING))
+    async with serving(tmp_path, driver) as fourth:
+        ended = await fourth.sandboxes.look(box.id, ALICE)
+        assert ended.exit is not None
+        assert (ended.state, ended.exit.detail) == (State.STOPPED, UNFINISHED)
+        assert ended.spec.env == {}
+
+
+async def test_events_tell_a_life_once_each(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+    async with serving(tmp_path, driver) as second:
+        await second.sandboxes.find(box.id, ALICE).within_reach()
+        await second.sandboxes.kill(box.id, ALICE)
+        told = await second.store.events.page(owner=ALICE.owner, sandbox=box.id, after=0, limit=10)
+    assert [each.event.type for each in told] == ["sandbox.created", "sandbox.adopted", "sandbox.ended"]
+    assert sorted(each.sequence for each in told) == [each.sequence for each in told]
+
+
+@pytest.mark.parametrize(
+    "state, reason, expired, becomes, detail",
+    [
+        (State.CREATING, None, False, State.FAILED, UNBORN),
+        (State.STOPPING, None, False, State.STOPPED, UNFINISHED),
+        (State.STOPPING, "oom", False, State.FAILED, "told"),
+        (State.STOPPING, "killed", True, State.STOPPED, "told"),
+        (State.RUNNING, None, True, State.STOPPED, EXPIRED),
+        (State.RUNNING, None, False, State.FAILED, AWAY),
+    ],
+)
+def test_how_what_does_not_live_is_said_to_have_ended(state: State, reason: str | None, expired: bool, becomes: State, detail: str) -> None:  # noqa: FBT001
+    spec = SandboxSpec(id=SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"))
+    record = SandboxRecord(
+        spec=spec, node=NodeId("aaaa"), owner=ALICE.owner, name=None, state=state, created_at=START, exit_reason=reason, exit_detail="told"
+    )
+    why, after = over(record, expired)
+    assert (after, why.detail) == (becomes, detail)
+    assert after in ENDED
+    assert after not in LIVE
