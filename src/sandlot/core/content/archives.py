@@ -22,6 +22,8 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.model.specs import User, check_path
 
+ENTRIES = 100_000
+"""That one archive may have: each takes a file of the sandbox's disk, however few bytes it has."""
 _MOST = (1 << 63) - 1
 
 
@@ -111,7 +113,7 @@ async def unpack(box: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user:
         SandlotError: The sandbox has ended. What ``chunks`` raises comes through.
     """
     check_path(path)
-    program = await programs.start(box, "unpacking", {"path": path}, user=user)
+    program = await programs.start(box, "unpacking", {"path": path, "entries": ENTRIES}, user=user)
     feeding = asyncio.ensure_future(_feed(program, chunks))
     ending = asyncio.ensure_future(program.result())
     try:

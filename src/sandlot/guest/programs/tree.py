@@ -64,17 +64,19 @@ class Folder:
         return self._below[::-1]
 
 
-def walk(root: str) -> Iterator[Folder]:
+def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
     """Every folder from a root on; each is to be looked through before the next is asked for.
 
     Args:
-        root: Absolute; a link at its end is followed.
+        root: Absolute.
+        follow: Whether links on the way to it are followed.
 
     Raises:
         OSError: The root cannot be opened.
     """
-    root = os.path.realpath(root)
-    found = os.stat(root)
+    if follow:
+        root = os.path.realpath(root)
+    found = os.lstat(root)
     pending: list[tuple[str, Identity]] = [("", (found.st_dev, found.st_ino))]
     while pending:
         inside, identity = pending.pop()

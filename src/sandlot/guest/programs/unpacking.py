@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 READ_BYTES = 256 * 1024
 INFLATED_BYTES = 256 * 1024
 """At once: what a bomb becomes is written, and the disk's limit stops it."""
-ENTRIES = 100_000
 HELD_FOLDERS = 64
 """Levels whose folders stay open for what follows; deeper ones are opened each time."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -86,12 +85,14 @@ class Unpacking:
     Args:
         root: The open folder.
         path: How it is called, for messages.
+        most: Entries that it may have.
     """
 
     __slots__ = (
         "_at",
         "_entries",
         "_held",
+        "_most",
         "_mtime_s",
         "_names",
         "_path",
@@ -105,8 +106,9 @@ class Unpacking:
         "links",
     )
 
-    def __init__(self, root: int, path: str) -> None:
+    def __init__(self, root: int, path: str, most: int) -> None:
         self._root = root
+        self._most = most
         self._path = path.rstrip("/")
         self._held: list[tuple[str, int]] = []
         self._rights: list[tuple[list[str], int]] = []
@@ -160,9 +162,9 @@ class Unpacking:
 
     def _begin(self, member: tar.Member) -> None:
         self._entries += 1
-        if self._entries > ENTRIES:
+        if self._entries > self._most:
             raise Refused(
-                "too_large", f"The archive has more than {ENTRIES} entries; {tar.shown(member.name)} is one too many.", "Send it in several parts."
+                "too_large", f"The archive has more than {self._most} entries; {tar.shown(member.name)} is one too many.", "Send it in several parts."
             )
         self._names = tar.parts(member.name)
         if not self._names:
@@ -303,7 +305,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise failed(error, path) from None
-    unpacking = Unpacking(root, path)
+    unpacking = Unpacking(root, path, request["entries"])
     try:
         _unpack(unpacking)
         unpacking.settle()
