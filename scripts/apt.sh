@@ -32,6 +32,19 @@ ensure_runsc() {
         "or install a newer official gVisor release on PATH: https://gvisor.dev/docs/user_guide/install/"
 }
 
+# ensure_postgresql: its programs, on which the tests make a cluster of their own. Debian's package makes one, and starts it, unless it is told
+# not to: nobody asked for a server on this machine.
+ensure_postgresql() {
+    local missing quiet=/etc/postgresql-common/createcluster.d/sandlot.conf
+    mapfile -t missing < <(missing_packages postgresql)
+    ((${#missing[@]} > 0)) || return 0
+    need_apt postgresql
+    mkdir -p -- "${quiet%/*}"
+    write_file "$quiet" <<<'create_main_cluster = false'
+    step "PostgreSQL (for the tests)" install_packages postgresql
+    rm -f -- "$quiet"
+}
+
 # The release date of the runsc on PATH, yyyymmdd, or 0 if there is none. Official builds call themselves
 # release-20260817.0, Debian's 0.0~20240729.0-4.
 runsc_date() {

@@ -248,7 +248,7 @@ def translated(error: Exception, where: str) -> SandlotError:
         if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return _unavailable(f"Another process has held the database {where} for {WAIT_S:g} seconds.", "Try again, or find out which one it is.")
     state = str(getattr(cause, "sqlstate", None) or "")
-    # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D (who and where), 42501, 25006, 53 (resources), XX.
+    # https://www.postgresql.org/docs/current/errcodes-appendix.html: classes 28 and 3D say who and where, 58 and XX are its own failures.
     if state.startswith(("28", "3D")) or state == "42501":
         return HostError(
             f"{where} refuses this service: {_first_line(cause)}.",
@@ -261,11 +261,16 @@ def translated(error: Exception, where: str) -> SandlotError:
             code=ErrorCode.HOST_NOT_READY,
             hint="See the database's log; nothing that was confirmed is lost.",
         )
-    if isinstance(error, (exc.TimeoutError, exc.DBAPIError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)) and not isinstance(
-        error, (exc.ProgrammingError, exc.IntegrityError, exc.DataError)
-    ):
+    # No answer at all, or classes 08 (connection), 40 (deadlock), 53 (too many connections), 55 (in use), 57 (stopped by its operator).
+    if state.startswith(("08", "40", "53", "55", "57")) or (not state and not isinstance(cause, sqlite3.Error) and _is_silence(error)):
         return _unavailable(f"The database {where} does not answer: {_first_line(cause)}.", "Try again; see the database's log if it goes on.")
     return InternalError(f"The database {where} refused a statement: {_first_line(cause)}.", hint="This is a defect in Sandlot.")
+
+
+def _is_silence(error: Exception) -> bool:
+    return isinstance(error, (exc.TimeoutError, exc.InterfaceError, exc.OperationalError, OSError, asyncpg.InterfaceError)) or (
+        isinstance(error, exc.DBAPIError) and error.connection_invalidated
+    )
 
 
 def _unavailable(message: str, hint: str) -> UnavailableError:

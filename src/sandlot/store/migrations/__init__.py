@@ -9,6 +9,7 @@ Laws:
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, inspect, text
@@ -22,8 +23,17 @@ _ADVISORY_LOCK: Final = 0x53414E444C4F54
 """``SANDLOT`` in ASCII: two programs in one database seldom choose the same."""
 
 
-async def migrate(database: Database) -> None:
+STEPS: Final = Path(__path__[0])
+"""The folder of the steps."""
+
+
+async def migrate(database: Database, steps: Path = STEPS, head: str = HEAD) -> None:
     """Bring a database to what this version expects.
+
+    Args:
+        database: Which.
+        steps: The folder with the folder ``versions``.
+        head: The revision that it is brought to.
 
     Raises:
         HostError: A newer version has changed it, or it cannot be used.
@@ -33,9 +43,9 @@ async def migrate(database: Database) -> None:
     async def work(connection: AsyncConnection) -> None:
         if connection.dialect.name == "postgresql":
             await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _ADVISORY_LOCK})
-        await connection.run_sync(_bring_up, database.where)
+        await connection.run_sync(_bring_up, database.where, steps, head)
 
-    if await database.read(lambda connection: connection.run_sync(_revision)) != HEAD:
+    if await database.read(lambda connection: connection.run_sync(_revision)) != head:
         await database.write(work)
 
 
@@ -46,9 +56,9 @@ def _revision(connection: Connection) -> str | None:
     return found
 
 
-def _bring_up(connection: Connection, where: str) -> None:
+def _bring_up(connection: Connection, where: str, folder: Path, head: str) -> None:
     now = _revision(connection)
-    if now == HEAD:
+    if now == head:
         return  # somebody else has done it meanwhile
     # Takes a third of a second to import, and is needed once for each version.
     from alembic.migration import MigrationContext  # noqa: PLC0415
@@ -56,12 +66,12 @@ def _bring_up(connection: Connection, where: str) -> None:
     from alembic.script import ScriptDirectory  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
-    scripts = ScriptDirectory(__path__[0])
+    scripts = ScriptDirectory(str(folder))
     try:
-        steps = scripts._upgrade_revs(HEAD, now or "base")  # noqa: SLF001 - what its own command.upgrade calls
+        steps = scripts._upgrade_revs(head, now or "base")  # noqa: SLF001 - what its own command.upgrade calls
     except CommandError:
         raise HostError(
-            f"The database {where} was written by a newer version of Sandlot (its revision is {now}, this version's {HEAD}).",
+            f"The database {where} was written by a newer version of Sandlot (its revision is {now}, this version's {head}).",
             code=ErrorCode.HOST_NOT_READY,
             hint="Use that version or a newer one; this one has changed nothing.",
         ) from None

@@ -1,0 +1,126 @@
+"""What a store of bytes promises: whole or not at all, in pieces, and no more than what was written."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.model.errors import NotFoundError
+from sandlot.model.ids import FileId, new_file_id
+from sandlot.model.specs import MIB
+from sandlot.model.storage import Blobs
+from sandlot.testing.traces import descriptors, settled
+
+_LARGE = 256
+"""Pieces of a MiB."""
+_ROOM_BYTES = 64 * MIB
+
+
+class BlobsSuite:
+    """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``blobs``."""
+
+    @pytest.mark.parametrize("sizes", [[], [0], [1], [10, 0, 5], [3 * MIB + 1], [65536] * 70])
+    async def test_bytes_come_back_as_they_were(self, blobs: Blobs, sizes: list[int]) -> None:
+        pieces = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+        name = new_file_id()
+        assert await blobs.write(name, given(pieces)) == sum(sizes)
+        assert await whole(blobs, name) == b"".join(pieces)
+        assert await blobs.ids() == {name}
+
+    async def test_what_is_not_there_is_not_found(self, blobs: Blobs) -> None:
+        with pytest.raises(NotFoundError):
+            await whole(blobs, new_file_id())
+
+    async def test_removing_is_idempotent(self, blobs: Blobs) -> None:
+        name = new_file_id()
+        await blobs.write(name, given([b"x"]))
+        for _ in range(2):
+            await blobs.remove(name)
+        assert await blobs.ids() == frozenset()
+        with pytest.raises(NotFoundError):
+            await whole(blobs, name)
+
+    async def test_what_breaks_off_leaves_nothing(self, blobs: Blobs) -> None:
+        async def breaking() -> AsyncIterator[bytes]:
+            yield bytes(5 * MIB)
+            raise KeyError("the source broke")
+
+        before = descriptors()
+        with pytest.raises(KeyError, match="the source broke"):
+            await blobs.write(new_file_id(), breaking())
+        assert await blobs.ids() == frozenset()
+        assert settled(lambda: descriptors() - before) == {}
+
+    async def test_what_is_cancelled_leaves_nothing(self, blobs: Blobs) -> None:
+        begun = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(MIB)
+                begun.set()
+                await asyncio.sleep(0.001)
+
+        before = descriptors()
+        task = asyncio.ensure_future(blobs.write(new_file_id(), endless()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await blobs.ids() == frozenset()
+        assert settled(lambda: descriptors() - before) == {}
+
+    async def test_half_written_is_not_listed_nor_read(self, blobs: Blobs) -> None:
+        half, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield bytes(4 * MIB)
+            half.set()
+            await go_on.wait()
+            yield b"end"
+
+        name = new_file_id()
+        task = asyncio.create_task(blobs.write(name, slow()))
+        await half.wait()
+        assert await blobs.ids() == frozenset()
+        with pytest.raises(NotFoundError):
+            await whole(blobs, name)
+        go_on.set()
+        assert await task == 4 * MIB + 3
+        assert await blobs.ids() == {name}
+
+    async def test_no_whole_file_is_in_memory(self, blobs: Blobs) -> None:
+        name = new_file_id()
+        piece = bytes(MIB)
+        await blobs.write(new_file_id(), given([piece]))  # what is imported and started once is
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert await blobs.write(name, given([piece] * _LARGE)) == _LARGE * MIB
+        total = 0
+        async for part in blobs.read(name):
+            total += len(part)
+        assert total == _LARGE * MIB
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < _ROOM_BYTES
+
+    async def test_who_stops_reading_leaves_nothing_open(self, blobs: Blobs) -> None:
+        name = new_file_id()
+        await blobs.write(name, given([bytes(8 * MIB)]))
+        before = descriptors()
+        reading = blobs.read(name)
+        assert await anext(reading)
+        closing = getattr(reading, "aclose", None)
+        assert closing is not None
+        await closing()
+        assert settled(lambda: descriptors() - before) == {}
+
+
+async def given(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    """Some pieces, as an upload gives them."""
+    for piece in pieces:
+        yield piece
+
+
+async def whole(blobs: Blobs, name: FileId) -> bytes:
+    """All of them at once."""
+    return b"".join([piece async for piece in blobs.read(name)])

@@ -1,0 +1,281 @@
+"""What each table keeps and gives back: exactly, in order, page by page, and to its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from sandlot.model.access import Quota
+from sandlot.model.errors import ConflictError
+from sandlot.model.ids import SandboxId, new_file_id, new_process_id, new_sandbox_id
+from sandlot.model.records import ExecutionId, SandboxRecord
+from sandlot.model.specs import GIB, Limits, SandboxSpec
+from sandlot.model.states import State, is_terminal
+from sandlot.model.storage import Position, Store
+from sandlot.testing.stores.bench import (
+    ALICE,
+    BOB,
+    NASTY,
+    NODE,
+    StoreBench,
+    ended,
+    event,
+    every_event,
+    execution,
+    file,
+    fresh_node,
+    key,
+    moment,
+    sandbox,
+)
+
+
+class RowsSuite:
+    """See the module."""
+
+    @pytest.fixture
+    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+        """The bench's, open."""
+        async with bench.open() as store:
+            yield store
+
+    # -- sandboxes --------------------------------------------------------------------------------------------------
+    async def test_a_sandbox_comes_back_as_it_was(self, store: Store) -> None:
+        spec = SandboxSpec(
+            id=new_sandbox_id(NODE),
+            template="base",
+            env=MappingProxyType({"PATH": "/bin", "ÜNI": "🐢\n'\"\\"}),
+            metadata={"": "", "a.b[0]": "x", '"quoted"': "'"},
+            limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),
+            timeout_s=0.1 + 1,
+            isolation="container",
+        )
+        full = sandbox(
+            spec=spec,
+            name="n" * 63,
+            state=State.FAILED,
+            created_at=moment(0.000001),
+            expires_at=moment(1e9),
+            idle_timeout_s=0.3,
+            ref=NASTY,
+            exit_reason="crashed",
+            exit_detail=NASTY,
+            ended_at=moment(1.999999),
+            idempotency_key=NASTY,
+            request_digest="0f" * 32,
+        )
+        bare = sandbox()
+        for record in (full, bare):
+            await store.sandboxes.save(record)
+            assert await store.sandboxes.get(record.id) == record
+        assert await store.sandboxes.get(new_sandbox_id(NODE)) is None
+
+    async def test_saving_again_replaces(self, store: Store) -> None:
+        first = sandbox(metadata={"team": "red", "old": "x"})
+        await store.sandboxes.save(first)
+        now = replace(first, state=State.STOPPED, ended_at=moment(9), spec=replace(first.spec, env={}, metadata={"team": "blue"}))
+        await store.sandboxes.save(now)
+        assert await store.sandboxes.get(first.id) == now
+        assert await self.those_ended(store, metadata={"team": "blue"}) == [now]
+        assert await self.those_ended(store, metadata={"team": "red"}) == await self.those_ended(store, metadata={"old": "x"}) == []
+
+    async def test_what_has_no_end_is_found_by_its_node(self, store: Store) -> None:
+        node = fresh_node()
+        mine = [sandbox(node=node, state=state, created_at=moment(number)) for number, state in enumerate(State)]
+        for record in [*mine, sandbox()]:
+            await store.sandboxes.save(record)
+        assert list(await store.sandboxes.unfinished(node)) == [record for record in mine if not is_terminal(record.state)]
+        assert await store.sandboxes.unfinished(fresh_node()) == []
+
+    async def test_what_ended_last_is_found_by_its_node(self, store: Store) -> None:
+        node = fresh_node()
+        mine = [ended(at, node=node) for at in (3, 1, 2)]
+        for record in [*mine, ended(9), sandbox(node=node)]:
+            await store.sandboxes.save(record)
+        assert list(await store.sandboxes.ended_last(node, limit=2)) == [mine[0], mine[2]]
+
+    async def test_an_idempotency_key_is_an_owners_once(self, store: Store) -> None:
+        first, again, others = sandbox(idempotency_key="k"), sandbox(idempotency_key="k"), sandbox(idempotency_key="k", owner=BOB)
+        for record in (first, others, sandbox(), sandbox()):  # any number have none
+            await store.sandboxes.save(record)
+        with pytest.raises(ConflictError):
+            await store.sandboxes.save(again, event(type="sandbox.never"))
+        assert await store.sandboxes.by_idempotency_key(ALICE, "k") == first
+        assert await store.sandboxes.by_idempotency_key(BOB, "k") == others
+        assert await store.sandboxes.by_idempotency_key(BOB, "K") is None
+        assert await store.sandboxes.get(again.id) is None
+        assert await every_event(store) == [], "the event of what was refused is refused too"
+
+    async def test_the_ended_are_paged_and_filtered(self, store: Store) -> None:
+        records = [ended(at // 2, owner=BOB if at % 3 else ALICE, metadata={"n": str(at % 2)}) for at in range(9)]  # two of one moment each
+        records.append(ended(4, state=State.FAILED, metadata={"n": "0", "x": "y"}))
+        for record in [*records, sandbox(metadata={"n": "0"})]:
+            await store.sandboxes.save(record)
+        whole = sorted(records, key=lambda record: (record.created_at, record.id))
+        paged: list[SandboxRecord] = []
+        while page := await self.those_ended(store, after=Position(paged[-1].created_at, paged[-1].id) if paged else None, limit=3):
+            assert len(page) <= 3
+            paged += page
+        assert paged == whole
+        assert await self.those_ended(store, owner=BOB) == [record for record in whole if record.owner == BOB]
+        assert await self.those_ended(store, metadata={"n": "0"}) == [record for record in whole if record.spec.metadata["n"] == "0"]
+        assert await self.those_ended(store, metadata={"n": "0", "x": "y"}) == [records[-1]]
+        assert await self.those_ended(store, states=[State.FAILED]) == [records[-1]]
+        assert await self.those_ended(store, states=[State.RUNNING]) == []
+
+    async def test_the_ended_are_forgotten(self, store: Store) -> None:
+        old, new, live = ended(1, metadata={"a": "b"}), ended(100), sandbox(created_at=moment(0))
+        for record in (old, new, live):
+            await store.sandboxes.save(record)
+        assert await store.sandboxes.forget(ended_before=moment(50)) == 1
+        assert await store.sandboxes.forget(ended_before=moment(50)) == 0
+        assert [await store.sandboxes.get(record.id) for record in (old, new, live)] == [None, new, live]
+        assert await self.those_ended(store, metadata={"a": "b"}) == []
+
+    async def those_ended(self, store: Store, **asked: object) -> list[SandboxRecord]:
+        """A page, of everything unless more is asked."""
+        values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **asked}
+        return list(await store.sandboxes.ended(**values))  # type: ignore[arg-type]
+
+    # -- keys -------------------------------------------------------------------------------------------------------
+    async def test_a_key_comes_back_until_it_is_revoked(self, store: Store) -> None:
+        quota = Quota(sandboxes=0, lifetime_s=0.5, cpus=1.5, memory_bytes=1 << 50, disk_bytes=1, upload_bytes=2, executions_per_month=10**12)
+        first, second = key("first", quota=quota, operator=True), key("second", created_at=moment(0.5))
+        for record in (second, first):
+            await store.keys.add(record)
+        assert list(await store.keys.all()) == [first, second]
+        assert await store.keys.revoke("first", moment(1)) == replace(first, revoked_at=moment(1))
+        assert await store.keys.revoke("first", moment(2)) is None
+        assert await store.keys.revoke(second.id, moment(3)) == replace(second, revoked_at=moment(3))
+        assert await store.keys.all() == []
+
+    async def test_a_name_is_of_one_valid_key(self, store: Store) -> None:
+        await store.keys.add(key("name"))
+        with pytest.raises(ConflictError):
+            await store.keys.add(key("name"))
+        await store.keys.revoke("name", moment(1))
+        again = key("name")
+        await store.keys.add(again)
+        assert list(await store.keys.all()) == [again]
+
+    async def test_an_id_goes_over_a_name(self, store: Store) -> None:
+        target = key("target")
+        await store.keys.add(key(target.id))
+        await store.keys.add(target)
+        revoked = await store.keys.revoke(target.id, moment(1))
+        assert revoked is not None
+        assert revoked.id == target.id
+
+    # -- files ------------------------------------------------------------------------------------------------------
+    async def test_a_file_comes_back_until_it_is_removed(self, store: Store) -> None:
+        record = file(filename=NASTY, media_type="x/y", sandbox=SandboxId("sb-node-aaaaaaaaaaaaaaaa"))
+        await store.files.add(record)
+        assert await store.files.get(record.id) == record
+        assert await store.files.ids() == {record.id}
+        assert await store.files.remove(record.id)
+        assert not await store.files.remove(record.id)
+        assert await store.files.get(record.id) is None
+        assert await store.files.get(new_file_id()) is None
+
+    async def test_files_are_paged_with_their_total(self, store: Store) -> None:
+        records = [file(at // 2, owner=BOB if at == 4 else ALICE) for at in range(7)]
+        for record in records:
+            await store.files.add(record)
+        newest = sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
+        own = [record for record in newest if record.owner == ALICE]
+        assert await store.files.page(owner=ALICE, offset=0, limit=4) == (own[:4], 6)
+        assert await store.files.page(owner=ALICE, offset=4, limit=4) == (own[4:], 6)
+        assert await store.files.page(owner=ALICE, offset=99, limit=4) == ([], 6)
+        assert await store.files.page(owner=None, offset=0, limit=99) == (newest, 7)
+
+    # -- executions -------------------------------------------------------------------------------------------------
+    async def test_a_run_comes_back_as_it_was(self, store: Store) -> None:
+        full = execution(
+            kind="command",
+            language=NASTY,
+            code=NASTY,
+            argv=("sh", "-c", NASTY, ""),
+            exit_code=-9,
+            stdout=NASTY,
+            stderr="x" * 300_000,
+            stdout_omitted_bytes=1 << 45,
+            stderr_omitted_bytes=1,
+            duration_s=0.1,
+            error=NASTY,
+            origin="somewhere",
+            files=3,
+        )
+        bare = execution(status="running", argv=None)
+        await store.executions.save([full, bare])
+        assert await store.executions.get(full.id) == full
+        assert await store.executions.get(bare.id) == bare
+        done = replace(bare, status="ok", duration_s=1.0)
+        await store.executions.save([done])
+        await store.executions.save([])
+        assert await store.executions.get(bare.id) == done
+        assert await store.executions.get(ExecutionId(new_process_id())) is None
+
+    async def test_runs_are_paged_and_filtered(self, store: Store) -> None:
+        other = SandboxId("sb-node-bbbbbbbbbbbbbbbb")
+        records = [execution(at // 2, owner=BOB if at % 3 else ALICE, **({"sandbox": other} if at % 2 else {})) for at in range(9)]
+        await store.executions.save(records)
+        newest = sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
+        first = await store.executions.page(owner=None, sandbox=None, before=None, limit=4)
+        rest = await store.executions.page(owner=None, sandbox=None, before=Position(first[-1].created_at, first[-1].id), limit=99)
+        assert [*first, *rest] == newest
+        assert list(await store.executions.page(owner=BOB, sandbox=other, before=None, limit=99)) == [
+            record for record in newest if record.owner == BOB and record.sandbox == other
+        ]
+
+    async def test_runs_without_an_end_are_found(self, store: Store) -> None:
+        records = [execution(at, status="running" if at % 2 else "ok") for at in range(6)]
+        await store.executions.save(records)
+        assert list(await store.executions.running(limit=2)) == [records[5], records[3]]
+
+    async def test_old_runs_are_forgotten_and_many_trimmed(self, store: Store) -> None:
+        records = [execution(at) for at in range(10)]
+        await store.executions.save(records)
+        assert await store.executions.forget(created_before=moment(4)) == 4
+        assert await store.executions.trim(keep=6) == 0
+        assert await store.executions.trim(keep=2) == 4
+        assert list(await store.executions.page(owner=None, sandbox=None, before=None, limit=99)) == [records[9], records[8]]
+
+    async def test_runs_of_a_month_are_counted_together(self, store: Store) -> None:
+        assert await store.executions.counts("2026-11") == {}
+        await asyncio.gather(*(store.executions.count("2026-11", {ALICE: 1, BOB: 2}) for _ in range(20)))
+        await store.executions.count("2026-12", {ALICE: 7})
+        await store.executions.count("2026-11", {ALICE: -1})
+        await store.executions.count("2026-11", {})
+        await store.executions.save([execution()])
+        await store.executions.forget(created_before=moment(1e6))
+        assert await store.executions.counts("2026-11") == {ALICE: 19, BOB: 40}
+        assert await store.executions.counts("2026-12") == {ALICE: 7}
+
+    # -- events -----------------------------------------------------------------------------------------------------
+    async def test_events_are_numbered_from_one_and_filtered(self, store: Store) -> None:
+        assert await store.events.last() == 0
+        box = sandbox()
+        told = event(1, sandbox=box.id, data={"text": NASTY, "number": 0.1, "none": None, "list": [1, {"a": True}]})
+        await store.sandboxes.save(box, told)
+        others = [event(2, owner=BOB), event(3, type="key.revoked")]
+        await store.events.add(others)
+        await store.events.add([])
+        assert [(one.sequence, one.event) for one in await every_event(store, 2)] == list(enumerate([told, *others], 1))
+        assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=None, after=0, limit=9)] == [1, 3]
+        assert [one.sequence for one in await store.events.page(owner=ALICE, sandbox=box.id, after=0, limit=9)] == [1]
+        assert [one.sequence for one in await store.events.page(owner=None, sandbox=None, after=1, limit=1)] == [2]
+        assert await store.events.last() == 3
+
+    async def test_a_number_is_never_given_twice(self, store: Store) -> None:
+        await store.events.add([event(at) for at in range(5)])
+        assert await store.events.trim(keep=5) == 0
+        assert await store.events.trim(keep=3) == 2
+        assert [one.sequence for one in await every_event(store)] == [3, 4, 5]
+        assert await store.events.forget(before=moment(99)) == 3
+        assert await store.events.last() == 5
+        await store.events.add([event()])
+        assert [one.sequence for one in await every_event(store)] == [6]
