@@ -15,19 +15,24 @@ import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import structlog
 
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
 from sandlot.core.records.executions import Journal
-from sandlot.link.client import Link, ProcessCall
+from sandlot.core.records.monthly import Monthly
+from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, Instance
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
+
+if TYPE_CHECKING:
+    from sandlot.core.runs.inputs import Input
 
 CALL_TIMEOUT_S = 60.0
 """For calls that do no work of the user's (stat, signal, list): a guest that takes longer is not answering."""
@@ -115,6 +120,7 @@ class Sandbox:
         "leaving",
         "link",
         "metadata",
+        "monthly",
         "name",
         "owner",
         "ready",
@@ -170,7 +176,8 @@ class Sandbox:
         self.tasks: set[asyncio.Task[None]] = set()
         self.kernels: dict[str, asyncio.Lock] = {}
         self.journal: Journal | None = None
-        self.inputs: dict[ProcessId, ProcessCall] = {}
+        self.monthly: Monthly | None = None
+        self.inputs: dict[ProcessId, Input] = {}
 
     @property
     def id(self) -> SandboxId:

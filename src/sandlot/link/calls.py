@@ -54,6 +54,8 @@ class Call(Generic[ResultT]):
         self._has_result = False
         self._is_over = False
         self._writable = asyncio.Event()
+        self.sent_bytes = 0
+        """What was handed to the link on channel 0, to be sent as the far side takes it."""
         self.outcome: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(_look_at)
         self._stream = pump.open({"call": name, "id": call_id, "args": args}, self)
@@ -145,6 +147,7 @@ class Call(Generic[ResultT]):
             piece = view[: min(room, CHUNK_BYTES)]
             self._pump.connection.send_bytes(self._stream, schema.STDIN, bytes(piece))
             self._pump.flush()
+            self.sent_bytes += len(piece)
             view = view[len(piece) :]
 
     def end(self) -> None:
@@ -307,6 +310,11 @@ class ProcessCall(OutputCall[ProcessResult, Output | Lost]):
         if not self._pid:
             self.outcome.result()
         return self
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether :meth:`write` may be used, still."""
+        return self._takes_input and not self._is_over and not self._has_result
 
     async def write(self, data: bytes) -> None:
         """Write to its standard input; returns when all is on its way, and waits while the process does not read.

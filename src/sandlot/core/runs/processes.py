@@ -4,29 +4,28 @@ Laws:
 - Whoever runs a process in the foreground and goes away takes its process group along.
 - Output that nobody reads stops the process, never the service: at most a stream's window waits here.
 - Numbers that come from a guest are hostile until they were looked at: what leaves here is in bounds.
-- Standard input that was given whole is counted (``core/node/budget.py``) for as long as the process does not take it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
+from sandlot.core.runs import inputs
+from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.outcomes import Collected, Finished, Outcome, outcome_of
 from sandlot.core.sandbox import CALL_TIMEOUT_S, GRACE_S, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.types import Lost, Output, ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.model.ids import PROCESS_ID, ProcessId, new_process_id
+from sandlot.model.errors import InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import ProcessSpec
 
 STDOUT = 1
 STDERR = 2
-
-_PIECE_BYTES = 64 * 1024
 
 
 class Run:
@@ -46,6 +45,7 @@ class Run:
         self._call = call
         self._until = until
         self._over = False
+        self._hold = box.hold()
 
     @property
     def id(self) -> ProcessId:
@@ -56,6 +56,18 @@ class Run:
     def pid(self) -> int:
         """Its pid inside the sandbox."""
         return self._call.pid
+
+    async def type(self, data: bytes) -> None:
+        """Write to its input; waits where the process does not read.
+
+        Raises:
+            ConflictError: It takes no input, its input was closed, or it has ended.
+        """
+        await self._call.write(data)
+
+    def end_input(self) -> None:
+        """End its input. Idempotent."""
+        self._call.close_stdin()
 
     @property
     def running(self) -> bool:
@@ -98,8 +110,7 @@ class Run:
     async def detach(self) -> None:
         """Stop following; the process lives on. Idempotent."""
         self._hold.release()
-        if self._box.inputs.get(self._call.id) is self._call:
-            del self._box.inputs[self._call.id]
+        inputs.forget(self._box, self._call)
         await self._call.aclose()
 
     async def close(self) -> None:
@@ -115,7 +126,7 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) 
 
     Args:
         box: Where.
-        spec: What; with ``spec.stdin`` its input stays open for :func:`write_input` unless ``stdin`` is given.
+        spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
 
     Raises:
@@ -132,9 +143,9 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) 
             box.keep(asyncio.create_task(_kill(box, id_)))
         raise
     if stdin is not None:
-        _feed(box, call, stdin)
-    elif spec.stdin:
-        box.inputs[call.id] = call
+        _ = inputs.feed(box, call, stdin)
+    elif spec.stdin or spec.pty:
+        inputs.remember(box, call, 0)
     return Run(box, call)
 
 
@@ -168,7 +179,7 @@ async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None)
 
     Args:
         box: Where.
-        spec: What; with ``spec.stdin`` its input stays open for :func:`write_input` unless ``stdin`` is given.
+        spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
 
     Raises:
@@ -177,20 +188,16 @@ async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None)
     box.budget.take(len(stdin or b""))
     try:
         async with box.using() as link:
-            call = await link.start(spec, attach=spec.stdin)
+            call = await link.start(spec, attach=stdin is not None)
     except BaseException:
         box.budget.give(len(stdin or b""))
         raise
-    if not spec.stdin:
-        box.budget.give(len(stdin or b""))
+    if stdin is None:
         await call.aclose()
-        return call.id, call.pid
-    # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
-    box.keep(asyncio.create_task(_drain(box, call)))
-    if stdin is not None:
-        _feed(box, call, stdin)
     else:
-        box.inputs[call.id] = call
+        # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
+        box.keep(asyncio.create_task(inputs.drain(box, call)))
+        await inputs.given(box, inputs.feed(box, call, stdin), call, len(stdin))
     return call.id, call.pid
 
 
@@ -212,8 +219,8 @@ async def follow(box: Sandbox, id_: str, *, stdout_from: int | None, stderr_from
     until: dict[int, int] | None = None
     async with box.using() as link:
         if not to_end:
-            known = next((info for info in await link.processes() if info.process == process), None)
-            if known is not None and known.running:
+            known = await link.process(process)
+            if known.running:
                 ends = {STDOUT: (known.stdout_bytes, stdout_from or 0), STDERR: (known.stderr_bytes, stderr_from or 0)}
                 until = {channel: end for channel, (end, start) in ends.items() if end > start}
         return Run(box, await link.attach(process, stdout_from=stdout_from, stderr_from=stderr_from), until=until)
@@ -256,7 +263,7 @@ async def wait(box: Sandbox, id_: str, timeout_s: float | None = None) -> Outcom
     process = check_id(id_)
     async with box.using(None) as link:
         if timeout_s == 0:
-            if any(info.process == process and info.running for info in await link.processes()):
+            if (await link.process(process)).running:
                 return None
             timeout_s = CALL_TIMEOUT_S
         try:
@@ -272,33 +279,15 @@ async def listing(box: Sandbox) -> list[ProcessInfo]:
         return list(await link.processes())
 
 
-async def write_input(box: Sandbox, id_: str, chunks: AsyncIterable[bytes]) -> None:
-    """Write to a process's standard input; waits while the process does not read.
+async def look(box: Sandbox, id_: str) -> ProcessInfo:
+    """What is known of one process.
 
     Raises:
         NotFoundError: ``process_not_found``.
-        ConflictError: It takes no input, its input was closed, or it has ended.
         SandboxEndedError: The sandbox has ended.
     """
-    async with box.using(None):
-        call = await _input(box, check_id(id_))
-        async for chunk in chunks:
-            for at in range(0, len(chunk), _PIECE_BYTES):
-                await call.write(chunk[at : at + _PIECE_BYTES])
-
-
-async def close_input(box: Sandbox, id_: str) -> None:
-    """End a process's standard input.
-
-    Raises:
-        NotFoundError: ``process_not_found``.
-        ConflictError: It takes no input, its input was closed before, or it has ended.
-        SandboxEndedError: The sandbox has ended.
-    """
-    async with box.using():
-        call = await _input(box, check_id(id_))
-        call.close_stdin()
-        box.inputs.pop(call.id, None)
+    async with box.using() as link:
+        return await link.process(check_id(id_))
 
 
 async def send_signal(box: Sandbox, id_: str, signal: int) -> bool:
@@ -310,19 +299,6 @@ async def send_signal(box: Sandbox, id_: str, signal: int) -> bool:
     """
     async with box.using() as link:
         return await link.signal(check_id(id_), signal)
-
-
-def check_id(id_: str) -> ProcessId:
-    """A process id out of a text.
-
-    Raises:
-        InvalidRequestError: It is none.
-    """
-    if PROCESS_ID.fullmatch(id_) is None:
-        raise InvalidRequestError(
-            f"{id_[:64]!r} is not the id of a process.", hint="Process ids are 32 hexadecimal digits, as given by the call that started it."
-        )
-    return ProcessId(id_)
 
 
 def signal_number(asked: str | int) -> int:
@@ -344,51 +320,6 @@ def signal_number(asked: str | int) -> int:
             f"There is no signal {str(asked)[:32]!r}.", hint="Use a name such as SIGTERM, or its number.", fields={"field": "signal"}
         )
     return int(number)
-
-
-async def _input(box: Sandbox, process: ProcessId) -> ProcessCall:
-    """The call that a process's standard input travels on."""
-    call = box.inputs.get(process)
-    if call is not None:
-        return call
-    if process not in {info.process for info in await listing(box)}:
-        raise NotFoundError(
-            f"There is no process {process}.",
-            code=ErrorCode.PROCESS_NOT_FOUND,
-            hint="It may have been forgotten: list the processes.",
-            fields={"process": process},
-        )
-    raise ConflictError(
-        f"Process {process} takes no input: it has ended, its input was closed, or it was started without.",
-        code=ErrorCode.CONFLICT,
-        hint="Start it with stdin_open to write to it.",
-        fields={"process": process},
-    )
-
-
-async def _drain(box: Sandbox, call: ProcessCall) -> None:
-    with suppress(SandlotError):
-        async for _ in call:
-            pass
-    box.inputs.pop(call.id, None)
-    await call.aclose()
-
-
-def _feed(box: Sandbox, call: ProcessCall, data: bytes) -> None:
-    """Write a process's whole input beside everything else; its bytes were taken from the budget, and go back to it."""
-
-    async def write() -> None:
-        # A process need not read its input to the end.
-        with suppress(SandlotError):
-            for at in range(0, len(data), _PIECE_BYTES):
-                await call.write(data[at : at + _PIECE_BYTES])
-            call.close_stdin()
-
-    task = asyncio.create_task(write())
-    size = len(data)
-    # Not in the coroutine: one that is cancelled before its first step runs none of it.
-    task.add_done_callback(lambda _: box.budget.give(size))
-    box.keep(task)
 
 
 async def _kill(box: Sandbox, process: ProcessId) -> None:

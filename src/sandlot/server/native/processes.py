@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.runs import processes
+from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, unless_gone
@@ -76,14 +76,14 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
 @router.post("/{process}/stdin", status_code=204, responses=PROBLEM, openapi_extra=raw_body("What to write."))
 async def write_input(sandbox: str, process: str, request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read."""
-    await processes.write_input(sandbox_of(request, sandbox), process, body_of(request))
+    await inputs.write(sandbox_of(request, sandbox), process, body_of(request))
     return Response(status_code=204)
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
 async def close_input(sandbox: str, process: str, request: Request) -> Response:
     """End a process's standard input."""
-    await processes.close_input(sandbox_of(request, sandbox), process)
+    await inputs.close(sandbox_of(request, sandbox), process)
     return Response(status_code=204)
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.runs import outcomes, processes
+from sandlot.core.runs import inputs, outcomes, processes
 from sandlot.core.runs.processes import STDERR, STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
@@ -116,7 +116,7 @@ async def test_in_the_background_it_lives_on_and_can_be_found_again(box: Sandbox
     (known,) = await processes.listing(box)
     assert (known.process, known.pid, known.running) == (id_, pid, True)
     await until_written(box, id_, b"one\n")
-    await processes.write_input(box, id_, pieces(b"h", b"i\n"))
+    await inputs.write(box, id_, pieces(b"h", b"i\n"))
     run = await processes.follow(box, id_, stdout_from=4, stderr_from=0)
     assert await collected(run) == {STDOUT: b"got hi\n", STDERR: b""}
     assert (await run.outcome()).exit_code == 5
@@ -140,19 +140,19 @@ async def test_what_there_is_by_now_does_not_wait_for_more(box: Sandbox) -> None
 async def test_input_can_be_written_in_parts_by_anybody_and_closed(box: Sandbox) -> None:
     id_, _ = await processes.launch(box, sh("cat", stdin=True, timeout_s=None))
     for part in (b"a" * 100_000, b"b" * 100_000):
-        await processes.write_input(box, id_, pieces(part))
-    await processes.close_input(box, id_)
+        await inputs.write(box, id_, pieces(part))
+    await inputs.close(box, id_)
     run = await processes.follow(box, id_, stdout_from=0, stderr_from=0)
     assert (await collected(run))[STDOUT] == b"a" * 100_000 + b"b" * 100_000
     await run.detach()
     with pytest.raises(ConflictError):
-        await processes.write_input(box, id_, pieces(b"late"))
+        await inputs.write(box, id_, pieces(b"late"))
 
 
 async def test_input_of_one_that_is_followed(box: Sandbox) -> None:
     run = await processes.start(box, sh("cat", stdin=True))
-    await processes.write_input(box, run.id, pieces(b"hello"))
-    await processes.close_input(box, run.id)
+    await inputs.write(box, run.id, pieces(b"hello"))
+    await inputs.close(box, run.id)
     assert (await collected(run))[STDOUT] == b"hello"
     await run.close()
 
@@ -160,9 +160,9 @@ async def test_input_of_one_that_is_followed(box: Sandbox) -> None:
 async def test_one_that_takes_no_input_says_so(box: Sandbox) -> None:
     id_, _ = await processes.launch(box, sh("sleep 4325", timeout_s=None))
     with pytest.raises(ConflictError):
-        await processes.write_input(box, id_, pieces(b"x"))
+        await inputs.write(box, id_, pieces(b"x"))
     with pytest.raises(ConflictError):
-        await processes.close_input(box, id_)
+        await inputs.close(box, id_)
     await processes.send_signal(box, id_, 9)
 
 
@@ -173,7 +173,7 @@ async def test_an_unknown_process(box: Sandbox) -> None:
     with pytest.raises(NotFoundError):
         await processes.send_signal(box, unknown, 9)
     with pytest.raises(NotFoundError):
-        await processes.write_input(box, unknown, pieces(b"x"))
+        await inputs.write(box, unknown, pieces(b"x"))
     with pytest.raises(InvalidRequestError):
         await processes.send_signal(box, "../etc", 9)
 

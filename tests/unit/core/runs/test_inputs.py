@@ -1,0 +1,111 @@
+"""Standard input: by anybody, in parts, each byte once, also where its way has to be found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.core.runs import inputs, processes
+from sandlot.core.runs.processes import STDOUT
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Output
+from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import ProcessSpec, shell_argv
+from tests.support.until import until
+
+
+async def test_a_write_tells_how_much_has_come(box: Sandbox) -> None:
+    id_ = await cat(box)
+    assert await inputs.write(box, id_, pieces(b"abc", b"def")) == 6
+    assert await inputs.write(box, id_, pieces()) == 6
+    assert (await processes.look(box, id_)).stdin_bytes == 6
+    assert await ending(box, id_) == b"abcdef"
+
+
+async def test_a_write_that_is_said_again_is_done_once(box: Sandbox) -> None:
+    id_ = await cat(box)
+    for _ in range(3):
+        assert await inputs.write(box, id_, pieces(b"on", b"ce"), offset=0) == 4
+    assert await inputs.write(box, id_, pieces(b"ce+mo", b"re"), offset=2) == 9, "what overlaps is left out"
+    with pytest.raises(ConflictError) as missing:
+        await inputs.write(box, id_, pieces(b"late"), offset=100)
+    assert missing.value.fields["stdin_bytes"] == 9
+    assert await ending(box, id_) == b"once+more"
+
+
+async def test_the_way_is_found_again_after_a_restart(box: Sandbox) -> None:
+    id_ = await cat(box)
+    await inputs.write(box, id_, pieces(b"before,"), offset=0)
+    box.inputs.clear()  # a service that has just taken the sandbox over knows of no input
+    assert await inputs.write(box, id_, pieces(b"before,after"), offset=0) == 12
+    assert await ending(box, id_) == b"before,after"
+    with pytest.raises(ConflictError):
+        await inputs.write(box, id_, pieces(b"late"))
+    box.inputs.clear()
+    with pytest.raises(ConflictError):
+        await inputs.close(box, id_)
+
+
+async def test_many_writers_at_once_find_one_way(box: Sandbox) -> None:
+    id_ = await cat(box)
+    await asyncio.gather(*(inputs.write(box, id_, pieces(b"x" * 1000)) for _ in range(20)))
+    assert len(box.inputs) == 1
+    assert await ending(box, id_) == b"x" * 20_000
+
+
+async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_up(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("sleep 4331; wc -c"), stdin=True, timeout_s=None))
+    writing = asyncio.create_task(inputs.write(box, id_, pieces(b"x" * 1_000_000)))
+    await asyncio.sleep(0.3)
+    assert not writing.done()
+    assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0, "nobody else waits"
+    writing.cancel()
+    await asyncio.wait({writing})
+    come = (await processes.look(box, id_)).stdin_bytes
+    assert 0 < come < 1_000_000
+    await processes.send_signal(box, id_, 9)
+
+
+async def test_a_process_that_ends_takes_no_more(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
+    with pytest.raises(ConflictError):
+        await inputs.write(box, id_, pieces(b"x" * 1_000_000))
+    with pytest.raises(NotFoundError):
+        await inputs.write(box, "0" * 32, pieces(b"x"))
+
+
+async def test_input_that_is_given_whole_has_come_before_it_is_answered(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("sleep 4332; cat"), stdin=True, timeout_s=None), stdin=b"y" * 100_000)
+    assert (await processes.look(box, id_)).stdin_bytes == 100_000
+    await processes.send_signal(box, id_, 9)
+
+
+async def test_an_ended_process_leaves_nothing_behind(box: Sandbox) -> None:
+    tasks = len(box.tasks)
+    id_ = await cat(box)
+    await inputs.write(box, id_, pieces(b"x"))
+    await ending(box, id_)
+    await until(lambda: not box.inputs and len(box.tasks) <= tasks)
+
+
+async def cat(box: Sandbox) -> ProcessId:
+    id_, _ = await processes.launch(box, ProcessSpec(("cat",), stdin=True, timeout_s=None))
+    return id_
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def ending(box: Sandbox, id_: str) -> bytes:
+    """Close its input; all that it wrote."""
+    await inputs.close(box, id_)
+    run = await processes.follow(box, id_, stdout_from=0, stderr_from=0)
+    try:
+        return b"".join([event.data async for event in run if isinstance(event, Output) and event.channel == STDOUT])
+    finally:
+        await run.detach()

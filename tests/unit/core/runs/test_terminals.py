@@ -1,0 +1,183 @@
+"""Terminals: what a program on one sees and does, and that nobody is held up by it, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.core.runs import inputs, processes, terminals
+from sandlot.core.runs.processes import STDOUT, Run
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Lost, Output
+from sandlot.model.errors import ConflictError, InvalidRequestError
+from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
+from tests.support.until import until
+
+
+@pytest.mark.parametrize("user", [User.USER, User.ROOT])
+async def test_a_program_has_a_terminal_of_its_own(box: Sandbox, user: User) -> None:
+    look = "test -t 0 -a -t 1 -a -t 2 && stty size && echo $TERM && echo err >&2 && : < $(tty) && : < /dev/tty; ps -o sid= -p $$ | tr -d ' '; echo $$"
+    run = await opened(box, look, user=user)
+    size, term, err, session, pid = (await rest(run)).decode().split("\r\n")[:-1]
+    assert (size, term, err) == ("24 80", "xterm-256color", "err"), "standard error too is what is shown"
+    assert session == pid, "it leads a session"
+    assert (await run.outcome()).exit_code == 0
+    info = await processes.look(box, run.id)
+    assert (info.pty, info.running, info.stderr_bytes) == (True, False, 0)
+
+
+async def test_what_is_typed_is_read_and_ctrl_c_interrupts(box: Sandbox) -> None:
+    run = await opened(box, "echo ready; read line; echo got $line; trap 'echo interrupted; exit 9' INT; echo waiting; while :; do sleep 0.1; done")
+    shown = aiter(run)
+    await until_shown(shown, b"ready")
+    await run.type(b"words\n")
+    await until_shown(shown, b"waiting")
+    await run.type(b"\x03")
+    await until_shown(shown, b"interrupted")
+    assert (await run.outcome()).exit_code == 9
+
+
+@pytest.mark.parametrize("typed", [b"", b"whole line\n", b"half a line"])
+async def test_the_end_of_the_input_is_seen(box: Sandbox, typed: bytes) -> None:
+    run = await opened(box, "stty -echo; echo ready; cat; echo end")
+    shown = aiter(run)
+    await until_shown(shown, b"ready\r\n")
+    if typed:
+        await run.type(typed)
+    run.end_input()
+    assert await until_shown(shown, b"end") == typed.replace(b"\n", b"\r\n") + b"end"
+    assert (await run.outcome()).exit_code == 0
+
+
+async def test_another_size_is_told_to_who_runs(box: Sandbox) -> None:
+    run = await opened(box, "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.1; done")
+    shown = aiter(run)
+    await until_shown(shown, b"ready\r\n")
+    assert await terminals.resize(box, run.id, 50, 132)
+    assert (await until_shown(shown, b"50 132")).endswith(b"50 132")
+    await run.outcome()
+    assert not await terminals.resize(box, run.id, 24, 80), "afterwards nothing comes of it"
+    with pytest.raises(InvalidRequestError):
+        await terminals.resize(box, run.id, 0, 80)
+
+
+async def test_only_terminals_are(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, ProcessSpec(("sleep", "4341"), timeout_s=None))
+    with pytest.raises(ConflictError):
+        await terminals.resize(box, id_, 24, 80)
+    with pytest.raises(ConflictError):
+        await terminals.attach(box, id_)
+    await processes.send_signal(box, id_, 9)
+
+
+async def test_it_outlives_who_looks_and_is_gone_back_to_by_offset(box: Sandbox) -> None:
+    run = await opened(box, "stty -echo; echo first; read a; echo second $a; read b; exit $b")
+    await until_shown(aiter(run), b"first\r\n")
+    await run.detach()
+    again = await terminals.attach(box, run.id, offset=len(b"first\r\n"))
+    other = await terminals.attach(box, run.id)
+    await again.type(b"time\n")
+    assert await until_shown(aiter(again), b"second time") == b"second time"
+    assert await until_shown(aiter(other), b"second time") == b"first\r\nsecond time", "two look at it at once"
+    await inputs.write(box, run.id, _pieces(b"7\n"))
+    assert (await other.outcome()).exit_code == 7
+    await again.detach()
+    await other.detach()
+
+
+async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(box: Sandbox) -> None:
+    run = await opened(box, "sleep 4342 & (trap '' HUP; touch /tmp/set; exec sleep 4343) & until test -e /tmp/set; do sleep 0.05; done")
+    await rest(run)
+    await run.outcome()
+    await until(lambda: dead(box, "4342"))
+    assert not await dead(box, "4343"), "who was told to live on does"
+    await processes.run(box, ProcessSpec(("pkill", "-f", "sleep 4343"), user=User.ROOT))
+
+
+async def test_a_program_that_lets_go_of_it_before_it_ends_ends_well(box: Sandbox) -> None:
+    for _ in range(5):
+        run = await opened(box, "exec 0<&- 1<&- 2<&-; sleep 0.2; exit 3")
+        assert (await run.outcome()).exit_code == 3
+        assert (await run.outcome()).signal is None
+
+
+async def test_killing_it_kills_all_of_its_session(box: Sandbox) -> None:
+    run = await opened(box, "trap '' TERM HUP; (trap '' TERM HUP; sleep 4344) & sleep 4344", timeout_s=0.5)
+    assert (await run.outcome()).reason == "timeout"
+    await until(lambda: dead(box, "4344"))
+
+
+async def test_one_that_floods_is_held_up_by_who_reads_slowly_and_holds_up_nobody(box: Sandbox) -> None:
+    run = await opened(box, "stty -opost; head -c 20000000 /dev/zero; echo; echo end")
+    shown = aiter(run)
+    await anext(shown)
+    await asyncio.sleep(0.5)
+    come = (await processes.look(box, run.id)).stdout_bytes
+    assert come < 3 * MIB, "it stands still"
+    assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
+    assert (await until_shown(shown, b"end"))[-3:] == b"end"
+    assert (await processes.look(box, run.id)).stdout_bytes > 20_000_000
+    await run.outcome()
+
+
+async def test_one_that_floods_with_nobody_looking_runs_on_and_keeps_the_last_of_it(box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("stty -opost; head -c 20000000 /dev/zero; echo end"), rows=24, cols=80))
+    done = await processes.wait(box, id_, 60)
+    assert done is not None
+    assert done.exit_code == 0
+    run = await terminals.attach(box, id_)
+    lost, kept = 0, b""
+    async for event in run:
+        if isinstance(event, Lost):
+            lost += event.bytes
+        else:
+            kept += event.data
+    assert lost + len(kept) == 20_000_004
+    assert kept.endswith(b"end\n")
+    await run.detach()
+
+
+async def test_one_that_never_reads_holds_up_its_typist_only(box: Sandbox) -> None:
+    run = await opened(box, "stty raw -echo; echo ready; sleep 4345")
+    await until_shown(aiter(run), b"ready")
+    typing = asyncio.create_task(run.type(b"x" * MIB))
+    await asyncio.sleep(0.3)
+    assert not typing.done()
+    assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
+    await processes.send_signal(box, run.id, 9)
+    with pytest.raises(ConflictError):
+        await typing
+    await run.detach()
+
+
+async def opened(box: Sandbox, command: str, *, user: User = User.USER, timeout_s: float | None = 60) -> Run:
+    return await processes.start(box, ProcessSpec(shell_argv(command), user=user, timeout_s=timeout_s, rows=24, cols=80))
+
+
+async def rest(run: Run) -> bytes:
+    return b"".join([event.data async for event in run if isinstance(event, Output)])
+
+
+async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> bytes:
+    """What is shown until something is, with it."""
+    got = b""
+    while wanted not in got:
+        event = await anext(shown)
+        assert isinstance(event, Output)
+        assert event.channel == STDOUT
+        got += event.data
+        if wanted not in got:
+            got = got[-MIB:]
+    return got[: got.index(wanted) + len(wanted)]
+
+
+async def _pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def dead(box: Sandbox, word: str) -> bool:
+    done = await processes.run(box, ProcessSpec(shell_argv(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'"), user=User.ROOT))
+    return done.outcome.exit_code != 0
