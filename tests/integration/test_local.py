@@ -80,7 +80,7 @@ def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
 def test_a_client_that_comes_while_the_service_leaves_gets_the_next_one(folder: Path) -> None:
     with Client(data_dir=folder) as client:
         Sandbox.create("base", client=client)
-        first = client.stop_service()
+        first = client.stop_service().pid
         with Client(data_dir=folder) as next_client, Sandbox.create("base", client=next_client) as sandbox:
             assert sandbox.run_code("6 * 7").text == "42"
             assert next_client.version()["pid"] != first

@@ -1,7 +1,4 @@
-"""``sandlot usage`` and ``limit``: what a sandbox uses, and what it may use.
-
-A local service that does not run is not started to be asked: it would know of no sandbox.
-"""
+"""``sandlot usage`` and ``limit``: what a sandbox uses, and what it may use."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ from typing import Annotated
 
 import typer
 
+from sandlot.cli.arguments import InJson, SandboxId, asking
 from sandlot.cli.output import as_json, size, table
 
 
 def usage(
     *,
-    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox.")],
-    in_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
+    sandbox: SandboxId,
+    in_json: InJson = False,
 ) -> None:
     """Tell what a sandbox has used, beside what it may use."""
-    from sandlot.sdk import Client, Sandbox
+    from sandlot.sdk import Sandbox
 
-    with Client(autostart=False) as client:
+    with asking() as client:
         used = Sandbox.connect(sandbox, client=client).usage()
     if in_json:
         typer.echo(as_json(used))
@@ -39,19 +37,22 @@ def usage(
 
 def limit(
     *,
-    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox.")],
+    sandbox: SandboxId,
     cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G.")] = None,
     disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What may be written; refused where a driver cannot change it.")] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads.")] = None,
-    in_json: Annotated[bool, typer.Option("--json", help="Print its limits as JSON.")] = False,
+    in_json: InJson = False,
 ) -> None:
-    """Change what a sandbox may use while it runs: all of it, or nothing. What is left out stays."""
+    """Change what a sandbox may use while it runs.
+
+    All of what is given, or nothing; what is left out stays.
+    """
     if cpus is None and memory is None and disk is None and pids is None:
         raise typer.BadParameter("Nothing to change: give --cpus, --memory, --disk or --pids.")
-    from sandlot.sdk import Client, Sandbox
+    from sandlot.sdk import Sandbox
 
-    with Client(autostart=False) as client:
+    with asking() as client:
         limits = Sandbox.connect(sandbox, client=client).set_limits(cpus=cpus, memory=memory, disk=disk, pids=pids)
     if in_json:
         typer.echo(as_json(limits))

@@ -31,7 +31,6 @@ app = typer.Typer(
     name="sandlot",
     help="Sandboxes for code that an AI agent wrote.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -39,6 +38,7 @@ app.command("run")(run.run)
 app.command("create")(sandboxes.create)
 app.command("ls")(sandboxes.ls)
 app.command("info")(sandboxes.info)
+app.command("set-timeout")(sandboxes.set_timeout)
 app.command("usage")(limits.usage)
 app.command("limit")(limits.limit)
 app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
@@ -47,6 +47,7 @@ app.command("rm")(sandboxes.rm)
 app.command("demo")(demo.demo)
 app.command("serve", rich_help_panel="Service")(service.serve)
 app.command("stop", rich_help_panel="Service")(service.stop)
+app.command("templates", rich_help_panel="Service")(service.templates)
 app.command("capacity", rich_help_panel="Service")(service.capacity)
 app.add_typer(service.keys, name="keys", rich_help_panel="Service")
 app.command("doctor", rich_help_panel="Service")(doctor.doctor)

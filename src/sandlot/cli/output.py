@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -34,20 +31,6 @@ def visible(text: str) -> str:
 def note(text: str) -> None:
     """Tell the person something, on one line; scripts read standard output and do not see it."""
     typer.echo(visible(text), err=True)
-
-
-def announce_build(templates: Iterable[Mapping[str, Any]], template: str | None) -> None:
-    """Tell the person why the first sandbox of a template takes long.
-
-    Args:
-        templates: The service's, as ``Client.templates`` gives them.
-        template: The one that is about to be used; None is the default one.
-    """
-    from sandlot.model.specs import DEFAULT_TEMPLATE
-
-    name = template or DEFAULT_TEMPLATE
-    if any(known["name"] == name and not known.get("built", True) for known in templates):
-        note(f"sandlot: building the template {name!r} first; it is used for the first time, and this takes a few minutes.")
 
 
 def pairs(values: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -84,14 +67,20 @@ def size(value: int) -> str:
     return str(value)
 
 
-def as_json(value: DataclassInstance) -> str:
-    """A dataclass as JSON; moments in ISO 8601."""
+def as_json(value: object) -> str:
+    """Anything that the SDK gives as JSON; moments in ISO 8601."""
     return json.dumps(plain(value), indent=2)
 
 
-def plain(value: DataclassInstance) -> dict[str, Any]:
-    """A dataclass as what JSON can carry."""
-    return {name: each.isoformat() if hasattr(each, "isoformat") else each for name, each in asdict(value).items()}
+def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can carry
+    """Dataclasses, and what holds them, as what JSON can carry. Pure."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

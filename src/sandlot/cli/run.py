@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.output import announce_build, pairs
+from sandlot.cli.arguments import SandboxId, TemplateName
+from sandlot.cli.output import pairs
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
@@ -75,9 +76,7 @@ def run(
     ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments; those that begin with '-' go behind '--'.")] = None,
     code: Annotated[str | None, typer.Option("-c", "--code", metavar="CODE", help="Run this Python code instead of a file.")] = None,
-    template: Annotated[
-        str | None, typer.Option("--template", "-t", metavar="NAME", help="What the sandbox starts from. (default: code-interpreter)")
-    ] = None,
+    template: TemplateName = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
     files: Annotated[
         list[str] | None,
@@ -100,7 +99,7 @@ def run(
 
 def execute(
     *,
-    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox.")],
+    sandbox: SandboxId,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and arguments, behind an optional '--'. No shell sees them.")],
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
     cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to run in. (default: /workspace)")] = None,
@@ -121,13 +120,15 @@ def execute(
 
 
 async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: float, cpus: float | None, memory: str | None) -> int:
+    from sandlot.cli.progress import building
     from sandlot.model.specs import MAX_TIMEOUT_S
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     lifetime_s = min(timeout_s + SLACK_S, MAX_TIMEOUT_S)
     async with AsyncClient() as client:
-        announce_build(await client.templates(), template)
-        async with await AsyncSandbox.create(template, timeout=lifetime_s, envs=env, cpus=cpus, memory=memory, client=client) as sandbox:
+        async with building(client, template):
+            created = await AsyncSandbox.create(template, timeout=lifetime_s, envs=env, cpus=cpus, memory=memory, client=client)
+        async with created as sandbox:
             for source, target in job.uploads:
                 await sandbox.files.upload(source, target)
             if job.uploads:

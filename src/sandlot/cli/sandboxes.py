@@ -1,25 +1,31 @@
-"""``sandlot create``, ``ls``, ``info`` and ``rm``."""
+"""``sandlot create``, ``ls``, ``info``, ``set-timeout`` and ``rm``."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.output import age, announce_build, as_json, note, pairs, plain, size, table
+from sandlot.cli.arguments import InJson, Metadata, SandboxId, TemplateName, asking, live_ids
+from sandlot.cli.output import age, as_json, note, pairs, size, table
 
 if TYPE_CHECKING:
-    from sandlot.sdk import Client, SandboxInfo
+    from sandlot.sdk import SandboxInfo
+
+NEVER = "never"
 
 
 def create(  # noqa: PLR0913 - one for each option
     *,
-    template: Annotated[str | None, typer.Option("--template", "-t", metavar="NAME", help="What it starts from. (default: code-interpreter)")] = None,
+    template: TemplateName = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End it after that long. (default: 300)")] = None,
+    idle_timeout: Annotated[
+        float | None, typer.Option("--idle-timeout", metavar="SECONDS", help="End it once it has done nothing for that long. (default: never)")
+    ] = None,
+    persistent: Annotated[bool, typer.Option("--persistent", help="Let it live until it is removed, without a timeout.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment of everything in it; may be given again.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Words kept with it; may be given again.")] = None,
+    metadata: Metadata = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A name for people.")] = None,
     cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores. (default: 1)")] = None,
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G. (default: 1G)")] = None,
@@ -27,13 +33,23 @@ def create(  # noqa: PLR0913 - one for each option
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads. (default: 512)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
     network: Annotated[str | None, typer.Option("--network", metavar="POLICY", help="What it may reach. (default: none)")] = None,
-    in_json: Annotated[bool, typer.Option("--json", help="Print everything about it, as JSON.")] = False,
+    files: Annotated[
+        list[str] | None, typer.Option("--file-id", metavar="FILE", help="Put this file of the file store into /workspace; may be given again.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help="The same key gives the same sandbox, however often this is called.")
+    ] = None,
+    in_json: InJson = False,
 ) -> None:
     """Make a sandbox and print its id."""
     import anyio
 
+    if persistent and timeout is not None:
+        raise typer.BadParameter("A persistent sandbox has no timeout: give --persistent or --timeout.")
     options: dict[str, Any] = {
         "timeout": timeout,
+        "idle_timeout": idle_timeout,
+        "persistent": persistent,
         "envs": pairs(env, "--env"),
         "metadata": pairs(metadata, "--metadata"),
         "name": name,
@@ -43,36 +59,45 @@ def create(  # noqa: PLR0913 - one for each option
         "pids": pids,
         "isolation": isolation,
         "network": network,
+        "files": files or None,
+        "idempotency_key": idempotency_key,
     }
     anyio.run(partial(_create, template, options, in_json=in_json))
 
 
 def ls(
     *,
-    in_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", metavar="STATE", help="Only those in this state, such as running; may be given again.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Only those that have these words; may be given again.")
+    ] = None,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that have ended, for as long as they are remembered.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="So many at most.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
+    in_json: InJson = False,
 ) -> None:
-    """List the sandboxes that live."""
-    found = _live()
+    """List the sandboxes that live, oldest first."""
+    found = _listed(state=state or None, metadata=pairs(metadata, "--metadata"), ended=ended, limit=limit)
     if in_json:
-        typer.echo(json.dumps([plain(info) for info in found], indent=2))
+        typer.echo(as_json(found))
     elif quiet:
-        for info in found:
-            typer.echo(info.id)
+        for each in found:
+            typer.echo(each.id)
     elif found:
-        rows = [[info.id, info.name or "-", info.template, info.isolation, info.state, age(info.created_at), age(info.expires_at)] for info in found]
+        rows = [[each.id, each.name or "-", each.template, each.isolation, each.state, age(each.created_at), _ends_in(each)] for each in found]
         table(["ID", "NAME", "TEMPLATE", "ISOLATION", "STATE", "AGE", "ENDS IN"], rows)
     else:
-        note("No sandbox lives.")
+        note("No sandbox like that." if state or metadata else "No sandbox lives.")
 
 
-def info(
-    *,
-    sandbox: Annotated[str, typer.Argument(metavar="ID", help="The sandbox; also one that ended, for a while.")],
-    in_json: Annotated[bool, typer.Option("--json", help="Everything about it, as JSON.")] = False,
-) -> None:
-    """Look at a sandbox: what it was made from, what isolates it, what it may use."""
-    with _client() as client:
+def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
+    """Look at a sandbox: what it was made from, what isolates it, what it may use.
+
+    Also at one that has ended, for as long as it is remembered.
+    """
+    with asking() as client:
         found = client.sandbox(sandbox)
     if in_json:
         typer.echo(as_json(found))
@@ -91,25 +116,50 @@ def info(
         "disk": size(limits.disk_bytes),
         "pids": str(limits.pids),
         "age": age(found.created_at),
-        "ends in": "" if found.exit_reason else age(found.expires_at),
+        "ends in": "" if found.exit_reason else _ends_in(found),
+        "idle timeout": "" if found.idle_timeout_s is None else f"{found.idle_timeout_s:g}s",
+        "node": found.node,
         **{f"metadata {name}": value for name, value in found.metadata.items()},
     }
     table(["FACT", "VALUE"], [[name, value] for name, value in facts.items() if value])
 
 
+def set_timeout(
+    *,
+    sandbox: SandboxId,
+    timeout: Annotated[str, typer.Argument(metavar="SECONDS|never", help="From now; with 'never' it lives until it is removed.")],
+    in_json: InJson = False,
+) -> None:
+    """Change when a sandbox ends."""
+    from sandlot.sdk import Sandbox
+
+    timeout_s = None if timeout == NEVER else _seconds(timeout)
+    with asking() as client:
+        changed = Sandbox.connect(sandbox, client=client)
+        changed.set_timeout(timeout_s)
+        found = changed.info()
+    if in_json:
+        typer.echo(as_json(found))
+    else:
+        table(["ID", "ENDS IN"], [[found.id, _ends_in(found)]])
+
+
 def rm(
     *,
-    sandboxes: Annotated[list[str] | None, typer.Argument(metavar="ID", help="The sandboxes.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every sandbox that lives.")] = False,
+    sandboxes: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The sandboxes.", autocompletion=live_ids)] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Every sandbox that lives.")] = False,
 ) -> None:
-    """End sandboxes and remove every trace of them."""
+    """End sandboxes and remove every trace of them.
+
+    Prints the id of each. One that has ended already is no error.
+    """
     from sandlot.model.errors import SandlotError
 
     if bool(sandboxes) == everything:
         raise typer.BadParameter("Give the IDs of sandboxes, or --all.")
-    doomed = [info.id for info in _live()] if everything else sandboxes or []
+    doomed = [each.id for each in _listed()] if everything else sandboxes or []
     failed = False
-    with _client() as client:
+    with asking() as client:
         for sandbox in doomed:
             try:
                 client.kill(sandbox)
@@ -122,11 +172,12 @@ def rm(
 
 
 async def _create(template: str | None, options: dict[str, Any], *, in_json: bool) -> None:
+    from sandlot.cli.progress import building
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     async with AsyncClient() as client:
-        announce_build(await client.templates(), template)
-        sandbox = await AsyncSandbox.create(template, client=client, **options)
+        async with building(client, template):
+            sandbox = await AsyncSandbox.create(template, client=client, **options)
         if in_json:
             typer.echo(as_json(await sandbox.info()))
         else:
@@ -134,19 +185,25 @@ async def _create(template: str | None, options: dict[str, Any], *, in_json: boo
             typer.echo(sandbox.id)
 
 
-def _client() -> Client:
-    """A client of the service that runs; a local one that does not is not started, because it would know of no sandbox."""
-    from sandlot.sdk import Client
-
-    return Client(autostart=False)
-
-
-def _live() -> list[SandboxInfo]:
-    """The sandboxes that live; none where no local service runs, which is not started to be asked."""
+def _listed(**wanted: Any) -> list[SandboxInfo]:  # noqa: ANN401 - Client.sandboxes has the names and types
+    """Sandboxes; none where no local service runs and none can have been left by one."""
     from sandlot.sdk import local
 
-    with _client() as client:
+    with asking() as client:
         target = client.target
-        if target.local is not None and target.socket is not None and not local.answers(target.socket):
+        if target.local is not None and target.socket is not None and not local.keeps_sandboxes(target.local) and not local.answers(target.socket):
             return []
-        return client.sandboxes()
+        return client.sandboxes(**wanted)
+
+
+def _ends_in(info: SandboxInfo) -> str:
+    if info.exit_reason is not None or info.ended_at is not None:
+        return "-"
+    return NEVER if info.persistent else age(info.expires_at)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of seconds nor 'never'.") from None

@@ -1,8 +1,7 @@
-"""``sandlot serve``, ``stop``, ``capacity``, ``keys`` and ``version``."""
+"""``sandlot serve``, ``stop``, ``capacity``, ``templates``, ``keys`` and ``version``."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 from dataclasses import replace
@@ -10,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.output import note, size, table
+from sandlot.cli.arguments import InJson
+from sandlot.cli.output import as_json, note, size, table
 
 DEFAULT_HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 60.0
@@ -31,8 +31,11 @@ def serve(
     raise typer.Exit(server.main(settings if settings.host else replace(settings, host=DEFAULT_HOST), local=False))
 
 
-def stop() -> None:
-    """End the local service, and its sandboxes with it."""
+def stop(*, in_json: InJson = False) -> None:
+    """End the local service, not its sandboxes.
+
+    They live on, and the next service takes them over.
+    """
     from sandlot.sdk import Client, local
 
     with Client(autostart=False) as client:
@@ -41,28 +44,51 @@ def stop() -> None:
             raise typer.BadParameter("SANDLOT_URL is set: only the local service can be stopped from here.")
         if not local.answers(socket):
             note("No local service runs.")
+            if in_json:
+                typer.echo(as_json({"stopped": False, "sandboxes": None}))
             return
-        pid = client.stop_service()
-    if not _ends(pid, STOP_TIMEOUT_S):
-        note(f"sandlot: the service (process {pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
+        stopping = client.stop_service()
+    if not _ends(stopping.pid, STOP_TIMEOUT_S):
+        note(f"sandlot: the service (process {stopping.pid}) has not ended within {STOP_TIMEOUT_S:g} s; see {socket.parent / local.LOG}.")
         raise typer.Exit(1)
     note("The local service has ended.")
+    if stopping.sandboxes:
+        lives = "1 sandbox lives" if stopping.sandboxes == 1 else f"{stopping.sandboxes} sandboxes live"
+        note(f"{lives} on: `sandlot ls` shows them, `sandlot rm --all` removes them; either starts the service again.")
+    if in_json:
+        typer.echo(as_json({"stopped": True, "sandboxes": stopping.sandboxes}))
 
 
-def capacity(*, as_json: Annotated[bool, typer.Option("--json", help="The service's own words.")] = False) -> None:
+def capacity(*, in_json: InJson = False) -> None:
     """Show what the node may promise to sandboxes, what it has promised, and what is left."""
     from sandlot.sdk import Client
 
     with Client(autostart=False) as client:
         found = client.capacity()
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
+    if in_json:
+        typer.echo(as_json(found))
         return
     columns = ("total", "promised", "free")
     rows = [[name, *(size(found[column][f"{name}_bytes"]) for column in columns)] for name in ("memory", "disk")]
     rows.append(["tasks", *(str(found[column]["pids"]) for column in columns)])
     left = found["max_sandboxes"] - found["sandboxes"]
-    table(["", "TOTAL", "PROMISED", "FREE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
+    table(["WHAT", "TOTAL", "PROMISED", "FREE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
+
+
+def templates(*, in_json: InJson = False) -> None:
+    """List what a sandbox can be started from.
+
+    One that is not built yet is built by the first sandbox that asks for it.
+    """
+    from sandlot.sdk import Client
+
+    with Client() as client:
+        found = client.templates()
+    if in_json:
+        typer.echo(as_json(found))
+        return
+    rows = [[each["name"], each.get("building") or ("yes" if each["built"] else "no"), each["description"]] for each in found]
+    table(["TEMPLATE", "BUILT", "DESCRIPTION"], rows)
 
 
 @keys.command("create")
@@ -110,8 +136,8 @@ def _ends(pid: int, timeout_s: float) -> bool:
         os.close(descriptor)
 
 
-def version() -> None:
+def version(*, in_json: InJson = False) -> None:
     """Print Sandlot's version."""
     from sandlot import __version__
 
-    typer.echo(f"sandlot {__version__}")
+    typer.echo(as_json({"version": __version__}) if in_json else f"sandlot {__version__}")

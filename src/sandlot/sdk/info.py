@@ -199,6 +199,24 @@ class Usage:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A service that is about to end.
+
+    Args:
+        pid: Its process id.
+        sandboxes: How many sandboxes live on.
+    """
+
+    pid: int
+    sandboxes: int
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(pid=int(raw["pid"]), sandboxes=int(raw.get("sandboxes", 0)))
+
+
 def _limits(raw: Json | None) -> Limits:
     given = raw or {}
     return Limits(**{name: given[name] for name in ("cpus", "memory_bytes", "disk_bytes", "pids") if name in given})

@@ -30,6 +30,8 @@ LOCK_HELD = 3
 LOG = "service.log"
 LOG_ROTATE_BYTES = 1024 * 1024
 LOG_TAIL_LINES = 20
+SANDBOXES = "sandboxes"
+"""Folder of what is on the host for each of them."""
 START_LOCK = "start.lock"
 _POLL_S = 0.02
 
@@ -57,6 +59,19 @@ def answers(path: Path) -> bool:
                 hint="Choose another folder by SANDLOT_DATA_DIR; its path may have at most 90 characters.",
             ) from error
     return True
+
+
+def keeps_sandboxes(folder: Path) -> bool:
+    """Whether sandboxes of this state directory may live although no service runs. Neither blocks nor starts anything.
+
+    Args:
+        folder: The state directory.
+    """
+    try:
+        with os.scandir(folder / SANDBOXES) as found:
+            return any(True for _ in found)
+    except OSError:  # none was ever there, or it is another user's
+        return False
 
 
 def ensure(folder: Path, *, timeout_s: float = START_TIMEOUT_S) -> None:

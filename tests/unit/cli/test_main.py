@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,20 @@ from pathlib import Path
 import pytest
 
 from sandlot import __version__
-from sandlot.cli.main import dispatch
+from sandlot.cli.main import app, dispatch
 from sandlot.model.errors import InvalidRequestError
 
-COMMANDS = ("run", "create", "ls", "exec", "cp", "rm", "demo", "serve", "stop", "capacity", "keys", "doctor", "version")
+COMMANDS = tuple(command.name or "" for command in app.registered_commands) + tuple(group.name or "" for group in app.registered_groups)
 HEAVY = {
     "httpx",
     "fastapi",
     "pydantic",
     "uvicorn",
     "sqlalchemy",
+    "structlog",
+    "prometheus_client",
+    "websockets",
+    "anyio",
     "sandlot.core",
     "sandlot.server",
     "sandlot.drivers",
@@ -66,6 +71,11 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["cp", "a", "b"], 2),
         (["create", "--env", "novalue"], 2),
         (["create", "--memory", "much"], 1),
+        (["create", "--persistent", "--timeout", "5"], 2),
+        (["ls", "--limit", "0"], 2),
+        (["ls", "--metadata", "novalue"], 2),
+        (["set-timeout", "sb-x", "soon"], 2),
+        (["set-timeout", "sb-x"], 2),
         (["ls"], 1),
         (["stop"], 2),
         (["run"], 125),
@@ -88,7 +98,7 @@ def test_an_error_is_a_line_and_a_status(arguments: list[str], status: int, caps
 
 
 def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sandlot.cli.sandboxes._live", lambda: 1 / 0)
+    monkeypatch.setattr("sandlot.cli.sandboxes._listed", lambda **_: 1 / 0)
     assert dispatch(["ls"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.setenv("SANDLOT_DEBUG", "1")
@@ -97,7 +107,9 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "arguments", [["info", "sb-x"], ["usage", "sb-x"], ["limit", "sb-x", "--pids", "20"], ["rm", "sb-x"], ["capacity"]], ids=lambda words: words[0]
+    "arguments",
+    [["info", "sb-x"], ["set-timeout", "sb-x", "5"], ["usage", "sb-x"], ["limit", "sb-x", "--pids", "20"], ["rm", "sb-x"], ["capacity"]],
+    ids=lambda words: words[0],
 )
 def test_no_service_is_started_only_to_be_asked(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -113,11 +125,30 @@ def test_no_service_is_started_only_to_be_asked(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_prints_data_prints_it_as_json_as_well(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others pass a program's own output on, or print one id or one key alone, which is for programs as it is."""
+    silent = {"run", "exec", "cp", "rm", "demo", "serve", "keys", "shell", "logs"}
+    dispatch([*command.split(), "--help"])
+    assert ("--json" in capsys.readouterr().out) == (command not in silent)
+
+
+def test_the_shell_completes_commands_and_templates() -> None:
+    def completed(words: str) -> list[str]:
+        env = {**os.environ, "_SANDLOT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        told = subprocess.run([sys.executable, "-m", "sandlot.cli"], env=env, capture_output=True, text=True, check=True).stdout
+        return told.split()
+
+    assert completed("sandlot cr") == ["create"]
+    assert completed("sandlot create --template co") == ["code-interpreter"]
+    assert completed("sandlot info sb-") == []
+
+
 def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> None:
+    def fails(**_: object) -> None:
         raise InvalidRequestError("\x1b[2J\nsandlot: fine", hint="\x9b2J")
 
-    monkeypatch.setattr("sandlot.cli.sandboxes._live", fails)
+    monkeypatch.setattr("sandlot.cli.sandboxes._listed", fails)
     assert dispatch(["ls"]) == 1
     assert capsys.readouterr().err.splitlines() == ["sandlot: \\x1b[2J", "    sandlot: fine", "  \\x9b2J"]
 

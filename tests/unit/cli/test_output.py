@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
 
-from sandlot.cli.output import age, announce_build, note, pairs, size, table, visible
+from sandlot.cli.output import age, as_json, note, pairs, size, table, visible
+from sandlot.model.specs import Limits
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -64,12 +67,13 @@ def test_a_table_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == ["ID" + " " * 30 + "NAME", "x" * 30 + "  a", "y" + " " * 31 + "b c"]
 
 
-def test_a_build_is_announced_on_standard_error_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    templates = [{"name": "base", "built": True}, {"name": "code-interpreter", "built": False}]
-    announce_build(templates, "base")
-    announce_build(templates, "unknown")
-    assert capsys.readouterr() == ("", "")
-    announce_build(templates, None)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "code-interpreter" in err
+@dataclass(frozen=True, slots=True)
+class Thing:
+    when: datetime
+    inner: tuple[Limits, ...]
+
+
+def test_json_has_everything_down_to_the_last_moment() -> None:
+    told = json.loads(as_json([Thing(NOW, (Limits(cpus=2),)), {"a": None}]))
+    limits = {"cpus": 2, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 512}
+    assert told == [{"when": "2026-11-21T00:00:00+00:00", "inner": [limits]}, {"a": None}]

@@ -84,7 +84,7 @@ def _play(stage: Stage, output: Path | None) -> Path:
     from rich.panel import Panel
 
     from sandlot.cli.demo import analyst
-    from sandlot.cli.output import announce_build
+    from sandlot.cli.progress import announce_build
     from sandlot.sdk import Client, Sandbox
 
     stage.console.print(Panel(f"[bold]Sandlot demo[/]\nThe agent's task: {analyst.TASK}", border_style="cyan"))

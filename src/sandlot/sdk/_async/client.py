@@ -16,7 +16,7 @@ from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
 from sandlot.sdk.config import Target, resolve
-from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
 from sandlot.sdk.transport import CutError, NotSentError, not_there, sendable, translated
 
@@ -159,17 +159,17 @@ class AsyncClient:
         """
         return await self.request("GET", "/v1/capacity")
 
-    async def stop_service(self) -> int:
-        """End the local service and, with it, its sandboxes.
+    async def stop_service(self) -> Stopping:
+        """End the local service. Its sandboxes live on; the next service takes them over.
 
         Returns:
-            The process id of the service, which ends once every sandbox has been removed.
+            What ends, and what lives on.
 
         Raises:
             ForbiddenError: It is reached over TCP.
         """
         answer = await self.request("POST", "/v1/service/stop")
-        return int(answer["pid"])
+        return Stopping.parse(answer)
 
     async def request(
         self,

@@ -17,7 +17,7 @@ from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk.config import Target, resolve
-from sandlot.sdk.info import SandboxInfo
+from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
 from sandlot.sdk.transport import CutError, NotSentError, not_there, sendable, translated
 
@@ -158,17 +158,17 @@ class Client:
         """
         return self.request("GET", "/v1/capacity")
 
-    def stop_service(self) -> int:
-        """End the local service and, with it, its sandboxes.
+    def stop_service(self) -> Stopping:
+        """End the local service. Its sandboxes live on; the next service takes them over.
 
         Returns:
-            The process id of the service, which ends once every sandbox has been removed.
+            What ends, and what lives on.
 
         Raises:
             ForbiddenError: It is reached over TCP.
         """
         answer = self.request("POST", "/v1/service/stop")
-        return int(answer["pid"])
+        return Stopping.parse(answer)
 
     def request(
         self,

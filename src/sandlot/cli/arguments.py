@@ -1,0 +1,52 @@
+"""Arguments and options that several commands have: one name, one help, one completion each."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sandlot.sdk import Client
+
+
+def asking() -> Client:
+    """A client for a question about sandboxes that there are already.
+
+    A local service that does not run is started only where one has left sandboxes, which it then takes over: without any, it has nothing to tell.
+    """
+    from sandlot.sdk import Client, local
+    from sandlot.sdk.config import resolve
+
+    folder = resolve(os.environ).local
+    return Client(autostart=folder is not None and local.keeps_sandboxes(folder))
+
+
+def live_ids(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell's completion: the ids of the sandboxes that live, and what they are. None where no service answers."""
+    from sandlot.model.errors import SandlotError
+    from sandlot.sdk import Client, local
+
+    with suppress(SandlotError, OSError), Client(autostart=False) as client:
+        target = client.target
+        if target.local is None or target.socket is None or local.answers(target.socket):
+            return [(info.id, info.name or info.template) for info in client.sandboxes(limit=100) if info.id.startswith(incomplete)]
+    return []
+
+
+def template_names(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell's completion: what a sandbox can be started from."""
+    from sandlot.images.recipe import builtin
+
+    return [(name, recipe.description) for name, recipe in sorted(builtin().items()) if name.startswith(incomplete)]
+
+
+SandboxId = Annotated[str, typer.Argument(metavar="ID", help="The sandbox.", autocompletion=live_ids)]
+InJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs: sizes in bytes, durations in seconds.")]
+Metadata = Annotated[list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Words of yours; may be given again.")]
+TemplateName = Annotated[
+    str | None,
+    typer.Option("--template", "-t", metavar="NAME", help="What it starts from. (default: code-interpreter)", autocompletion=template_names),
+]

@@ -1,0 +1,52 @@
+"""What a person is told while something takes long."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from sandlot.cli.progress import Waiting, announce_build, unbuilt
+
+TEMPLATES = [{"name": "base", "built": True}, {"name": "code-interpreter", "built": False}]
+
+
+@pytest.mark.parametrize(
+    "asked, waited_for", [("base", None), ("unknown", None), (None, "code-interpreter"), ("code-interpreter", "code-interpreter")]
+)
+def test_only_what_is_not_built_is_waited_for(asked: str | None, waited_for: str | None) -> None:
+    assert unbuilt(TEMPLATES, asked) == waited_for
+
+
+def test_a_build_is_announced_on_standard_error_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    announce_build(TEMPLATES, "base")
+    announce_build(TEMPLATES, "unknown")
+    assert capsys.readouterr() == ("", "")
+    announce_build(TEMPLATES, None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "code-interpreter" in err
+
+
+def test_without_a_terminal_every_step_is_one_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Waiting("building it") as waiting:
+        for step in ("one", "one", "two\x1b[2J"):
+            waiting.at(step)
+    assert capsys.readouterr() == ("", "sandlot: building it\nsandlot:   one\nsandlot:   two\\x1b[2J\n")
+
+
+def test_on_a_terminal_it_is_one_line_that_moves_and_is_gone_in_the_end() -> None:
+    ours, theirs = pty.openpty()
+    program = "from sandlot.cli.progress import Waiting\nwith Waiting('building it') as w:\n w.at('step [bold]one')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, check=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    told = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.stdout == b""
+    assert "step [bold]one" in told
+    assert told.rstrip().endswith("\x1b[2K"), "the line is still there"

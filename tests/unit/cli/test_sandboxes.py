@@ -1,0 +1,134 @@
+"""What the commands about sandboxes ask of the service, and what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.scripted import Reply, Script, Seen, problem
+
+__all__ = ["service"]
+
+BOX: dict[str, Any] = {
+    "id": "sb-abcd-abcdefghijklmnop",
+    "state": "running",
+    "template": "base",
+    "name": "mine",
+    "isolation": "gvisor",
+    "network": "none",
+    "created_at": "2026-11-22T00:00:00+00:00",
+    "expires_at": None,
+    "persistent": True,
+    "idle_timeout": 60.0,
+    "node": "abcd",
+    "metadata": {"user": "alice"},
+}
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    return service
+
+
+def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(seen: Seen) -> Reply:
+        return Reply(200, {"templates": []}) if seen.path == "/v1/templates" else Reply(201, BOX)
+
+    there.say(answer)
+    options = "--persistent --idle-timeout 60 --name mine -m user=alice -e A=b --file-id file-1 --idempotency-key k --network none --cpus 0.5"
+    assert dispatch(["create", "-t", "base", *options.split()]) == 0
+    assert capsys.readouterr().out == f"{BOX['id']}\n"
+    assert there.seen[-1].headers["idempotency-key"] == "k"
+    assert there.seen[-1].json() == {
+        "template": "base",
+        "persistent": True,
+        "idle_timeout": 60,
+        "name": "mine",
+        "metadata": {"user": "alice"},
+        "env": {"A": "b"},
+        "files": ["file-1"],
+        "network": "none",
+        "limits": {"cpus": 0.5},
+    }
+
+
+def test_ls_asks_for_state_and_metadata_and_prints_a_table(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(
+        Reply(200, {"sandboxes": [BOX, {**BOX, "id": "sb-2", "name": None, "persistent": False, "exit": {"reason": "oom"}}], "next_cursor": None})
+    )
+    assert dispatch(["ls", "--state", "running", "--state", "paused", "-m", "user=alice", "-m", "a=b", "--all", "--limit", "5"]) == 0
+    assert parse_qs(there.seen[0].query) == {"state": ["running,paused"], "metadata": ["user=alice", "a=b"], "all": ["true"], "limit": ["5"]}
+    heads, first, second = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["ID", "NAME", "TEMPLATE", "ISOLATION", "STATE", "AGE", "ENDS", "IN"]
+    assert (first.split()[:2], first.split()[-1]) == ([BOX["id"], "mine"], "never")
+    assert (second.split()[:2], second.split()[-1]) == (["sb-2", "-"], "-")
+
+
+def test_ls_as_json_and_as_ids(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"sandboxes": [BOX], "next_cursor": None}))
+    assert dispatch(["ls", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["id"], told["persistent"], told["idle_timeout_s"], told["metadata"]) == (BOX["id"], True, 60, {"user": "alice"})
+    assert dispatch(["ls", "-q"]) == 0
+    assert capsys.readouterr().out == f"{BOX['id']}\n"
+
+
+def test_ls_of_nothing_is_an_empty_list_and_a_note(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"sandboxes": [], "next_cursor": None}))
+    assert dispatch(["ls", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+    assert dispatch(["ls"]) == 0
+    assert capsys.readouterr() == ("", "No sandbox lives.\n")
+
+
+def test_info_tells_all_that_is_known(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, BOX))
+    assert dispatch(["info", str(BOX["id"])]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.replace("ends in", "ends-in").replace("idle timeout", "idle").splitlines())
+    assert (told["id"], told["ends-in"], told["idle"], told["node"]) == (BOX["id"], "never", "60s", "abcd")
+
+
+@pytest.mark.parametrize("word, body", [("90", {"timeout": 90.0}), ("never", {"persistent": True})])
+def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], word: str, body: dict[str, object]) -> None:
+    there.say(Reply(200, BOX))
+    assert dispatch(["set-timeout", str(BOX["id"]), word]) == 0
+    (changed,) = [seen for seen in there.seen if seen.method == "PATCH"]
+    assert changed.json() == body
+    assert capsys.readouterr().out.splitlines()[1].split() == [BOX["id"], "never"]
+
+
+def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(problem(404, "sandbox_not_found"), Reply(204))
+    assert dispatch(["rm", "sb-1", "sb-2"]) == 1
+    assert capsys.readouterr() == ("sb-2\n", "sandlot: sb-1: it is sandbox_not_found do this\n")
+
+
+def test_rm_of_all_takes_what_lives(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"sandboxes": [{**BOX, "id": "sb-1"}, {**BOX, "id": "sb-2"}], "next_cursor": None}), Reply(204))
+    assert dispatch(["rm", "--all"]) == 0
+    assert capsys.readouterr().out == "sb-1\nsb-2\n"
+    assert [(seen.method, seen.path) for seen in there.seen[1:]] == [("DELETE", "/v1/sandboxes/sb-1"), ("DELETE", "/v1/sandboxes/sb-2")]
+
+
+def test_where_sandboxes_may_live_on_their_service_is_started_to_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[Path] = []
+
+    def start(folder: Path) -> None:
+        started.append(folder)
+        raise InterruptedError
+
+    monkeypatch.delenv("SANDLOT_URL")
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("sandlot.sdk.local.ensure", start)
+    assert dispatch(["ls"]) == 0
+    assert started == []
+    (tmp_path / "sandboxes" / "one").mkdir(parents=True)
+    assert dispatch(["ls"]) == 1
+    assert started == [tmp_path]
