@@ -19,6 +19,8 @@ from sandlot.model.ids import NODE_ID, NodeId, new_node_id
 
 LOCK = "lock"
 NODE = "node"
+SIGNING = "signing.key"
+_SECRET_BYTES = 32
 _STRANGERS = 0o077
 
 
@@ -102,6 +104,41 @@ def node(folder: Path) -> NodeId:
     if NODE_ID.fullmatch(text) is None:
         raise _bad_node(file)
     return NodeId(text)
+
+
+def secret(folder: Path) -> bytes:
+    """What this service signs with: 32 random bytes; made where there are none. Call it while holding the lock.
+
+    Raises:
+        HostError: The file holds something else.
+    """
+    file = folder / SIGNING
+    try:
+        found = file.read_bytes()
+    except FileNotFoundError:
+        made = os.urandom(_SECRET_BYTES)
+        beside = folder / f".{SIGNING}"
+        beside.unlink(missing_ok=True)
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as written:
+            written.write(made)
+            written.flush()
+            os.fsync(fd)
+        beside.replace(file)
+        return made
+    except OSError as error:
+        raise _bad_secret(file) from error
+    if len(found) != _SECRET_BYTES:
+        raise _bad_secret(file)
+    return found
+
+
+def _bad_secret(file: Path) -> HostError:
+    return HostError(
+        f"{file} does not hold the secret that this service signs with.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="Remove it: a new one is made, and URLs that were signed before are refused.",
+    )
 
 
 def _bad_node(file: Path) -> HostError:

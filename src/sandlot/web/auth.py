@@ -3,6 +3,7 @@
 - Whoever reaches the unix socket is its owner or root: the socket is 0600 in a folder of 0700, and the kernel vouches for the
   peer's user id (SO_PEERCRED, unix(7)). No key is needed there.
 - Everybody else shows a key: ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``.
+- One route takes neither, but a URL that was signed by this service (``core/content/signing.py``), whoever comes with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ OPEN_PATHS = frozenset(
 )
 """Answered without a key: whether it lives, and what the API is, which hold nobody's data."""
 
+SIGNED_PATH = "/v1/signed/files/content"
+"""Answered to whoever has a URL that was signed for it."""
+
 OWNER = "owner"
 """What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
 
@@ -27,6 +31,18 @@ class Verifier(Protocol):
 
     def verify(self, secret: str) -> Principal | None:
         """Whose key that is; None where it is nobody's. Takes the same time for every key, and asks no database."""
+        ...
+
+
+class Signatures(Protocol):
+    """Who knows which URLs were signed."""
+
+    def principal(self, method: str, query: bytes) -> Principal:
+        """Who a request by a signed URL is made for.
+
+        Raises:
+            ForbiddenError: It was not signed like this, or holds no more.
+        """
         ...
 
 
@@ -46,12 +62,15 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def authenticate(scope: Mapping[str, Any], keys: Verifier) -> Principal | None:
+def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None) -> Principal | None:
     """Who sends a request; None for open paths.
 
     Raises:
+        ForbiddenError: It came by a signed URL that is not good for it.
         AuthenticationError: It needs a key and has none, or one that is not known.
     """
+    if scope["path"] == SIGNED_PATH and signatures is not None:
+        return signatures.principal(scope["method"], scope["query_string"])
     if scope.get("state", {}).get("peer") == OWNER:
         return OPERATOR
     if scope["path"] in OPEN_PATHS:

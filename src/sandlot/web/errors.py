@@ -31,7 +31,7 @@ RETRY_AFTER_S = 1
 MOST_FIELDS = 20
 """That one answer names; whoever corrects those is told the next."""
 
-RAW_SUFFIXES = ("/files/content", "/stdin", "/v1/files")
+RAW_SUFFIXES = ("/files/content", "/files/archive", "/stdin", "/v1/files")
 """Routes of the API that stream their body into the sandbox, or the file store, instead of parsing it."""
 
 _UNSEEN = 499

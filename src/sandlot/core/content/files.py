@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import FileReader
 from sandlot.link.types import Entry, Listing
-from sandlot.model.errors import InvalidRequestError, SandboxEndedError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.specs import User, check_path
 from sandlot.protocol.schema import LIMITS
 
@@ -112,6 +112,17 @@ async def stat(box: Sandbox, path: str, *, user: User, follow: bool = True) -> E
     check_path(path)
     async with box.using() as link:
         return await link.stat(path, user=user, follow=follow)
+
+
+async def exists(box: Sandbox, path: str, *, user: User, follow: bool = True) -> bool:
+    """Whether there is something at a path; a link that leads nowhere counts where it is not followed."""
+    try:
+        await stat(box, path, user=user, follow=follow)
+    except NotFoundError as error:
+        if error.code is ErrorCode.PATH_NOT_FOUND:
+            return False
+        raise
+    return True
 
 
 async def make_directory(box: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import files
+from sandlot.core.content.files import Reading
+from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of
 from sandlot.server.native.schemas.files import (
@@ -22,27 +24,33 @@ from sandlot.server.native.schemas.files import (
     StatQuery,
     WriteQuery,
 )
+from sandlot.server.native.schemas.trees import ExistsAnswer
+from sandlot.web import ranges
+from sandlot.web.ranges import Range
 from sandlot.web.streams import Stream
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
 
 
-_CONTENT: dict[int | str, dict[str, Any]] = {
+CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes."},
+    206: {
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        "description": "The range that was asked for.",
+    },
     **PROBLEM,
 }
 
 
-@router.get("/content", response_class=Response, responses=_CONTENT)
+@router.get("/content", response_class=Response, responses=CONTENT)
 async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
-    """Read a file. An answer that breaks off before its end was cut by an error."""
-    reading = await files.read(sandbox_of(request, sandbox), query.path, user=User(query.user), offset=query.offset, length=query.length)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        async for piece in reading:
-            yield piece
-
-    return Stream(pieces(), reading.aclose, media_type="application/octet-stream")
+    """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
+    box = sandbox_of(request, sandbox)
+    if "range" in request.headers and not query.offset and query.length is None:
+        part = ranges.wanted(request.headers["range"], (await files.stat(box, query.path, user=User(query.user))).size)
+        if part is not None:
+            return await _part(box, query, part)
+    return streamed(await files.read(box, query.path, user=User(query.user), offset=query.offset, length=query.length))
 
 
 @router.put("/content", responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
@@ -58,6 +66,13 @@ async def list_directory(sandbox: str, query: Annotated[ListQuery, Query()], req
     """List a folder."""
     listing = await files.listing(sandbox_of(request, sandbox), query.path, user=User(query.user), offset=query.offset)
     return reply(ListingAnswer(entries=[EntryAnswer.of(entry) for entry in listing.entries], more=listing.more))
+
+
+@router.get("/exists", responses=also(ExistsAnswer, "Whether there is."))
+async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
+    """Whether there is something at a path."""
+    box = sandbox_of(request, sandbox)
+    return reply(ExistsAnswer(exists=await files.exists(box, query.path, user=User(query.user), follow=query.follow)))
 
 
 @router.get("/stat", responses=also(EntryAnswer, "What is there."))
@@ -85,3 +100,23 @@ async def remove(sandbox: str, query: Annotated[RemoveQuery, Query()], request: 
     """Remove a file, or with recursive=true a folder and what is in it."""
     box = sandbox_of(request, sandbox)
     return reply(RemovedAnswer(removed=await files.remove(box, query.path, user=User(query.user), recursive=query.recursive)))
+
+
+def streamed(reading: Reading, **headers: str) -> Stream:
+    """A file's content as an answer."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async for piece in reading:
+            yield piece
+
+    return Stream(pieces(), reading.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
+
+
+async def _part(box: Sandbox, query: ReadQuery, part: Range) -> Response:
+    """One range of a file; a file that has become shorter meanwhile cuts the answer."""
+    reading = await files.read(box, query.path, user=User(query.user), offset=part.start, length=part.length)
+    answer = streamed(reading)
+    answer.status_code = 206
+    answer.headers["Content-Range"] = part.said
+    answer.headers["Content-Length"] = str(part.length)
+    return answer

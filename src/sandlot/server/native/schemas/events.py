@@ -11,6 +11,7 @@ from sandlot.server.native.schemas.base import Answer, Problem
 from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
 from sandlot.server.native.schemas.processes import ExitedAnswer
 from sandlot.server.native.schemas.records import EventAnswer
+from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, WatchingEvent
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -60,6 +61,16 @@ STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
         "sandbox.updated": EventAnswer,
         "sandbox.adopted": EventAnswer,
         "sandbox.ended": EventAnswer,
+        "failure": Problem,
+    },
+    "watch": {
+        "watching": WatchingEvent,
+        "created": FileEvent,
+        "modified": FileEvent,
+        "removed": FileEvent,
+        "moved": MovedEvent,
+        "overflow": OverflowEvent,
+        "gone": GoneEvent,
         "failure": Problem,
     },
 }

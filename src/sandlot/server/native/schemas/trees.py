@@ -1,0 +1,104 @@
+"""Trees of files: packed, unpacked, watched; and URLs that open one file."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from sandlot.core.content.archives import Unpacked
+from sandlot.core.content.signing import DEFAULT_S
+from sandlot.core.content.watching import Event
+from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
+from sandlot.server.native.schemas.files import PathQuery
+
+
+class ExistsAnswer(Answer):
+    """Whether there is something at a path."""
+
+    exists: bool
+
+
+class PackQuery(PathQuery):
+    """A folder, or one file, to pack."""
+
+    format: Literal["tar", "tar.gz"] = "tar"
+
+
+class UnpackedAnswer(Answer):
+    """What came of an archive."""
+
+    files: int
+    directories: int = Field(description="That the archive names.")
+    links: int = Field(description="Symbolic and hard ones.")
+    size_bytes: int = Field(description="Of all files together.")
+
+    @classmethod
+    def of(cls, unpacked: Unpacked) -> UnpackedAnswer:
+        """What is told of it."""
+        return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
+
+
+class WatchQuery(PathQuery):
+    """A folder to watch."""
+
+    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
+
+
+class WatchingEvent(Answer):
+    """The folder is watched from now on."""
+
+    path: str
+    recursive: bool
+    by: Literal["inotify", "scan"] = Field(description="Where it is scan, what comes and goes within a second may go unseen.")
+
+
+class FileEvent(Answer):
+    """Something happened to a file or a folder."""
+
+    path: str
+    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
+
+    @classmethod
+    def of(cls, event: Event) -> FileEvent:
+        """What is told of it."""
+        return cls(path=event.path, kind="directory" if event.folder else "file")
+
+
+class MovedEvent(FileEvent):
+    """Something has another name now."""
+
+    source: str = Field(description="Its path before.")
+
+    @classmethod
+    def of(cls, event: Event) -> MovedEvent:
+        """What is told of it."""
+        return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
+
+
+class OverflowEvent(Answer):
+    """More happened than could be told: list the folder to know what there is."""
+
+
+class GoneEvent(Answer):
+    """The folder itself was removed or moved; nothing follows."""
+
+    path: str
+
+
+class SignBody(Body):
+    """What a URL is to allow."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
+    method: Literal["GET", "PUT"] = Field(default="GET", description="GET reads the file, PUT writes it.")
+    expires_in: float = Field(default=DEFAULT_S, description="Seconds that it holds, 1 to 604,800.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class SignedAnswer(Answer):
+    """A URL that needs no key."""
+
+    url: str = Field(description="Absolute; of a request that came over the unix socket a path.")
+    method: str
+    expires_at: datetime

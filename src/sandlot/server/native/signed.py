@@ -1,0 +1,60 @@
+"""URLs that open one file without a key: signed by whoever may open it, used by whoever has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from sandlot.core.content import files
+from sandlot.model.specs import User
+from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of
+from sandlot.server.native.files import CONTENT, streamed
+from sandlot.server.native.schemas.base import Query as QueryModel
+from sandlot.server.native.schemas.base import Text, UserName
+from sandlot.server.native.schemas.files import EntryAnswer
+from sandlot.server.native.schemas.trees import SignBody, SignedAnswer
+from sandlot.web.auth import OWNER, SIGNED_PATH
+
+router = APIRouter(tags=["files"])
+
+
+class SignedQuery(QueryModel):
+    """What was signed; each part of it is needed, and may not be changed."""
+
+    sandbox: str
+    path: Text
+    user: UserName
+    key: str = Field(description="Whose it is.")
+    expires: int = Field(description="Until when it holds; seconds since 1970, UTC.")
+    signature: str
+
+
+@router.post("/v1/sandboxes/{sandbox}/files/sign", responses=also(SignedAnswer, "It holds from now on."))
+async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
+    """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
+    box = sandbox_of(request, sandbox)
+    query, until = core_of(request).signer.sign(
+        principal_of(request), sandbox=box.id, method=body.method, path=body.path, user=User(body.user), expires_in_s=body.expires_in
+    )
+    # Whoever came over the unix socket has no address that would mean anything elsewhere.
+    base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
+    return reply(SignedAnswer(url=f"{base}{SIGNED_PATH}?{query}", method=body.method, expires_at=until))
+
+
+@router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
+async def read(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+    """Read the file that a URL was signed for."""
+    reading = await files.read(sandbox_of(request, query.sandbox), query.path, user=User(query.user))
+    # A browser must not take what a sandbox wrote for a page of this service.
+    name = quote(query.path.rpartition("/")[2], safe="")
+    return streamed(reading, **{"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"})
+
+
+@router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
+async def write(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+    """Write the file that a URL was signed for; the body is its content."""
+    entry = await files.write(sandbox_of(request, query.sandbox), query.path, body_of(request), user=User(query.user))
+    return reply(EntryAnswer.of(entry))
