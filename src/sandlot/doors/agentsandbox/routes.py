@@ -95,23 +95,17 @@ async def list_files(query: Annotated[FilesQuery, Query()], request: Request) ->
 @router.get("/v1/files/{file}")
 async def download(file: str, request: Request) -> Response:
     """A file's bytes."""
-    core = core_of(request)
-    record = await core.files.get(principal_of(request), file)
+    files = core_of(request).files
+    record = await files.get(principal_of(request), file)
 
     async def close() -> None:
         pass
 
-    return Stream(
-        core.files.read(record),
-        close,
-        media_type=record.media_type,
-        headers={
-            "Content-Length": str(record.size_bytes),
-            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}",
-            # It may say that it is a page; it is never shown as one under this address.
-            "X-Content-Type-Options": "nosniff",
-        },
-    )
+    # It may say that it is a page; it is never shown as one under this address.
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}", "X-Content-Type-Options": "nosniff"}
+    told = Stream(files.read(record), close, media_type=record.media_type, headers=headers)
+    told.headers["Content-Length"] = str(record.size_bytes)
+    return told
 
 
 @router.delete("/v1/files/{file}")

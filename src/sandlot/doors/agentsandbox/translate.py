@@ -43,7 +43,7 @@ THROWAWAY_S = 2 * CLIENT_TIMEOUT_S
 DOOR_WORD, USE_WORD = "sandlot.door", "sandlot.use"
 SESSION, RUN = "session", "run"
 
-PROGRAMS = "/run/sandlot"
+PROGRAMS = "/run/code"
 """Written by root inside, read by everybody, and on nobody's way."""
 
 

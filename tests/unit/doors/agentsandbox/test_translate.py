@@ -10,6 +10,7 @@ import pytest
 from sandlot.core.runs.outcomes import Finished, Outcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
+from sandlot.doors.agentsandbox.wire import LanguageName
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError
@@ -49,7 +50,7 @@ EXECUTION = ExecutionRecord(
 
 
 @pytest.mark.parametrize("language, interpreter", [("python", "python3"), ("bash", "bash")])
-def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: translate.LanguageName, interpreter: str) -> None:
+def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: LanguageName, interpreter: str) -> None:
     one, other = translate.program(language, "1"), translate.program(language, "2")
     assert one.folder != other.folder
     assert not one.path.startswith("/workspace")

@@ -1,0 +1,85 @@
+"""A real service on TCP with keys, as a process of its own: what a vendor's client talks to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandlot.sdk.config import SOCKET
+from sandlot.sdk.local import answers
+from tests.support.localservice import START_PATIENCE_S, LocalService
+from tests.support.traces import NOTHING, settle
+
+
+class TcpService(LocalService):
+    """One service process on a port of its own.
+
+    Args:
+        data_dir: Its state directory; an earlier service's can be taken over.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.environ = {**os.environ, "SANDLOT_DATA_DIR": str(data_dir)}
+        for name in ("SANDLOT_URL", "SANDLOT_API_KEY"):
+            self.environ.pop(name, None)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with (self.data_dir / "service.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sandlot.server", "--host", "127.0.0.1", "--port", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environ,
+                start_new_session=True,
+                cwd="/",
+            )
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not answers(self.data_dir / SOCKET):
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def key(self, name: str) -> str:
+        """A new key, made as an operator makes it."""
+        made = subprocess.run(
+            [sys.executable, "-m", "sandlot.cli", "keys", "create", "--name", name], env=self.environ, check=True, capture_output=True, text=True
+        )
+        return made.stdout.splitlines()[-1]
+
+
+@contextmanager
+def tcp_service() -> Iterator[TcpService]:
+    """A service for some tests; afterwards it must have ended well and left nothing on the host."""
+    # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    service = TcpService(folder)
+    try:
+        service.start()
+        yield service
+        assert service.is_alive(), service.log()
+        for left in service.client.sandboxes():
+            service.client.kill(left.id)
+        settle(service.traces, NOTHING)
+        assert service.end() == 0, service.log()
+        settle(service.traces, NOTHING)
+    finally:
+        service.end(signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,232 @@
+"""AgentSandbox's routes on a service in the test's process: what its own client never sends, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandlot.core.content import files
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.doors.agentsandbox import outputs, translate
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import NotFoundError, UnavailableError
+from sandlot.model.specs import User
+from sandlot.server.settings import Settings
+from tests.support.service import Bench, bench, client
+from tests.support.until import until
+
+HERE = "/agentsandbox"
+
+
+@pytest.fixture
+async def session(http: httpx.AsyncClient) -> str:
+    return str(ok(await http.post(f"{HERE}/v1/sessions", json={}), 200)["session_id"])
+
+
+def ok(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a failure, which must be one in the vendor's shape."""
+    assert response.headers["content-type"] == "application/json"
+    error = ok(response, status)["error"]
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert error["code"]
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("method, path", [("POST", "/v1/api-keys"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token")])
+async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
+    assert "sandlot keys create" in refused(await http.request(method, HERE + path, json={"name": "x"}), 501)
+
+
+async def test_no_message_names_a_method_path_or_body_that_there_is_not(http: httpx.AsyncClient) -> None:
+    assert "PUT /agentsandbox/v1/execute" in refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
+    assert "docs/doors.md" in refused(await http.get(f"{HERE}/v1/nope"), 404)
+    for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"code": 1}', b'"x"', b"[" * 5000):
+        refused(await http.post(f"{HERE}/v1/execute", content=content, headers={"Content-Type": "application/json"}), 422)
+    refused(await http.post(f"{HERE}/v1/execute", content=b"{}", headers={"Content-Type": "text/plain"}), 422)
+    assert "8388608" in refused(await http.post(f"{HERE}/v1/execute", content=b"x" * 9_000_000), 413)
+    assert "form" in refused(await http.post(f"{HERE}/v1/files", content=b"x", headers={"Content-Type": "text/plain"}), 422)
+
+
+async def test_a_defect_is_told_in_its_words_and_tells_nothing(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(Sandboxes, "all", fails)
+    message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
+    assert "secret" not in message
+
+
+async def test_no_room_is_503_with_a_time_to_wait(folder: Path) -> None:
+    async with bench(folder, settings=replace(Settings(), max_sandboxes=1)) as at, client(at.service) as http:
+        ok(await http.post(f"{HERE}/v1/sessions"), 200)
+        for path, body in (("sessions", {}), ("execute", {"code": "1"})):
+            response = await http.post(f"{HERE}/v1/{path}", json=body)
+            assert "1 sandboxes" in refused(response, 503)
+            assert int(response.headers["retry-after"]) > 0
+
+
+async def test_a_session_that_cannot_be_furnished_is_gone(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise UnavailableError("no")
+
+    file = ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"a")}), 200)["file_id"]
+    refused(await http.post(f"{HERE}/v1/sessions", json={"file_ids": [file, "file-none"]}), 404)
+    assert at.sandboxes.held == 0
+    monkeypatch.setattr(type(at.service.core.files), "inject", fails)
+    assert (await http.post(f"{HERE}/v1/sessions", json={"file_ids": [file]})).status_code >= 500
+    await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: Bench, http: httpx.AsyncClient, session: str) -> None:
+    for body in ({"code": "sleep 1000", "language": "bash", "session_id": session}, {"code": "sleep 1000", "language": "bash"}):
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(f"{HERE}/v1/execute", json=body, timeout=2)
+    await until(lambda: at.sandboxes.held == 1)
+    counted = {"code": "pgrep -fc 'sleep 1000'", "language": "bash", "session_id": session}
+    assert ok(await http.post(f"{HERE}/v1/execute", json=counted), 200)["stdout"] in {"0\n", "1\n"}  # 1: pgrep's own shell
+
+
+async def test_a_run_that_takes_too_long_is_ended_before_its_client_gives_up(
+    http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "CLIENT_TIMEOUT_S", outputs.ANSWER_S + 2)
+    code = "echo begun; echo made > file; sleep 1000 & sleep 1000"
+    told = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": "bash", "session_id": session}), 200)
+    assert (told["return_code"], told["stdout"]) == (124, "begun\n")
+    assert "ended this run after 2 seconds" in told["stderr"]
+    assert [file["filename"] for file in told["files"]] == ["file"]
+
+
+async def test_what_is_started_in_the_background_lives_on(http: httpx.AsyncClient, session: str) -> None:
+    code = "sleep 1000 & echo $! > pid; echo out"  # it holds the run's output open as well
+    begun = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": "bash", "session_id": session}), 200)
+    assert (begun["stdout"], begun["return_code"]) == ("out\n", 0)
+    told = ok(await http.post(f"{HERE}/v1/execute", json={"code": "kill $(cat pid)", "language": "bash", "session_id": session}), 200)
+    assert (told["return_code"], told["stderr"]) == (0, "")
+
+
+async def test_an_upload_may_go_into_a_session_as_well(http: httpx.AsyncClient, session: str) -> None:
+    told = ok(await http.post(f"{HERE}/v1/files?session_id={session}", files={"file": ("/tmp/d/data.csv", b"1,2", "text/csv")}), 200)
+    assert (told["filename"], told["session_id"], told["mime_type"]) == ("data.csv", session, "text/csv")
+    ran = ok(await http.post(f"{HERE}/v1/execute", json={"code": "cat data.csv", "language": "bash", "session_id": session}), 200)
+    assert (ran["stdout"], ran["files"]) == ("1,2", [])
+    before = ok(await http.get(f"{HERE}/v1/files"), 200)["total"]
+    refused(await http.post(f"{HERE}/v1/files?session_id=sb-none", files={"file": ("a", b"a")}), 404)
+    assert ok(await http.get(f"{HERE}/v1/files"), 200)["total"] == before
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.AsyncClient) -> None:
+    async def cut() -> AsyncIterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 100_000
+
+    refused(await http.post(f"{HERE}/v1/files", content=cut(), headers={"Content-Type": "multipart/form-data; boundary=b"}), 422)
+    assert ok(await http.get(f"{HERE}/v1/files"), 200)["total"] == 0
+
+
+async def test_a_file_that_says_it_is_a_page_is_never_shown_as_one(http: httpx.AsyncClient) -> None:
+    page = b"<script>alert(1)</script>"
+    file = ok(await http.post(f"{HERE}/v1/files", files={"file": ('a"b é.html', page, "text/html")}), 200)["file_id"]
+    response = await http.get(f"{HERE}/v1/files/{file}")
+    assert response.content == page
+    assert response.headers["content-length"] == str(len(page))
+    assert response.headers["content-disposition"].startswith("attachment;")
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_large_tree_is_looked_through_by_a_program_inside(http: httpx.AsyncClient, session: str) -> None:
+    ran = {"language": "bash", "session_id": session}
+    many = ok(await http.post(f"{HERE}/v1/execute", json={"code": "for i in $(seq 40); do mkdir -p d$i; echo $i > d$i/f$i; done", **ran}), 200)
+    assert len(many["files"]) == 40
+    few = ok(await http.post(f"{HERE}/v1/execute", json={"code": "echo new > d7/new; echo changed > d8/f8; rm d9/f9; touch d1/.hidden", **ran}), 200)
+    assert sorted(file["filename"] for file in few["files"]) == ["f8", "new"]
+    over = ok(await http.post(f"{HERE}/v1/execute", json={"code": "cd /output; for i in $(seq 60); do echo $i > $i; done", **ran}), 200)
+    assert (len(over["files"]), over["files_omitted"]) == (outputs.KEPT_FILES, 10)
+    assert "10 other files" in over["stderr"]
+
+
+async def test_a_sandbox_that_a_run_ends_is_told_as_its_result(http: httpx.AsyncClient, at: Bench, session: str) -> None:
+    run = asyncio.create_task(http.post(f"{HERE}/v1/execute", json={"code": "echo $$ > pid; sleep 1000", "language": "bash", "session_id": session}))
+    (box,) = at.sandboxes.all(OPERATOR)
+    await until(lambda: _is_there(box, "/workspace/pid"))
+    await at.sandboxes.kill(session, OPERATOR)
+    told = ok(await run, 200)
+    assert told["return_code"] == 137
+    assert "has ended" in told["stderr"]
+    refused(await http.post(f"{HERE}/v1/execute", json={"code": "1", "session_id": session}), 404)
+
+
+async def _is_there(box: Sandbox, path: str) -> bool:
+    with suppress(NotFoundError):
+        return bool(await files.stat(box, path, user=User.USER))
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------------ whatever is sent
+
+_TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["", "python", "bash", "sb-none", "file-none", "..", "a/b", "\0", "\ud800", "x" * 5000]))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+)
+_FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "code": _JSON,
+        "language": _JSON,
+        "session_id": st.just("sb-none") | _JSON,  # there is none: nothing is run
+        "env_vars": st.dictionaries(_TEXTS, _TEXTS, max_size=3) | _JSON,
+        "file_ids": st.lists(_TEXTS, max_size=3) | _JSON,
+        "other": _JSON,
+    },
+)
+_REQUESTS = st.tuples(
+    st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"]),
+    st.sampled_from(
+        ["/v1/execute", "/v1/sessions", "/v1/sessions/sb-none", "/v1/sessions/sb-none/files", "/v1/files", "/v1/files/x", "/v1/executions/x"]
+    )
+    | st.text(max_size=30).map(lambda text: f"/v1/{quote(text)}"),
+    st.dictionaries(st.sampled_from(["limit", "offset", "session_id", "other"]), _TEXTS | st.integers().map(str), max_size=3),
+    st.sampled_from(["application/json", "multipart/form-data; boundary=b", "multipart/form-data", "text/plain", ""]),
+    st.one_of(
+        _FIELDS.map(lambda body: json.dumps({"session_id": "sb-none", **body}).encode()),
+        _JSON.map(lambda body: json.dumps(body).encode()),
+        st.binary(max_size=200),
+        st.binary(max_size=50).map(
+            lambda data: b'--b\r\nContent-Disposition: form-data; name="file"; filename="' + data + b'"\r\n\r\nx\r\n--b--\r\n'
+        ),
+    ),
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=_REQUESTS)
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
+    http: httpx.AsyncClient, at: Bench, asked: tuple[str, str, dict[str, str], str, bytes]
+) -> None:
+    method, path, query, kind, content = asked
+    query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
+    response = await http.request(method, HERE + path, params=query, content=content, headers={"Content-Type": kind} if kind else {})
+    assert response.status_code < 500 or response.status_code == 501
+    if method != "HEAD" and response.status_code != 204 and not (response.status_code == 200 and path.startswith("/v1/files/")):
+        assert response.headers["content-type"] == "application/json"
+        assert isinstance(response.json(), dict)
+    if response.status_code == 200 and (method, path) == ("POST", "/v1/sessions"):
+        await at.sandboxes.kill(response.json()["session_id"], OPERATOR)
