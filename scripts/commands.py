@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Writes docs/cli.md: every command of the command line with its arguments and options, as the program itself tells them.
+
+    scripts/commands.py            write it
+    scripts/commands.py --check    say what differs, and exit with 1 if anything does
+
+Run it after every change of a command.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import typer
+from typer.cli import get_docs_for_click
+
+from sandlot.cli import main as program
+
+TARGET = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+
+HEAD = """\
+# The command line
+
+What `sandlot --help` says, in one page; written by `scripts/commands.py`. The program is `.venv/bin/sandlot` in a checkout.
+
+Standard output carries results only, in plain columns that `cut` and `awk` can take apart, or with `--json` as JSON; what is for a person goes to
+standard error. An error is a line that begins with `sandlot:` and a line that says what to do.
+
+## Exit status
+
+"""
+
+COMPLETION = """
+## Completion
+
+`sandlot --install-completion` adds completion to your shell: commands, options, templates, and the ids of sandboxes that live.
+
+"""
+
+
+def page() -> str:
+    """The page."""
+    command = typer.main.get_command(program.app)
+    context = typer.Context(command, info_name="sandlot")
+    with context:
+        told = get_docs_for_click(obj=command, ctx=context, name="sandlot", indent=1)
+    statuses, _, _ = inspect.cleandoc(program.__doc__ or "").partition("Exit status:\n")[2].partition("\n\nLaws:")
+    text = f"{HEAD}{statuses.replace('``', '`')}\n{COMPLETION}{told}"
+    # Every command has it, and the heading above says so.
+    text = re.sub(r"\* `(-h, )?--help`: Show this message and exit\.\n", "", text)
+    text = re.sub(r"\*\*Options\*\*:\n\n(?=\n|#|\*\*)", "", text)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; the exit status."""
+    now = page()
+    written = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+    if now == written:
+        return 0
+    if "--check" not in arguments:
+        TARGET.write_text(now, encoding="utf-8")
+        return 0
+    sys.stdout.writelines(difflib.unified_diff(written.splitlines(keepends=True), now.splitlines(keepends=True), "docs/cli.md", "the program", n=1))
+    print("The program is not what docs/cli.md says: run `.venv/bin/python scripts/commands.py` and commit it.")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
