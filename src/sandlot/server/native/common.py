@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 from pydantic import BaseModel
 
 from sandlot.server.compose import Service
-from sandlot.server.native.schemas.base import Answer
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web import errors, streams
 from sandlot.web.asking import body_of, core_of, principal_of, sandbox_of, unless_gone
+from sandlot.web.bodies import reply
 
-__all__ = ["PROBLEM", "also", "body_of", "core_of", "only_events", "principal_of", "raw_body", "reply", "sandbox_of", "service_of", "unless_gone"]
+__all__ = [
+    "PROBLEM",
+    "also",
+    "body_of",
+    "core_of",
+    "only_events",
+    "principal_of",
+    "raw_body",
+    "reply",
+    "sandbox_of",
+    "service_of",
+    "unless_gone",
+]
 
 _WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
 PROBLEM: dict[int | str, dict[str, Any]] = {
@@ -29,12 +41,6 @@ def service_of(request: Request) -> Service:
     """The service that answers a request."""
     service: Service = request.app.state.service
     return service
-
-
-def reply(answer: Answer, status: int = 200) -> Response:
-    """A model as a response, encoded once."""
-    # Straight to bytes: an answer may hold megabytes of output, and model_dump_json() would make them twice.
-    return Response(answer.__pydantic_serializer__.to_json(answer), status_code=status, media_type="application/json")
 
 
 def also(model: type[BaseModel], description: str, status: int = 200, *, events: str | None = None) -> dict[int | str, dict[str, Any]]:

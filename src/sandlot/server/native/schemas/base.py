@@ -1,84 +1,17 @@
-"""What all bodies, queries and answers have in common. Requests are strict: no unknown field, no silent conversion.
-
-Law: However much of a request is wrong, a few of its errors are looked for: each one costs a kilobyte and more until it is told.
-"""
+"""What all bodies, queries and answers of the API have: those of ``web/bodies.py``, and why something was not done."""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from sandlot.model.errors import ErrorCode
+from sandlot.web.bodies import MOST_ERRORS, Answer, Body, Query, Text, Texts, Words
 
-MOST_ERRORS = 20
-"""Of one kind in one place."""
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("This is not valid Unicode text: it has a lone surrogate. Pass binary content as a file.") from None
-    return text
-
-
-def _carried(text: object) -> bool:
-    """Whether it is text that UTF-8 can carry."""
-    try:
-        return isinstance(text, str) and (text.isascii() or bool(text.encode()))
-    except UnicodeEncodeError:
-        return False
-
-
-def _few_errors(words: object) -> object:
-    """Words as they are; where some are wrong, a few of those alone, which fail like all of them."""
-    if not isinstance(words, dict):
-        return words
-    wrong = islice((name for name, text in words.items() if not (_carried(name) and _carried(text))), MOST_ERRORS)
-    return {name: words[name] for name in wrong} or words
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-"""Text that UTF-8 can carry: JSON's escapes can spell lone surrogates (RFC 8259, 8.2)."""
-
-Words = Annotated[dict[Text, Text], BeforeValidator(_few_errors)]
-"""Names and their texts."""
-
-Texts = Annotated[list[Text], Field(fail_fast=True)]
+__all__ = ["MOST_ERRORS", "Answer", "Body", "Problem", "Query", "Text", "Texts", "UserName", "Words"]
 
 UserName = Literal["user", "root"]
-
-
-class _Known(BaseModel):
-    """What has no other fields than its own."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_unknown(cls, given: object) -> object:
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields) + MOST_ERRORS:
-            return given
-        known = {name: value for name, value in given.items() if name in cls.model_fields}
-        return known | {name: given[name] for name in islice((name for name in given if name not in known), MOST_ERRORS)}
-
-
-class Body(_Known):
-    """A request's body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Query(_Known):
-    """A request's query; its values are text, so they are converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Answer(BaseModel):
-    """A response's body."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 class Problem(Answer):
