@@ -58,6 +58,8 @@ async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient
 async def test_no_message_names_a_method_path_or_body_that_there_is_not(http: httpx.AsyncClient) -> None:
     assert "PUT /agentsandbox/v1/execute" in refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
     assert "docs/doors.md" in refused(await http.get(f"{HERE}/v1/nope"), 404)
+    for method in ("GET", "DELETE"):
+        refused(await http.request(method, f"{HERE}/v1/sessions/"), 404)  # a client's delete("") has deleted nothing
     for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"code": 1}', b'"x"', b"[" * 5000):
         refused(await http.post(f"{HERE}/v1/execute", content=content, headers={"Content-Type": "application/json"}), 422)
     refused(await http.post(f"{HERE}/v1/execute", content=b"{}", headers={"Content-Type": "text/plain"}), 422)
