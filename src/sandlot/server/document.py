@@ -39,6 +39,7 @@ TAGS: Mapping[str, str] = {
     "file store": "Files that outlive sandboxes: uploaded once, put into any number of them, and kept out of them.",
     "executions": "The log of what ran.",
     "events": "What happened to sandboxes.",
+    "keys": "Who may ask, and what they may take.",
 }
 """A tag -> what it is about, in the order of the page."""
 
@@ -46,6 +47,7 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "sandbox": ("The sandbox's id.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
     "process": ("The process's id.", "p1"),
     "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
+    "key": ("The key's id or its name.", "3f9a0c12b7de"),
     "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
 }
 """A path's parameter that its route does not describe -> what it is, and one."""
@@ -70,9 +72,15 @@ _UPGRADE = "101"
 
 
 def operation_id(route: APIRoute) -> str:
-    """What clients made from the document call an operation: its tag and its function's name, without saying the tag twice. Pure."""
-    tag = str(route.tags[0]).replace(" ", "_") if route.tags else "untagged"
-    return f"{tag}_{route.name.removesuffix(f'_{tag}')}"
+    """What clients made from the document call an operation: its tag and its function's name, without saying the same twice. Pure."""
+    return named(str(route.tags[0]) if route.tags else "untagged", route.name)
+
+
+def named(tag: str, function: str) -> str:
+    """An operation's name: ``files`` and ``list_files`` are ``files_list``. Pure."""
+    said = {word.rstrip("s") for word in tag.split()}
+    first, *more = function.split("_")
+    return "_".join([*tag.split(), first, *(word for word in more if word.rstrip("s") not in said)])
 
 
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def _socket(route: RouteContext) -> dict[str, Any]:
     tag = next((tag for tag in reversed(path.split("/")) if tag in TAGS), "service")
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return {
-        "operationId": f"{tag}_{route.name}",
+        "operationId": named(tag, route.name or "open"),
         "tags": [tag],
         "description": inspect.getdoc(route.endpoint) or "",
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],

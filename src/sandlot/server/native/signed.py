@@ -45,7 +45,7 @@ async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
 
 
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
-async def read(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Read the file that a URL was signed for."""
     reading = await files.read(sandbox_of(request, query.sandbox), query.path, user=User(query.user))
     # A browser must not take what a sandbox wrote for a page of this service.
@@ -54,7 +54,7 @@ async def read(query: Annotated[SignedQuery, Query()], request: Request) -> Resp
 
 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
-async def write(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
+async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
     entry = await files.write(sandbox_of(request, query.sandbox), query.path, body_of(request), user=User(query.user))
     return reply(EntryAnswer.of(entry))
