@@ -7,10 +7,14 @@ Laws:
 
 from __future__ import annotations
 
-from sandlot.model.specs import MIB
+from collections.abc import Sequence
+
+from sandlot.model.specs import KIB, MIB
 
 HEAD_BYTES = 1 * MIB
 TAIL_BYTES = 1 * MIB
+TEXT_BYTES = 64 * KIB
+"""Of code, of a command, and of an error's text in a log."""
 
 
 class Capture:
@@ -70,3 +74,25 @@ class Capture:
     def text(self) -> str:
         """The content as UTF-8; what is not valid is replaced by U+FFFD."""
         return self.content().decode("utf-8", "replace")
+
+
+def shortened(text: str) -> str:
+    """A text as a log keeps it: head and tail of what is longer than 64 KiB. Pure."""
+    if len(text) <= TEXT_BYTES // 4:  # no character has more than four bytes
+        return text
+    capture = Capture(TEXT_BYTES // 2, TEXT_BYTES // 2)
+    capture.add(text.encode("utf-8", "replace"))
+    return capture.text()
+
+
+def shortened_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command as a log keeps it: as much of it as fits into 64 KiB, and how many arguments do not. Pure."""
+    kept: list[str] = []
+    room = TEXT_BYTES
+    for number, argument in enumerate(argv):
+        short = shortened(argument)
+        room -= len(short.encode("utf-8", "replace")) + 8
+        if room < 0 and kept:
+            return (*kept, f"[... {len(argv) - number} arguments omitted ...]")
+        kept.append(short)
+    return tuple(kept)

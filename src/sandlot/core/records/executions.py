@@ -24,7 +24,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.link.types import CellError, Lost, Output
 from sandlot.model.access import Principal
-from sandlot.model.capture import Capture
+from sandlot.model.capture import Capture, shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.records import ExecutionId, ExecutionRecord
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 64 * KIB
 """Kept of each stream: half of its beginning, half of its end."""
-TEXT_BYTES = 64 * KIB
-"""Kept of code, of a command, and of an error's text."""
 
 FLUSH_S = 0.5
 """How long lines gather before they are written: half of the second that a kill may cost."""
@@ -86,10 +84,10 @@ class Line:
         box: Where it runs.
     """
 
-    __slots__ = ("_began_monotonic_s", "_box", "_captures", "_error", "_journal", "_over", "_record")
+    __slots__ = ("_began_monotonic_s", "_box", "_captures", "_error", "_over", "_record", "journal")
 
     def __init__(self, journal: Journal, record: ExecutionRecord, box: Sandbox, began_monotonic_s: float) -> None:
-        self._journal = journal
+        self.journal = journal
         self._record = record
         self._box = box
         self._began_monotonic_s = began_monotonic_s
@@ -110,15 +108,25 @@ class Line:
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
-        elif self._journal.has(min(len(event.data), capture.room_bytes)):
+        elif self.journal.has(min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self._journal.held_bytes += capture.held_bytes - before
+        self.journal.held_bytes += capture.held_bytes - before
 
     def raised(self, error: CellError) -> None:
         """The exception that ended a cell."""
         self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
+
+    def again(self) -> None:
+        """What it wrote is said again, from the beginning."""
+        self.journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
+        self._captures.clear()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is said of it."""
+        return self._over
 
     def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None, files: int | None = None) -> None:
         """It has ended. Idempotent.
@@ -140,12 +148,12 @@ class Line:
             stderr=err.text(),
             stdout_omitted_bytes=out.omitted,
             stderr_omitted_bytes=err.omitted,
-            duration_s=max(0.0, self._journal.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
+            duration_s=max(0.0, self.journal.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
             error=self._error,
             files=files,
         )
         self.leave()
-        self._journal.ended(record)
+        self.journal.ended(record)
 
     def cut(self) -> None:
         """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves, and the next one finishes the line."""
@@ -158,7 +166,7 @@ class Line:
         """Nothing more is said of it here. Idempotent."""
         if not self._over:
             self._over = True
-            self._journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
+            self.journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
 
 
 class Journal:
@@ -368,28 +376,6 @@ class Journal:
     def lose(self, record: ExecutionRecord) -> None:
         """Nobody will ever know how that run ended."""
         self.ended(replace(record, status=LOST))
-
-
-def shortened(text: str) -> str:
-    """A text as the log keeps it: head and tail of what is longer than 64 KiB. Pure."""
-    if len(text) <= TEXT_BYTES // 4:  # no character has more than four bytes
-        return text
-    capture = Capture(TEXT_BYTES // 2, TEXT_BYTES // 2)
-    capture.add(text.encode("utf-8", "replace"))
-    return capture.text()
-
-
-def shortened_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command as the log keeps it: as much of it as fits into 64 KiB, and how many arguments do not. Pure."""
-    kept: list[str] = []
-    room = TEXT_BYTES
-    for number, argument in enumerate(argv):
-        short = shortened(argument)
-        room -= len(short.encode("utf-8", "replace")) + 8
-        if room < 0 and kept:
-            return (*kept, f"[... {len(argv) - number} arguments omitted ...]")
-        kept.append(short)
-    return tuple(kept)
 
 
 def _size(record: ExecutionRecord) -> int:

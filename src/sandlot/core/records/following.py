@@ -9,6 +9,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -42,20 +43,20 @@ async def settle(journal: Journal, find: Callable[[SandboxId], Sandbox | None]) 
         if box is None:
             journal.lose(record)
         else:
-            box.keep(asyncio.create_task(_settle(journal, box, journal.go_on(box, record))))
+            box.keep(asyncio.create_task(_settle(box, journal.go_on(box, record))))
 
 
-async def watch(journal: Journal, box: Sandbox, line: Line) -> None:
-    """End a background process's line when the process ends, with what is kept of its output."""
-    await _finish(line, _watch(journal, box, line))
+def watch(box: Sandbox, line: Line) -> None:
+    """End a background process's line when the process ends, with what is kept of its output; beside everything else."""
+    box.keep(asyncio.create_task(_finish(line, _watch(box, line))))
 
 
-async def _settle(journal: Journal, box: Sandbox, line: Line) -> None:
+async def _settle(box: Sandbox, line: Line) -> None:
     async def go_on() -> None:
         await box.within_reach()
         link = box.require_link()
         if any(info.process == line.id for info in await _patiently(link.processes)):
-            await _watch(journal, box, line)
+            await _watch(box, line)
         else:
             await _read_cell(line, link)
 
@@ -73,9 +74,10 @@ async def _finish(line: Line, work: Coroutine[Any, Any, None]) -> None:
         line.leave()
 
 
-async def _watch(journal: Journal, box: Sandbox, line: Line) -> None:
+async def _watch(box: Sandbox, line: Line) -> None:
     link = box.require_link()
-    outcome = outcome_of(line.id, await _ended(journal, box, link, line.id))
+    outcome = outcome_of(line.id, await _ended(line.journal.waits, box, link, line.id))
+    line.again()
     with suppress(NotFoundError):  # it wrote so much, or so many ended since, that the guest keeps nothing of it
         call = await _patiently(lambda: link.attach(line.id))
         try:
@@ -86,19 +88,19 @@ async def _watch(journal: Journal, box: Sandbox, line: Line) -> None:
     line.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
 
 
-async def _ended(journal: Journal, box: Sandbox, link: Link, process: ProcessId) -> ProcessResult:
-    if journal.waits[box.id] >= WAITS:
+async def _ended(waits: Counter[SandboxId], box: Sandbox, link: Link, process: ProcessId) -> ProcessResult:
+    if waits[box.id] >= WAITS:
         running = True
-        while running and journal.waits[box.id] >= WAITS:
+        while running and waits[box.id] >= WAITS:
             await asyncio.sleep(LOOK_S)
             running = any(info.process == process and info.running for info in await _patiently(link.processes))
-    journal.waits[box.id] += 1
+    waits[box.id] += 1
     try:
         return await _patiently(lambda: link.wait(process))
     finally:
-        journal.waits[box.id] -= 1
-        if not journal.waits[box.id]:
-            del journal.waits[box.id]
+        waits[box.id] -= 1
+        if not waits[box.id]:
+            del waits[box.id]
 
 
 async def _read_cell(line: Line, link: Link) -> None:

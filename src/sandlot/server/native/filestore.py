@@ -81,6 +81,7 @@ async def download(file: str, request: Request) -> Response:
     headers = {"Content-Disposition": disposition(record.filename), "X-Content-Type-Options": "nosniff"}
     answer = Stream(pieces(), close, media_type=record.media_type, headers=headers)
     answer.headers["Content-Length"] = str(record.size_bytes)
+    answer.headers["Content-Type"] = record.media_type  # as it was given: of a text nobody knows the encoding
     return answer
 
 
