@@ -89,6 +89,8 @@ class Packing:
                 continue  # gone since the folder was read
             except OSError as error:
                 raise failed(error, f"{root}/{path}") from None
+        if folder.error is not None:
+            raise failed(folder.error, f"{root}/{folder.inside}")
         if folder.cut:
             raise Refused("too_large", f"{tar.shown(f'{root}/{folder.inside}')} has too many entries to be packed.", "Pack it by a command inside.")
 
@@ -153,7 +155,7 @@ def _pack(packing: Packing, root: str) -> None:
     try:
         for folder in walk(root):
             if isinstance(folder, Unopened):
-                if not isinstance(folder.error, FileNotFoundError):
+                if folder.error is not None and not isinstance(folder.error, FileNotFoundError):
                     raise failed(folder.error, f"{root}/{folder.inside}")
                 continue  # gone since its parent was read
             packing.folder(folder, root.rstrip("/"))

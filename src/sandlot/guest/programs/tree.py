@@ -31,12 +31,14 @@ class Folder:
         fd: Open while the walk is at it.
     """
 
-    __slots__ = ("_below", "cut", "fd", "inside")
+    __slots__ = ("_below", "cut", "error", "fd", "inside")
 
     def __init__(self, inside: str, fd: int) -> None:
         self.inside = inside
         self.fd = fd
         self.cut = False
+        """Whether not all of it was seen."""
+        self.error: OSError | None = None
         self._below: list[tuple[str, Identity]] = []
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -49,8 +51,11 @@ class Folder:
         for name in names:
             try:
                 found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-            except OSError:
+            except FileNotFoundError:
                 continue  # gone since the folder was read
+            except OSError as error:  # it may be read and not entered (mode r--)
+                self.cut, self.error = True, error
+                return
             if stat.S_ISDIR(found.st_mode):
                 self._below.append((self.path(name), (found.st_dev, found.st_ino)))
             yield name, found
@@ -106,7 +111,7 @@ class Unopened(Folder):
         error: Why.
     """
 
-    __slots__ = ("error",)
+    __slots__ = ()
 
     def __init__(self, inside: str, error: OSError) -> None:
         super().__init__(inside, -1)
