@@ -37,6 +37,7 @@ NAMES: Mapping[str, str] = {
     "AsyncGenerator": "Generator",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
+    "AsyncKeys": "Keys",
     "AsyncSandbox": "Sandbox",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

@@ -18,7 +18,7 @@ import sys
 
 import typer
 
-from sandlot.cli import copy, limits, run, sandboxes, service
+from sandlot.cli import copy, keys, limits, run, sandboxes, service
 from sandlot.cli.demo import demo
 from sandlot.cli.doctor import doctor
 from sandlot.cli.output import visible
@@ -49,7 +49,7 @@ app.command("serve", rich_help_panel="Service")(service.serve)
 app.command("stop", rich_help_panel="Service")(service.stop)
 app.command("templates", rich_help_panel="Service")(service.templates)
 app.command("capacity", rich_help_panel="Service")(service.capacity)
-app.add_typer(service.keys, name="keys", rich_help_panel="Service")
+app.add_typer(keys.keys, name="keys", rich_help_panel="Service")
 app.command("doctor", rich_help_panel="Service")(doctor.doctor)
 app.command("version", rich_help_panel="Service")(service.version)
 

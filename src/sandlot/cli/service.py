@@ -1,4 +1,4 @@
-"""``sandlot serve``, ``stop``, ``capacity``, ``templates``, ``keys`` and ``version``."""
+"""``sandlot serve``, ``stop``, ``capacity``, ``templates`` and ``version``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from sandlot.cli.output import as_json, note, size, table
 
 DEFAULT_HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 60.0
-
-keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
 
 
 def serve(
@@ -89,38 +87,6 @@ def templates(*, in_json: InJson = False) -> None:
         return
     rows = [[each["name"], each.get("building") or ("yes" if each["built"] else "no"), each["description"]] for each in found]
     table(["TEMPLATE", "BUILT", "DESCRIPTION"], rows)
-
-
-@keys.command("create")
-def create_key(name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call it.")]) -> None:
-    """Make a key; it is shown once, alone on the last line of standard output."""
-    from sandlot.server.keys import KeyStore
-    from sandlot.server.settings import Settings
-
-    _, secret = KeyStore(Settings.from_env().data_dir).create(name)
-    typer.echo(secret)
-
-
-@keys.command("list")
-def list_keys() -> None:
-    """List the keys, without their secrets."""
-    from sandlot.server.keys import KeyStore
-    from sandlot.server.settings import Settings
-
-    known = KeyStore(Settings.from_env().data_dir).list()
-    if known:
-        table(["ID", "NAME", "CREATED"], [[key.id, key.name, key.created_at] for key in known])
-    else:
-        note("There is no key; `sandlot keys create --name NAME` makes one.")
-
-
-@keys.command("revoke")
-def revoke_key(key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")]) -> None:
-    """Take a key away; what uses it is refused from now on."""
-    from sandlot.server.keys import KeyStore
-    from sandlot.server.settings import Settings
-
-    typer.echo(KeyStore(Settings.from_env().data_dir).revoke(key).id)
 
 
 def _ends(pid: int, timeout_s: float) -> bool:

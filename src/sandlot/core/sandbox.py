@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -207,6 +207,14 @@ class Sandbox:
     def hold(self) -> Hold:
         """Begin something that is done for a client; release it in the end."""
         return self.activity.hold()
+
+    def counted(self) -> AbstractContextManager[None]:
+        """Around what begins a run: it is counted against its owner's quota; what raises has begun nothing.
+
+        Raises:
+            LimitError: ``quota_exceeded``, on entering.
+        """
+        return nullcontext() if self.monthly is None else self.monthly.begun(self.owner)
 
     async def within_reach(self) -> None:
         """Return once a sandbox that an earlier service left has been taken over, or has ended."""

@@ -264,6 +264,7 @@ class Sandboxes:
     def _begin(self, box: Sandbox, course: Course, prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
         box.journal = self._register.journal
+        box.monthly = self._register.monthly
         driver = self._supply.drivers[box.spec.isolation]
         means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare)
         if course is adoption.take_over:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sandlot.core.content.signing import Signer
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import Feed
 from sandlot.core.records.executions import Journal
 from sandlot.core.records.filestore import FileStore
+from sandlot.core.records.keys import Keys
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.ids import NodeId
 
@@ -27,6 +30,9 @@ class Core:
         events: What happened.
         executions: The log of what ran.
         metrics: What is counted and measured.
+        signer: Of URLs that need no key.
+        keys: Who may ask.
+        monthly: How many runs each of them has begun this month.
     """
 
     node: NodeId
@@ -37,3 +43,6 @@ class Core:
     events: Feed
     executions: Journal
     metrics: Metrics
+    signer: Signer
+    keys: Keys
+    monthly: Monthly

@@ -5,6 +5,7 @@ The asynchronous half is written by hand, the synchronous one is made from it (`
 
 from __future__ import annotations
 
+from sandlot.model.access import Quota
 from sandlot.model.errors import (
     AuthenticationError,
     ConflictError,
@@ -26,12 +27,15 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.handle import AsyncCommandHandle
+from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.sandbox import AsyncSandbox
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.handle import CommandHandle
+from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk.access import KeyInfo, NewKey, Whoami
 from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
 
@@ -41,6 +45,7 @@ __all__ = [
     "AsyncCommands",
     "AsyncFileStream",
     "AsyncFiles",
+    "AsyncKeys",
     "AsyncSandbox",
     "AuthenticationError",
     "Client",
@@ -58,11 +63,15 @@ __all__ = [
     "HostError",
     "InternalError",
     "InvalidRequestError",
+    "KeyInfo",
+    "Keys",
     "LimitError",
     "Limits",
+    "NewKey",
     "NotFoundError",
     "Output",
     "ProcessInfo",
+    "Quota",
     "Result",
     "Sandbox",
     "SandboxEndedError",
@@ -72,4 +81,5 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "Usage",
+    "Whoami",
 ]

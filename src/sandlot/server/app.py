@@ -10,7 +10,7 @@ from sandlot import __version__
 from sandlot.doors import agentsandbox
 from sandlot.server import pages
 from sandlot.server.document import operation_id
-from sandlot.server.native import code, files, filestore, processes, records, sandboxes, service
+from sandlot.server.native import code, files, filestore, keys, processes, records, sandboxes, service, signed, trees
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame
@@ -23,7 +23,7 @@ DOORS = (agentsandbox.DOOR,)
 """Each under its own prefix, and none of them in the API's document."""
 TELLERS = Tellers(PROBLEMS, DOORS)
 
-_ROOMS = (service, sandboxes, processes, code, files, filestore, records)
+_ROOMS = (service, sandboxes, processes, code, files, trees, signed, filestore, records, keys)
 
 
 def create_app(serving: Service) -> FastAPI:
@@ -42,6 +42,7 @@ def create_app(serving: Service) -> FastAPI:
         budget=serving.budget,
         metrics=serving.core.metrics,
         tellers=TELLERS,
+        signatures=serving.core.signer,
     )
     return app
 
@@ -53,6 +54,7 @@ def create_routes() -> FastAPI:
         version=__version__,
         openapi_url=None,  # pages.py has it, and the page of it: FastAPI's loads scripts from a content network
         separate_input_output_schemas=False,
+        redirect_slashes=False,  # DELETE of an empty name would be sent on to the list, and a client takes 307 for done
         generate_unique_id_function=operation_id,
         # Its logs would hold what a request held: code and environments.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},

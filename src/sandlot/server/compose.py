@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import structlog
 
 from sandlot.core.admission import Rules
+from sandlot.core.content.signing import Signer
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
 from sandlot.core.records.following import settle
+from sandlot.core.records.keys import Keys
 from sandlot.core.records.register import Register
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.service import Core
@@ -32,7 +34,6 @@ from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, Reading
 from sandlot.model.storage import Blobs, Store
 from sandlot.server import state
-from sandlot.server.keys import KeyStore
 from sandlot.server.records import open_records
 from sandlot.server.settings import Settings
 from sandlot.store.blobs import open_blobs
@@ -57,7 +58,7 @@ class Service:
 
     settings: Settings
     core: Core
-    keys: KeyStore
+    keys: Keys
     store: Store
     blobs: Blobs
     stop: asyncio.Event
@@ -185,7 +186,9 @@ async def open_service(
             read_host=read_host or own_host(settings).read,
             budget=budget,
             injects=records.files.injects,
-            register=Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics),
+            register=Register(
+                store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly
+            ),
         )
         await sandboxes.open()
         await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)
@@ -199,8 +202,11 @@ async def open_service(
                 events=records.events,
                 executions=records.executions,
                 metrics=records.metrics,
+                keys=records.keys,
+                monthly=records.monthly,
+                signer=Signer(state.secret(settings.data_dir), time.now, records.keys.principal_of),
             )
-            yield Service(settings=settings, core=core, keys=KeyStore(settings.data_dir), store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
+            yield Service(settings=settings, core=core, keys=records.keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
         finally:
             images.stop()
             await sandboxes.aclose(keep=keep)

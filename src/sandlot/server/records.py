@@ -14,11 +14,14 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.events import Feed
 from sandlot.core.records.executions import Journal
 from sandlot.core.records.filestore import FileStore
+from sandlot.core.records.keys import Keys
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.monthly import Monthly
 from sandlot.core.records.retention import Retention
 from sandlot.model.ids import NodeId
 from sandlot.model.states import State
 from sandlot.model.storage import Blobs, Store
+from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
 
 _log = structlog.get_logger("sandlot.server")
@@ -33,12 +36,16 @@ class Records:
         events: What happens.
         executions: What runs.
         metrics: What is counted.
+        keys: Who may ask.
+        monthly: How many runs each of them has begun.
     """
 
     files: FileStore
     events: Feed
     executions: Journal
     metrics: Metrics
+    keys: Keys
+    monthly: Monthly
 
 
 @asynccontextmanager
@@ -56,20 +63,27 @@ async def open_records(
         states: Gives the state of every sandbox that there is now.
     """
     metrics = Metrics(states)
+    keys = Keys(store.keys, clock)
+    if imported := await take_over(store.keys, settings.data_dir):
+        _log.info("keys.imported", count=imported)
+    await keys.look()
+    monthly = Monthly(store.executions, clock, keys.quota_of)
+    await monthly.open()
     files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes)
     await files.open()
     journal = Journal(store.executions, node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)
     feed = Feed(store.events)
-    tasks = [asyncio.create_task(_lasting(work, metrics)) for work in (journal.run, retention.run, metrics.watch_loop)]
+    tasks = [asyncio.create_task(_lasting(work, metrics)) for work in (journal.run, retention.run, metrics.watch_loop, keys.run, monthly.run)]
     try:
-        yield Records(files, feed, journal, metrics)
+        yield Records(files, feed, journal, metrics, keys, monthly)
     finally:
         feed.close()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         await journal.aclose()
+        await monthly.aclose()
         await files.aclose()
 
 

@@ -2,8 +2,8 @@
 
 Laws:
 - Nobody is answered, and no byte of a body is read, before the key was checked.
-- A body that is too large is answered with 413. The rest of it is read and thrown away within bounds first, because a client
-  that is cut off while it sends seldom reads the answer.
+- A body that is too large is answered with 413, one that is streamed and larger than its sender's quota with 429. The rest of it is read
+  and thrown away within bounds first, because a client that is cut off while it sends seldom reads the answer.
 - What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/budget.py``); where
   there is no memory for a body, it is answered with 503 in the same way.
 - A body of which nothing comes for two minutes is given up.
@@ -25,10 +25,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node.budget import Budget
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.errors import SandlotError, UnavailableError
+from sandlot.core.records.quotas import check_upload
+from sandlot.model.access import UNBOUNDED
+from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
-from sandlot.web import errors
-from sandlot.web.auth import Verifier, authenticate
+from sandlot.web import errors, sockets
+from sandlot.web.auth import Signatures, Verifier, authenticate
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.telling import Teller, Tellers
 
@@ -42,6 +44,7 @@ BODY_TIMEOUT_S = 120.0
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
 
+_DRAINED = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
 
@@ -56,10 +59,19 @@ class Frame:
         budget: Of the memory that is held for clients.
         metrics: Where requests and failures are counted.
         tellers: Who tells failures.
+        signatures: Who knows which URLs need no key; None where none were signed.
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: Verifier, upload_max_bytes: int, budget: Budget, metrics: Metrics, tellers: Tellers = errors.OURS
+        self,
+        app: ASGIApp,
+        *,
+        keys: Verifier,
+        upload_max_bytes: int,
+        budget: Budget,
+        metrics: Metrics,
+        tellers: Tellers = errors.OURS,
+        signatures: Signatures | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -67,12 +79,18 @@ class Frame:
         self._budget = budget
         self._metrics = metrics
         self._tellers = tellers
+        self._signatures = signatures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return  # no lifespan to speak of, and no websockets
+        if scope["type"] not in {"http", "websocket"}:
+            return  # no lifespan to speak of
         teller = self._tellers.of(scope["path"])
+        if scope["type"] == "websocket":
+            await sockets.framed(
+                self._app, scope, receive, send, teller=teller, metrics=self._metrics, authenticate=lambda asked: authenticate(asked, self._keys)
+            )
+            return
         exchange = _Exchange(scope, receive, send, self._budget, teller)
         raw = teller.takes_raw(scope["path"])
         exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
@@ -82,7 +100,8 @@ class Frame:
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
-            scope["state"]["principal"] = authenticate(scope, self._keys)
+            scope["state"]["principal"] = principal = authenticate(scope, self._keys, self._signatures)
+            exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_announced()
             await self._app(scope, exchange.receive, exchange.send)
         except BodyRefusedError as error:
@@ -115,6 +134,8 @@ class _Exchange:
         self._taken = 0
         self._more = True
         self.status = 0
+        self.quota = UNBOUNDED
+        """Of who sends it: bounds a body that is streamed."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -129,8 +150,7 @@ class _Exchange:
         self._limit, self._raw = limit, raw
 
     def check_announced(self) -> None:
-        if self._announced > self._limit:
-            raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
+        self._check(self._announced)
 
     async def receive(self) -> Message:
         try:
@@ -142,8 +162,7 @@ class _Exchange:
         if message["type"] == "http.request":
             self._taken += len(message.get("body", b""))
             self._more = message.get("more_body", False)
-            if self._taken > self._limit:
-                raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
+            self._check(self._taken)
             self._hold()
         return message
 
@@ -151,7 +170,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self.status in {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.SERVICE_UNAVAILABLE}:
+            if self.status in _DRAINED:
                 await self._drain()
             if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
                 headers.append((b"connection", b"close"))
@@ -193,6 +212,16 @@ class _Exchange:
             ms=round(took_s * 1000, 1),
             **({} if failure is None else {"code": str(failure)}),
         )
+
+    def _check(self, size_bytes: int) -> None:
+        """Refuse a body of that size."""
+        if size_bytes > self._limit:
+            raise BodyRefusedError(errors.too_large(self._limit, raw=self._raw))
+        if self._raw:
+            try:
+                check_upload(self.quota, size_bytes - self.form_bytes)
+            except LimitError as error:
+                raise BodyRefusedError(error) from None
 
     def _hold(self) -> None:
         """Count what was read of a body that is kept to be parsed."""

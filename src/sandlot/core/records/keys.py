@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 from sandlot.core.ports import Clock
-from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
+from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
 from sandlot.model.storage import KeyTable
@@ -124,6 +124,12 @@ class Keys:
             if hmac.compare_digest(sha256, digest):
                 found = principal
         return found
+
+    def principal_of(self, owner: OwnerId) -> Principal | None:
+        """Whoever has the key of that id, the operator of the machine too; None where it was revoked."""
+        if owner == LOCAL:
+            return OPERATOR
+        return next((principal for _, principal in self._known if principal.owner == owner), None)
 
     def quota_of(self, owner: OwnerId) -> Quota:
         """What an owner may take: who has no key (the operator; one whose key was revoked) begins nothing but by an operator's hand."""

@@ -9,7 +9,9 @@ Laws:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sandlot.model.access import Principal, Quota
@@ -26,6 +28,33 @@ RETRY_AFTER_S: Final = 5
 
 _SUMS: Final = (("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
 """Field of a quota and of limits -> what it counts, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one owner's live sandboxes have together.
+
+    Args:
+        sandboxes: How many they are.
+        cpus: Cores.
+        memory_bytes: Memory.
+        disk_bytes: Disk.
+    """
+
+    sandboxes: int
+    cpus: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+def taken(live: Sequence[Limits]) -> Taken:
+    """What some sandboxes have together."""
+    return Taken(
+        sandboxes=len(live),
+        cpus=math.fsum(limits.cpus for limits in live),
+        memory_bytes=sum(limits.memory_bytes for limits in live),
+        disk_bytes=sum(limits.disk_bytes for limits in live),
+    )
 
 
 def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox]) -> None:
@@ -87,7 +116,7 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
     """
     if quota.lifetime_s is None or (timeout_s is not None and timeout_s <= quota.lifetime_s):
         return
-    persistent = timeout_s is None or timeout_s == float("inf")
+    persistent = timeout_s is None or timeout_s == math.inf
     raise exceeded(
         "lifetime_s",
         f"A sandbox of this key may live for {quota.lifetime_s:g} seconds"

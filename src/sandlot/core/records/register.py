@@ -20,6 +20,7 @@ from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
 from sandlot.core.records.executions import Journal
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ids import NodeId
 from sandlot.model.ports import Exit, ExitReason
@@ -40,12 +41,22 @@ class Register:
         told: Called after an event was committed.
         journal: The log of what runs in them.
         metrics: Where creates are counted.
+        monthly: Where runs in them are counted against their owners' quotas.
     """
 
     def __init__(
-        self, store: Store, node: NodeId, clock: Clock, told: Callable[[], None], *, journal: Journal | None = None, metrics: Metrics | None = None
+        self,
+        store: Store,
+        node: NodeId,
+        clock: Clock,
+        told: Callable[[], None],
+        *,
+        journal: Journal | None = None,
+        metrics: Metrics | None = None,
+        monthly: Monthly | None = None,
     ) -> None:
         self.journal = journal
+        self.monthly = monthly
         self._metrics = metrics or Metrics()
         self._store = store
         self._node = node

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.runs.outcomes import Collected, finite
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
@@ -110,12 +111,14 @@ class Execution:
         call: The link's end of it.
         kernel: What runs it.
         turn: Held while the cell may run.
+        line: Its line in the log.
     """
 
-    __slots__ = ("_box", "_call", "_hold", "_kernel", "_over", "_turn")
+    __slots__ = ("_box", "_call", "_hold", "_kernel", "_line", "_over", "_turn")
 
-    def __init__(self, box: Sandbox, call: CellCall, kernel: str, turn: asyncio.Lock) -> None:
+    def __init__(self, box: Sandbox, call: CellCall, kernel: str, turn: asyncio.Lock, line: Line | None = None) -> None:
         self._box = box
+        self._line = line
         self._hold = box.hold()
         self._call = call
         self._kernel = kernel
@@ -135,6 +138,7 @@ class Execution:
         """
         try:
             async for event in self._call:
+                self._note(event)
                 yield event
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._box.explain(error) from None
@@ -151,7 +155,19 @@ class Execution:
             self._over = True
             raise await self._box.explain(error) from None
         self._over = True
-        return Outcome(self._call.id, result.status, result.execution_count, finite(result.duration_s))
+        outcome = Outcome(self._call.id, result.status, result.execution_count, finite(result.duration_s))
+        if self._line is not None:
+            self._line.end(outcome.status, duration_s=outcome.duration_s)
+        return outcome
+
+    def _note(self, event: Event) -> None:
+        """Let the log see what it gives."""
+        if self._line is None:
+            return
+        if isinstance(event, Output | Lost):
+            self._line.add(event)
+        elif isinstance(event, CellError):
+            self._line.raised(event)
 
     async def close(self) -> None:
         """Stop following a cell that is done, and interrupt one that is not. Idempotent."""
@@ -159,6 +175,8 @@ class Execution:
         if turn is None:
             return
         self._hold.release()
+        if self._line is not None:
+            self._line.cut()
         if self._over:
             await self._call.aclose()
             turn.release()
@@ -186,8 +204,13 @@ class Execution:
             pass
 
 
-async def start(box: Sandbox, cell: Cell) -> Execution:
+async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE) -> Execution:
     """Start a cell and follow it; waits for the cells before it.
+
+    Args:
+        box: Where.
+        cell: It.
+        label: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: There is no such kernel, or the sandbox has ended.
@@ -196,20 +219,28 @@ async def start(box: Sandbox, cell: Cell) -> Execution:
     turn = box.kernels.setdefault(kernel, asyncio.Lock())
     await turn.acquire()
     try:
-        async with box.using() as link:
-            return Execution(box, await link.execute(cell.code, kernel=kernel, env=dict(cell.env), timeout_s=cell.timeout_s), kernel, turn)
+        with box.counted():
+            async with box.using() as link:
+                call = await link.execute(cell.code, kernel=kernel, env=dict(cell.env), timeout_s=cell.timeout_s)
+        line = None if box.journal is None else box.journal.cell(box, call.id, cell.language, cell.code, label)
+        return Execution(box, call, kernel, turn, line)
     except BaseException:
         turn.release()
         raise
 
 
-async def execute(box: Sandbox, cell: Cell) -> Executed:
+async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE) -> Executed:
     """Run a cell to its end and collect what it gives. Cancelling interrupts it.
+
+    Args:
+        box: Where.
+        cell: It.
+        label: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: There is no such kernel, or the sandbox ended.
     """
-    execution = await start(box, cell)
+    execution = await start(box, cell, label=label)
     output = Collected(box.budget, (STDOUT, STDERR))
     results: list[Display] = []
     room, omitted = MAX_RESULT_BYTES, 0

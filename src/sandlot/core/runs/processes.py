@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import signal as signals
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
+from sandlot.core.records.executions import NATIVE, Label, Line
+from sandlot.core.records.following import watch
 from sandlot.core.runs import inputs
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.outcomes import Collected, Finished, Outcome, outcome_of
@@ -35,14 +37,15 @@ class Run:
         box: Where it runs.
         call: The link's end of it.
         until: Channel -> offset: where the iteration stops although the process goes on; None is at its end.
+        line: Its line in the log, where it was started for whoever follows it.
     """
 
-    __slots__ = ("_box", "_call", "_hold", "_over", "_until")
+    __slots__ = ("_box", "_call", "_hold", "_line", "_over", "_until")
 
-    def __init__(self, box: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None) -> None:
+    def __init__(self, box: Sandbox, call: ProcessCall, *, until: Mapping[int, int] | None = None, line: Line | None = None) -> None:
         self._box = box
-        self._hold = box.hold()
         self._call = call
+        self._line = line
         self._until = until
         self._over = False
         self._hold = box.hold()
@@ -85,6 +88,8 @@ class Run:
             return
         try:
             async for event in self._call:
+                if self._line is not None:
+                    self._line.add(event)
                 yield event
                 if event.channel in behind and event.offset + _size(event) >= behind[event.channel]:
                     del behind[event.channel]
@@ -105,29 +110,37 @@ class Run:
             self._over = True
             raise await self._box.explain(error) from None
         self._over = True
+        if self._line is not None:
+            self._line.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
         return outcome
 
     async def detach(self) -> None:
         """Stop following; the process lives on. Idempotent."""
         self._hold.release()
+        line, self._line = self._line, None
+        if line is not None and not line.over:
+            watch(self._box, line)
         inputs.forget(self._box, self._call)
         await self._call.aclose()
 
     async def close(self) -> None:
         """Stop following; where it still runs, kill its process group. Idempotent."""
+        if self._line is not None:
+            self._line.cut()
         if not self._over:
             self._over = True
             self._box.keep(asyncio.create_task(_kill(self._box, self._call.id)))
         await self.detach()
 
 
-async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> Run:
+async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> Run:
     """Start a process and follow it.
 
     Args:
         box: Where.
         spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
+        label: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: It could not be started: no such program, folder or permission, or the sandbox has ended.
@@ -135,8 +148,9 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) 
     id_ = new_process_id()
     box.budget.take(len(stdin or b""))
     try:
-        async with box.using() as link:
-            call = await link.start(spec, id=id_)
+        with _counted(box, spec):
+            async with box.using() as link:
+                call = await link.start(spec, id=id_)
     except BaseException as error:
         box.budget.give(len(stdin or b""))
         if isinstance(error, asyncio.CancelledError):
@@ -146,21 +160,22 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) 
         _ = inputs.feed(box, call, stdin)
     elif spec.stdin or spec.pty:
         inputs.remember(box, call, 0)
-    return Run(box, call)
+    return Run(box, call, line=_line(box, call.id, spec, label))
 
 
-async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> Finished:
+async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> Finished:
     """Run a process to its end and collect what it writes. Cancelling kills the process group.
 
     Args:
         box: Where.
         spec: What.
         stdin: All of its standard input.
+        label: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: It could not be started, or the sandbox ended.
     """
-    process = await start(box, spec, stdin=stdin)
+    process = await start(box, spec, stdin=stdin, label=label)
     output = Collected(box.budget, (STDOUT, STDERR))
     try:
         # The guest ends it on time; this is for a guest that does not.
@@ -174,24 +189,29 @@ async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) ->
     return Finished(outcome=outcome, stdout=output[STDOUT], stderr=output[STDERR])
 
 
-async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None) -> tuple[ProcessId, int]:
+async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> tuple[ProcessId, int]:
     """Start a process and leave it; its id and its pid.
 
     Args:
         box: Where.
         spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
+        label: What the log says of it beyond what it is.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
     box.budget.take(len(stdin or b""))
     try:
-        async with box.using() as link:
-            call = await link.start(spec, attach=stdin is not None)
+        with _counted(box, spec):
+            async with box.using() as link:
+                call = await link.start(spec, attach=stdin is not None)
     except BaseException:
         box.budget.give(len(stdin or b""))
         raise
+    line = _line(box, call.id, spec, label)
+    if line is not None:
+        watch(box, line)
     if stdin is None:
         await call.aclose()
     else:
@@ -320,6 +340,16 @@ def signal_number(asked: str | int) -> int:
             f"There is no signal {str(asked)[:32]!r}.", hint="Use a name such as SIGTERM, or its number.", fields={"field": "signal"}
         )
     return int(number)
+
+
+def _counted(box: Sandbox, spec: ProcessSpec) -> AbstractContextManager[None]:
+    """Around what starts a process: the service's own are nobody's runs."""
+    return nullcontext() if spec.hidden else box.counted()
+
+
+def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> Line | None:
+    """The log's line of a process that was just started."""
+    return None if spec.hidden or box.journal is None else box.journal.command(box, process, spec.argv, label)
 
 
 async def _kill(box: Sandbox, process: ProcessId) -> None:

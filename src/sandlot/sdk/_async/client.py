@@ -15,6 +15,7 @@ from sandlot import __version__
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
@@ -138,6 +139,11 @@ class AsyncClient:
             NotFoundError: There was never one of this id.
         """
         await self.request("DELETE", f"/v1/sandboxes/{wire.segment(sandbox)}")
+
+    @property
+    def keys(self) -> AsyncKeys:
+        """Who may ask, and what they may take."""
+        return AsyncKeys(self)
 
     async def templates(self) -> list[dict[str, Any]]:
         """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""

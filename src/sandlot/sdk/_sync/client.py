@@ -16,6 +16,7 @@ from sandlot import __version__
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
@@ -137,6 +138,11 @@ class Client:
             NotFoundError: There was never one of this id.
         """
         self.request("DELETE", f"/v1/sandboxes/{wire.segment(sandbox)}")
+
+    @property
+    def keys(self) -> Keys:
+        """Who may ask, and what they may take."""
+        return Keys(self)
 
     def templates(self) -> list[dict[str, Any]]:
         """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""
