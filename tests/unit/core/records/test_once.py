@@ -1,0 +1,82 @@
+"""A create that is sent twice is done once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sandlot.core.records.once import Once, check_key, digest_of
+from sandlot.model.access import OwnerId, Principal
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError
+from tests.support.service import BASE, Bench
+
+ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
+
+
+async def test_the_same_request_gives_the_same_sandbox(at: Bench) -> None:
+    boxes = await asyncio.gather(*(at.sandboxes.create(BASE, ALICE, key="once") for _ in range(5)))
+    assert len({box.id for box in boxes}) == 1
+    other, somebody_elses = await at.sandboxes.create(BASE, ALICE, key="twice"), await at.sandboxes.create(BASE, BOB, key="once")
+    assert len({boxes[0].id, other.id, somebody_elses.id}) == 3
+
+
+async def test_it_gives_it_also_once_that_has_ended(at: Bench) -> None:
+    box = await at.sandboxes.create(BASE, ALICE, key="once")
+    await at.sandboxes.kill(box.id, ALICE)
+    again = await at.sandboxes.create(BASE, ALICE, key="once")
+    assert again.id == box.id
+    assert again.exit is not None
+
+
+async def test_another_request_under_the_same_key_is_refused(at: Bench) -> None:
+    await at.sandboxes.create(BASE, ALICE, key="once")
+    with pytest.raises(ConflictError):
+        await at.sandboxes.create(replace(BASE, env={"A": "1"}), ALICE, key="once")
+    assert len(at.sandboxes.all(ALICE)) == 1
+
+
+async def test_a_create_that_failed_used_no_key(at: Bench) -> None:
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    with pytest.raises(HostError):
+        await at.sandboxes.create(BASE, ALICE, key="once")
+    box = await at.sandboxes.create(BASE, ALICE, key="once")
+    assert at.sandboxes.all(ALICE) == [box]
+
+
+async def test_a_client_that_went_away_and_asks_again_gets_one(at: Bench) -> None:
+    release = at.driver.faults.hold("boot")
+    first = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))
+    await at.driver.faults.reach("boot")
+    first.cancel()
+    release.set()
+    await asyncio.wait({first})
+    box = await at.sandboxes.create(BASE, ALICE, key="once")
+    assert at.sandboxes.all(ALICE) == [box]
+
+
+@pytest.mark.parametrize("key", ["", "a b", "ä", "x" * 256, "a\n"])
+def test_what_is_no_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_key(key)
+
+
+def test_a_digest_tells_requests_apart() -> None:
+    assert digest_of(BASE) == digest_of(replace(BASE, env={}))
+    assert digest_of(BASE) != digest_of(replace(BASE, env={"A": "1"}))
+    assert digest_of(replace(BASE, env={"A": "1", "B": "2"})) == digest_of(replace(BASE, env={"B": "2", "A": "1"}))
+
+
+async def test_turns_leave_nothing_behind() -> None:
+    once, order = Once(), []
+
+    async def work(number: int) -> None:
+        async with once.turn(ALICE.owner, "k"):
+            order.append(number)
+            await asyncio.sleep(0)
+            order.append(number)
+
+    await asyncio.gather(*(work(number) for number in range(3)))
+    assert order == [0, 0, 1, 1, 2, 2]
+    assert once._turns == {}  # noqa: SLF001 - that nothing is kept is what is tried

@@ -1,0 +1,123 @@
+"""Idle sandboxes end, busy ones do not; the clock is the test's, the processes are real."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sandlot.core.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import ProcessSpec
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench
+
+LIMIT_S = 30.0
+IDLE = replace(BASE, timeout_s=None, idle_timeout_s=LIMIT_S)
+
+
+async def passes(clock: ManualClock, seconds: float, box: Sandbox) -> None:
+    """Time passes, a tick after the other, each long enough for the reaper to have looked."""
+    for _ in range(int(seconds / TICK_S)):
+        clock.advance(TICK_S)
+        await asyncio.sleep(0.05)
+        if box.ended.is_set():
+            return
+
+
+async def test_one_that_does_nothing_ends_and_says_why(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    await passes(clock, LIMIT_S - TICK_S, box)
+    assert not box.wanted.is_set()
+    await passes(clock, 4 * TICK_S, box)
+    await box.ended.wait()
+    assert box.exit is not None
+    assert box.exit.detail == "it was idle for 30 s"
+
+
+async def test_a_call_begins_the_time_anew(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    for _ in range(4):
+        await passes(clock, LIMIT_S - 2 * TICK_S, box)
+        await code.execute(box, Cell("1"))
+    assert not box.wanted.is_set()
+
+
+async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    foreground = asyncio.create_task(processes.run(box, ProcessSpec(argv=("sleep", "1000"), timeout_s=None)))
+    await passes(clock, 10 * LIMIT_S, box)
+    assert not box.wanted.is_set()
+    foreground.cancel()
+    await asyncio.wait({foreground})
+    await passes(clock, WINDOW_S + LIMIT_S + 4 * TICK_S, box)
+    await box.ended.wait()
+
+
+async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    process, _ = await processes.launch(box, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    follower = await processes.follow(box, process, stdout_from=0, stderr_from=0)
+    await passes(clock, 10 * LIMIT_S, box)
+    assert not box.wanted.is_set()
+    await follower.detach()
+    await passes(clock, LIMIT_S + 4 * TICK_S, box)
+    await box.ended.wait()
+
+
+async def test_a_background_process_that_works_keeps_it_and_one_that_sleeps_does_not(at: Bench, clock: ManualClock) -> None:
+    works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
+    busy, _ = await processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
+    await processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
+    for _ in range(40):
+        clock.advance(1.0)  # each second of the clock, 50 ms of the processor: 5 % of a core
+        await asyncio.sleep(0.05)
+    assert not works.wanted.is_set()
+    assert sleeps.wanted.is_set()
+    await processes.send_signal(works, busy, 9)
+    await passes(clock, LIMIT_S + 4 * TICK_S, works)
+    await works.ended.wait()
+
+
+async def test_it_can_be_changed_and_taken_away(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(replace(BASE, timeout_s=None), OPERATOR)
+    await at.sandboxes.update(box.id, OPERATOR, Update(idle_timeout_s=LIMIT_S))
+    await at.sandboxes.update(box.id, OPERATOR, Update(idle_timeout_s=0))
+    await passes(clock, 4 * LIMIT_S, box)
+    assert not box.wanted.is_set()
+    await at.sandboxes.update(box.id, OPERATOR, Update(idle_timeout_s=LIMIT_S))
+    await passes(clock, LIMIT_S + 4 * TICK_S, box)
+    await box.ended.wait()
+    with pytest.raises(InvalidRequestError):
+        replace(BASE, idle_timeout_s=1.0)
+
+
+def test_work_is_seen_over_the_window_only_and_from_when_nobody_did_anything() -> None:
+    background = Background()
+    assert not background.add(Sample(0, 10.0), 0.0)
+    assert background.seen_s() == 0
+    assert not background.add(Sample(50, 10.0 + 50 * BUSY_SHARE * 0.9), 0.0)
+    assert background.add(Sample(55, 11.0), 0.0)
+    for moment in range(60, 116, 5):
+        background.add(Sample(moment, 11.0), 0.0)
+    assert not background.add(Sample(116, 11.0), 0.0), "what was a minute ago is over"
+    assert not background.add(Sample(117, 50.0), 117.0), "somebody was there meanwhile"
+    assert background.seen_s() == 0
+
+
+def test_the_rule() -> None:
+    assert has_idled(30, 30, 0, tasks=0)
+    assert not has_idled(30, 29, 30, tasks=0)
+    assert not has_idled(30, 30, 29, tasks=1)
+    assert has_idled(30, 31, 30, tasks=1)
+    assert not has_idled(600, 700, WINDOW_S - 1, tasks=1)
+    assert has_idled(600, 700, WINDOW_S, tasks=1)
+    assert wants_look(30, 0)
+    assert not wants_look(600, 0)
+    assert wants_look(600, 540)
