@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from sandlot.store.engine import CONNECTIONS
+
 CGROUPS = Path("/sys/fs/cgroup")
 ID_RANGES = Path("/run/sandlot/ids")
 """A link for each range of user ids that some sandbox on this host has; it leads to the name of that sandbox's control group."""
 PATIENCE_S = 30.0
 """Until something that has to vanish counts as left: only a hang is waited out."""
 _NUMBER = re.compile(r"\d+")
+_POOLED = re.compile(r"/sandlot\.db(-wal|-shm)?$")
 
 ValueT = TypeVar("ValueT")
 
@@ -103,14 +106,17 @@ def memory_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """What a process holds open: the kind of each descriptor, numbers left out."""
+    """What a process holds open: the kind of each descriptor, numbers left out.
+
+    The store's connections count only beyond those that its pool opens when they are first needed, and keeps.
+    """
     found: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found[_NUMBER.sub("N", str(entry.readlink()))] += 1
         except FileNotFoundError:
             continue
-    return found
+    return Counter({name: count - (CONNECTIONS + 1 if _POOLED.search(name) else 0) for name, count in found.items()})
 
 
 def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
