@@ -60,8 +60,8 @@ class LocalService:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
+    def launch(self) -> None:
+        """Start it."""
         env = {**os.environ, **self._env, "SANDLOT_DATA_DIR": str(self.data_dir), "SANDLOT_TEST_SECRET": self.secret}
         for name in ("SANDLOT_URL", "SANDLOT_API_KEY"):
             env.pop(name, None)
@@ -75,6 +75,11 @@ class LocalService:
                 start_new_session=True,
                 cwd="/",
             )
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.launch()
+        assert self._process is not None
         deadline = time.monotonic() + START_PATIENCE_S
         while not answers(self.data_dir / SOCKET):
             assert self._process.poll() is None, self.log()
