@@ -6,6 +6,12 @@ reader's own machine. Where to ask comes from AGENTSANDBOX_BASE_URL. Each goes o
 
 from __future__ import annotations
 
+CLIENT = """
+from agentsandbox import AgentSandbox
+
+client = AgentSandbox(api_key="your-api-key")
+"""
+
 QUICK_START = """
 from agentsandbox import AgentSandbox
 

@@ -5,6 +5,7 @@ The client is the vendor's package from PyPI, unmodified, sync and async, over T
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import io
 import re
@@ -41,13 +42,6 @@ def base_url(service: TcpService) -> str:
     return f"{service.url}/agentsandbox"
 
 
-@pytest.fixture
-def told(key: str, base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user tells the client by its environment."""
-    monkeypatch.setenv("AGENTSANDBOX_BASE_URL", base_url)
-    monkeypatch.setenv("AGENTSANDBOX_API_KEY", key)
-
-
 @pytest.fixture(scope="module")
 def client(key: str, base_url: str) -> Iterator[AgentSandbox]:
     with AgentSandbox(api_key=key, base_url=base_url) as made:
@@ -61,111 +55,142 @@ def session(client: AgentSandbox) -> Iterator[str]:
         yield made.session_id
 
 
-def program(text: str, key: str, names: dict[str, Any]) -> list[str]:
-    """Run a program of the documentation; the lines that it printed."""
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        exec(compile(text.replace("your-api-key", key), "<program>", "exec"), names)  # noqa: S102 - that is the test
-    return printed.getvalue().splitlines()
+class Page:
+    """One who reads the documentation, and runs its programs one after the other.
+
+    Args:
+        key: What stands in the place of ``your-api-key``.
+        asynchronous: Whether it is the asynchronous client that is used, as the page says that everything works with it as well.
+    """
+
+    def __init__(self, key: str, *, asynchronous: bool) -> None:
+        self.key = key
+        self.names: dict[str, Any] = {}
+        self._asynchronous = asynchronous
+        self._runner = asyncio.Runner()
+
+    def run(self, text: str) -> list[str]:
+        """Run a program; the lines that it printed."""
+        text = text.replace("your-api-key", self.key)
+        code = compile(asynchronous(text) if self._asynchronous else text, "<program>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            self._wait(eval(code, self.names))  # noqa: S307 - that is the test
+        return printed.getvalue().splitlines()
+
+    def close(self) -> None:
+        """Close the client that was used last; programs of the page never do."""
+        if "client" in self.names:
+            self._wait(self.names["client"].close())
+
+    def end(self) -> None:
+        self.close()
+        self._runner.close()
+
+    def _wait(self, result: Any) -> None:  # noqa: ANN401 - whatever a program gives
+        if asyncio.iscoroutine(result):
+            self._runner.run(result)
 
 
-@pytest.fixture
-def names(client: AgentSandbox) -> dict[str, Any]:
-    """The names of a page whose first programs have run."""
-    return {"client": client}
+def asynchronous(text: str) -> str:
+    """A program for the asynchronous client: the same calls, awaited."""
+    text = re.sub(r"\bAgentSandbox\b", "AsyncAgentSandbox", text)
+    text = re.sub(r"^(with|for file in) (?=client\.)", r"async \1 ", text, flags=re.MULTILINE)
+    return re.sub(r"\bclient\.(?=run|execute|files\.(?!list_all)|sessions\.(?!context))", "await client.", text)
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def page(key: str, base_url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Page]:
+    monkeypatch.setenv("AGENTSANDBOX_BASE_URL", base_url)
+    made = Page(key, asynchronous=request.param)
+    made.run(programs.CLIENT)
+    yield made
+    made.end()
 
 
 # ------------------------------------------------------------------------------------------------- the documentation's programs
 
 
-@pytest.mark.usefixtures("told")
-def test_quick_start(key: str) -> None:
-    names: dict[str, Any] = {}
-    assert program(programs.QUICK_START, key, names) == ["Hello, World!", "", "0"]
-    names["client"].close()
+def test_quick_start(page: Page) -> None:
+    page.close()
+    assert page.run(programs.QUICK_START) == ["Hello, World!", "", "0"]
 
 
-@pytest.mark.usefixtures("told")
-def test_basic_execution(key: str) -> None:
-    names: dict[str, Any] = {}
-    lines = program(programs.BASIC_EXECUTION, key, names)
+def test_basic_execution(page: Page) -> None:
+    page.close()
+    lines = page.run(programs.BASIC_EXECUTION)
     assert lines[:3] == ["2", "", "Hello"]
     # A listing of a new /workspace: its size, itself and the folder above it, and nothing else.
     assert [line.split()[-1] for line in lines[4:-1]] == [".", ".."]
-    names["client"].close()
 
 
-def test_environment_variables(names: dict[str, Any], key: str) -> None:
-    program(programs.ENVIRONMENT_VARIABLES, key, names)
-    assert (names["result"].stdout, names["result"].stderr) == ("secret123\ntrue\n", "")
+def test_environment_variables(page: Page) -> None:
+    page.run(programs.ENVIRONMENT_VARIABLES)
+    assert (page.names["result"].stdout, page.names["result"].stderr) == ("secret123\ntrue\n", "")
 
 
-def test_file_injection(names: dict[str, Any], key: str) -> None:
-    program(programs.FILE_INJECTION, key, names)
-    assert names["result"].stdout.split() == ["name", "value", "0", "foo", "1", "1", "bar", "2"]
-    assert names["result"].files == []
+def test_file_injection(page: Page, client: AgentSandbox) -> None:
+    page.run(programs.FILE_INJECTION)
+    assert page.names["result"].stdout.split() == ["name", "value", "0", "foo", "1", "1", "bar", "2"]
+    assert page.names["result"].files == []
     with pytest.raises(agentsandbox.NotFoundError):
-        names["client"].files.download(names["uploaded"].file_id)
+        client.files.download(page.names["uploaded"].file_id)
 
 
-def test_sessions_keep_the_workspace_and_no_variables(names: dict[str, Any], key: str) -> None:
-    assert program(programs.SESSIONS, key, names) == ["42", ""]
+def test_sessions_keep_the_workspace_and_no_variables(page: Page, client: AgentSandbox) -> None:
+    assert page.run(programs.SESSIONS) == ["42", ""]
     with pytest.raises(agentsandbox.NotFoundError):
-        names["client"].sessions.get(names["sid"])
+        client.sessions.get(page.names["sid"])
 
 
-def test_sessions_with_preloaded_files(names: dict[str, Any], key: str) -> None:
-    (listed, empty) = program(programs.PRELOADED_SESSIONS, key, names)
-    assert (sorted(eval(listed)), empty) == (["config.txt", "users.csv"], "")  # noqa: S307 - what the program printed
+def test_sessions_with_preloaded_files(page: Page) -> None:
+    listed, empty = page.run(programs.PRELOADED_SESSIONS)
+    assert (sorted(ast.literal_eval(listed)), empty) == (["config.txt", "users.csv"], "")
 
 
-def test_files_are_injected_into_a_session(names: dict[str, Any], key: str) -> None:
-    assert program(programs.INJECTED_SESSION, key, names) == []
-    assert names["result"].stdout == "data content\n"
+def test_files_are_injected_into_a_session(page: Page) -> None:
+    assert page.run(programs.INJECTED_SESSION) == []
+    assert page.names["result"].stdout == "data content\n"
 
 
-def test_file_operations(names: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_file_operations(page: Page, client: AgentSandbox, tmp_path: Path) -> None:
     source, target = tmp_path / "data.csv", tmp_path / "save.csv"
     source.write_bytes(b"a,b\n1,2\n")
-    names["file_id"] = names["client"].files.upload(b"\x00\xff" * 500, filename="größe 1.bin").file_id
-    before = names["client"].files.list().total
-    text = programs.FILE_OPERATIONS.replace("/path/to/data.csv", str(source)).replace("/path/to/save.csv", str(target))
-    lines = program(text, key, names)
+    page.names["file_id"] = client.files.upload(b"\x00\xff" * 500, filename="größe 1.bin").file_id
+    before = client.files.list().total
+    lines = page.run(programs.FILE_OPERATIONS.replace("/path/to/data.csv", str(source)).replace("/path/to/save.csv", str(target)))
     assert re.fullmatch(r"Uploaded: file-\w+", lines[0])
     assert lines[1] == f"Total: {before + 2}"
     assert lines[2:5] == ["  - data.csv (16 bytes)", "  - data.csv (8 bytes)", "  - größe 1.bin (1000 bytes)"]
-    assert names["content"] == target.read_bytes() == b"\x00\xff" * 500
-    assert (names["uploaded"].mime_type, names["uploaded"].size_bytes) == ("text/csv", 16)
+    assert page.names["content"] == target.read_bytes() == b"\x00\xff" * 500
+    assert (page.names["uploaded"].mime_type, page.names["uploaded"].size_bytes) == ("text/csv", 16)
     with pytest.raises(agentsandbox.NotFoundError):
-        names["client"].files.download(names["file_id"])
+        client.files.download(page.names["file_id"])
 
 
-@pytest.mark.usefixtures("told")
-def test_the_async_client(key: str, client: AgentSandbox) -> None:
-    names: dict[str, Any] = {}
+@pytest.mark.parametrize("page", [False], indirect=True, ids=["as it is"])
+def test_the_async_client(page: Page, client: AgentSandbox) -> None:
     left = [file.filename for file in client.files.list_all()]
-    assert program(programs.ASYNC_CLIENT, key, names) == ["Hello async!", "", *left]
+    assert page.run(programs.ASYNC_CLIENT) == ["Hello async!", "", *left]
 
 
-@pytest.mark.usefixtures("told")
-def test_error_handling(key: str) -> None:
-    for shown, lines in ((key, []), ("wrong", ["Invalid API key"])):
-        names: dict[str, Any] = {}
-        assert program(programs.ERROR_HANDLING, shown, names) == lines
-        names["client"].close()
+def test_error_handling(page: Page) -> None:
+    for key, lines in ((page.key, []), ("wrong", ["Invalid API key"])):
+        page.close()
+        page.key = key
+        assert page.run(programs.ERROR_HANDLING) == lines
 
 
-def test_execution_results(names: dict[str, Any], key: str) -> None:
-    session, *rest = program(programs.EXECUTION_RESULTS, key, names)
+def test_execution_results(page: Page) -> None:
+    session, *rest = page.run(programs.EXECUTION_RESULTS)
     assert SESSION_ID.fullmatch(session)
     assert rest == ["hello", "", "", "0", "0", "True", "[]"]
 
 
-def test_configuration(key: str, base_url: str) -> None:
-    names: dict[str, Any] = {}
-    assert program(programs.CONFIGURATION.replace("https://custom.api.com", f"{base_url}/"), key, names) == []
-    assert names["client"].sessions.list().sessions == []
-    names["client"].close()
+def test_configuration(page: Page, base_url: str) -> None:
+    page.close()
+    assert page.run(programs.CONFIGURATION.replace("https://custom.api.com", f"{base_url}/")) == []
+    assert page.run("print((client.sessions.list()).sessions)") == ["[]"]
 
 
 # ---------------------------------------------------------------------------------------------------------- beyond the documentation

@@ -78,7 +78,7 @@ async def upload(query: Annotated[UploadQuery, Query()], request: Request) -> Re
     core, who = core_of(request), principal_of(request)
     box = None if query.session_id is None else sessions.find(core, who, query.session_id)
     form = await upload_of(request)
-    record = await core.files.upload(who, form.chunks, filename=translate.filename(form.filename), media_type=form.media_type)
+    record = await core.files.upload(who, form.chunks, filename=translate.filename(form.filename), media_type=translate.media_type(form.media_type))
     if box is not None:
         await core.files.inject(box, [record])
     told = translate.file(record)

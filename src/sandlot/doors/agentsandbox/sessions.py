@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from sandlot.core.content import files
+from sandlot.core.records.executions import Label
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
@@ -106,7 +107,7 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
         try:
             await files.write(box, what.path, _once(code), user=User.ROOT, mode=0o644)
             spec = translate.process(what, body.env_vars or {}, box.spec.env, core.clock.monotonic_s() - began_s)
-            done = await processes.run(box, spec)
+            done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
             kept = await outputs.collect(core.files, box, before)
         except SandboxEndedError as error:
             return translate.ended(box.id, error)

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import cast
 
 from sandlot.core.admission import NewSandbox
+from sandlot.core.records.filestore import check_media_type
 from sandlot.core.runs.outcomes import Finished
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox.outputs import ANSWER_S, Kept
@@ -193,6 +194,14 @@ def file(record: FileRecord) -> FileAnswer:
 def filename(given: str) -> str:
     """The name of an uploaded file: its client sends the whole path where it was given an open file."""
     return given.replace("\\", "/").rstrip("/").rpartition("/")[2] or "file"
+
+
+def media_type(given: str | None) -> str | None:
+    """The type of an uploaded file; None where what its client says is none, which it never checks."""
+    try:
+        return None if given is None else check_media_type(given)
+    except InvalidRequestError:
+        return None
 
 
 def execution(record: ExecutionRecord) -> ExecutionAnswer:

@@ -124,6 +124,11 @@ def test_a_file_is_called_as_the_last_part_of_its_path(given: str, name: str) ->
     assert translate.filename(given) == name
 
 
+@pytest.mark.parametrize("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
+def test_a_type_that_is_none_is_left_out(given: str | None, kind: str | None) -> None:
+    assert translate.media_type(given) == kind
+
+
 def test_a_file_has_all_that_its_client_wants() -> None:
     assert translate.file(FILE).model_dump() == {
         "file_id": FILE.id,
