@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sandlot.store.engine import CONNECTIONS
+from sandlot.store.engine import READERS
 
 CGROUPS = Path("/sys/fs/cgroup")
 ID_RANGES = Path("/run/sandlot/ids")
@@ -116,7 +116,7 @@ def descriptors(pid: int) -> Counter[str]:
             found[_NUMBER.sub("N", str(entry.readlink()))] += 1
         except FileNotFoundError:
             continue
-    return Counter({name: count - (CONNECTIONS + 1 if _POOLED.search(name) else 0) for name, count in found.items()})
+    return Counter({name: count - (READERS + 1 if _POOLED.search(name) else 0) for name, count in found.items()})
 
 
 def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
