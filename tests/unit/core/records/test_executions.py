@@ -1,0 +1,262 @@
+"""The log of runs: what it says of each, that nothing waits for it, and what becomes of it where the store fails or the service ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sandlot.core.node.budget import Budget
+from sandlot.core.records import executions
+from sandlot.core.records.executions import Journal, Label
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Lost, Output
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
+from sandlot.store.database import SqlStore, open_store
+from sandlot.store.executions import Executions
+from tests.support.clock import ManualClock
+from tests.support.service import Bench
+from tests.support.until import until
+
+SOMEBODY = Principal(owner=OwnerId("0123456789ab"), name="somebody")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    async with open_store(tmp_path / "own.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def still(clock: ManualClock) -> Sandbox:
+    """A sandbox of which only its owner, its id and its state matter."""
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    return Sandbox(spec, owner=SOMEBODY.owner, name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
+
+
+class Failing(Executions):
+    """The store's table, which refuses to save for as long as it is told to."""
+
+    def __init__(self, store: SqlStore) -> None:
+        super().__init__(store.executions._database)  # noqa: SLF001 - the same table, but for its failures
+        self.error: Exception | None = None
+
+    async def save(self, records: Sequence[ExecutionRecord]) -> None:
+        if self.error is not None:
+            raise self.error
+        await super().save(records)
+
+
+def journal_of(table: Executions, clock: ManualClock) -> tuple[Journal, Metrics]:
+    metrics = Metrics()
+    return Journal(table, NodeId("aaaa"), clock, metrics), metrics
+
+
+def disk_full() -> HostError:
+    return HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+
+
+async def logged(at: Bench, id_: str) -> ExecutionRecord:
+    return await at.service.core.executions.get(OPERATOR, id_)
+
+
+async def test_a_cell_is_logged_with_what_it_wrote_and_raised(at: Bench, box: Sandbox) -> None:
+    done = await code.execute(box, Cell("print('out'); import sys; print('err', file=sys.stderr); 1/0"))
+    found = await logged(at, done.outcome.execution)
+    assert (found.kind, found.language, found.status, found.origin) == ("code", "python", "error", "native")
+    assert (found.stdout, found.stderr, found.error) == ("out\n", "err\n", "ZeroDivisionError: division by zero")
+    assert (found.owner, found.sandbox, found.argv, found.exit_code) == (box.owner, box.id, None, None)
+    assert found.duration_s == done.outcome.duration_s
+
+
+async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, box: Sandbox) -> None:
+    done = await processes.run(box, ProcessSpec(argv=shell_argv("echo hi; exit 3")))
+    found = await logged(at, done.outcome.process)
+    assert (found.kind, found.argv, found.status, found.exit_code) == ("command", ("/bin/bash", "-c", "echo hi; exit 3"), "exited", 3)
+    label = Label(origin="agentsandbox", language="bash", code="echo ho")
+    done = await processes.run(box, ProcessSpec(argv=("sh", "/tmp/x")), label=label)
+    at.service.core.executions.tell_files(done.outcome.process, 2)
+    found = await logged(at, done.outcome.process)
+    assert (found.kind, found.language, found.code, found.argv, found.origin) == ("code", "bash", "echo ho", None, "agentsandbox")
+    assert found.files == 2
+
+
+async def test_a_background_process_is_logged_when_it_ends_and_keeps_nobody_busy(at: Bench, box: Sandbox) -> None:
+    await processes.run(box, ProcessSpec(argv=("mkfifo", "/tmp/go")))
+    id_, _ = await processes.launch(box, ProcessSpec(argv=shell_argv("echo begun; read -r line < /tmp/go; echo $line; exit 4"), timeout_s=None))
+    assert (await logged(at, id_)).status == "running"
+    assert box.activity.held == 0
+    await processes.run(box, ProcessSpec(argv=shell_argv("echo went > /tmp/go")))
+
+    async def over() -> bool:
+        return (await logged(at, id_)).status != "running"
+
+    await until(over)
+    found = await logged(at, id_)
+    assert (found.status, found.exit_code, found.stdout) == ("exited", 4, "begun\nwent\n")
+
+
+async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, box: Sandbox) -> None:
+    run = await processes.start(box, ProcessSpec(argv=("sleep", "1000")))
+    await run.close()
+    assert (await logged(at, run.id)).status == "killed"
+    execution = await code.start(box, Cell("print('x', flush=True); import time; time.sleep(1000)"))
+    async for _ in execution:
+        break
+    await execution.close()
+    found = await logged(at, execution.id)
+    assert (found.status, found.stdout) == ("killed", "x\n")
+
+
+async def test_the_services_own_processes_are_not_logged(at: Bench, box: Sandbox) -> None:
+    await processes.run(box, ProcessSpec(argv=("true",), hidden=True))
+    assert await at.service.core.executions.page(OPERATOR) == []
+
+
+async def test_much_output_is_kept_as_head_and_tail(at: Bench, box: Sandbox) -> None:
+    done = await processes.run(box, ProcessSpec(argv=shell_argv("printf begin; head -c 3000000 /dev/zero | tr '\\0' x; printf end")))
+    found = await logged(at, done.outcome.process)
+    assert found.stdout.startswith("beginx")
+    assert found.stdout.endswith("xend")
+    assert found.stdout_omitted_bytes == 3_000_008 - executions.OUTPUT_BYTES
+    assert len(found.stdout) < executions.OUTPUT_BYTES + 100
+
+
+async def test_the_log_is_seen_by_its_owner_and_paged_newest_first(at: Bench, box: Sandbox) -> None:
+    journal = at.service.core.executions
+    made = [(await processes.run(box, ProcessSpec(argv=("true",)))).outcome.process for _ in range(3)]
+    assert {str(record.id) for record in await journal.page(OPERATOR, sandbox=box.id)} == set(made)
+    assert len(await journal.page(OPERATOR, limit=2)) == 2
+    assert await journal.page(SOMEBODY) == []
+    for who, id_ in ((SOMEBODY, made[0]), (OPERATOR, "f" * 32), (OPERATOR, "../x"), (OPERATOR, "x" * 5000)):
+        with pytest.raises(NotFoundError) as refused:
+            await journal.get(who, id_)
+        assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
+
+
+async def test_lines_wait_while_the_store_fails_and_are_written_once_it_does_not(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    table = Failing(store)
+    journal, metrics = journal_of(table, clock)
+    table.error = disk_full()
+    line = journal.command(still, new_process_id(), ("true",))
+    with structlog.testing.capture_logs() as said:
+        assert not await journal.flush()
+    assert [entry["event"] for entry in said] == ["executions.not_written"]
+    line.add(Output(1, 0, b"x"))
+    line.end("exited", exit_code=0)
+    table.error = None
+    assert await journal.flush()
+    assert [(record.status, record.stdout) for record in await table.page(owner=None, sandbox=None, before=None, limit=9)] == [("exited", "x")]
+    assert journal.held_bytes == 0
+    assert b'sandlot_store_failures_total{what="executions"} 1.0' in metrics.text()
+
+
+async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "MAX_LINES", 3)
+    table = Failing(store)
+    journal, metrics = journal_of(table, clock)
+    table.error = disk_full()
+    for _ in range(5):
+        journal.command(still, new_process_id(), ("true",)).end("exited", exit_code=0)
+    with structlog.testing.capture_logs() as said:
+        await journal.aclose()
+    assert [entry["lines"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
+    assert journal.held_bytes == 0
+    assert b"sandlot_executions_lost_total 7.0" in metrics.text()
+
+
+async def test_what_the_store_will_never_take_is_given_up(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    table = Failing(store)
+    journal, metrics = journal_of(table, clock)
+    table.error = InternalError("It refused a statement.")
+    journal.command(still, new_process_id(), ("true",))
+    assert await journal.flush()
+    assert journal.held_bytes == 0
+    assert b"sandlot_executions_lost_total 1.0" in metrics.text()
+
+
+async def test_output_beyond_the_bound_is_counted_and_not_kept(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executions, "MAX_BYTES", 100_000)
+    journal, _ = journal_of(store.executions, clock)
+    lines = [journal.command(still, new_process_id(), ("true",)) for _ in range(10)]
+    for line in lines:
+        for _ in range(20):
+            line.add(Output(1, 0, b"x" * 10_000))
+            assert journal.held_bytes <= 100_000 + 20_000
+        line.add(Lost(channel=2, bytes=7, offset=0))
+    for line in lines:
+        line.end("exited", exit_code=0)
+        assert await journal.flush()
+    found = await store.executions.page(owner=None, sandbox=None, before=None, limit=99)
+    assert {(record.stdout.count("x") + record.stdout_omitted_bytes, record.stderr_omitted_bytes) for record in found} == {(200_000, 7)}
+    assert journal.held_bytes == 0
+
+
+async def test_a_line_is_written_within_a_second(at: Bench, box: Sandbox) -> None:
+    journal, table = at.service.core.executions, at.service.store.executions
+    line = journal.command(box, new_process_id(), ("true",))
+
+    async def there() -> bool:
+        return await table.get(ExecutionId(line.id)) is not None
+
+    await until(there)  # by itself: nobody has read the log
+    assert executions.FLUSH_S < 1
+    line.leave()
+
+
+async def test_a_line_that_is_over_says_nothing_more(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    journal, metrics = journal_of(store.executions, clock)
+    line = journal.command(still, new_process_id(), ("true",))
+    clock.advance(2.5)
+    line.end("killed")
+    line.end("exited", exit_code=0)
+    line.cut()
+    await journal.flush()
+    found = await store.executions.get(ExecutionId(line.id))
+    assert found is not None
+    assert (found.status, found.duration_s) == ("killed", 2.5)
+    assert b'sandlot_runs_total{kind="command",outcome="killed"} 1.0' in metrics.text()
+
+
+async def test_runs_of_other_nodes_are_not_taken_over(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    journal, _ = journal_of(store.executions, clock)
+    ours = ExecutionRecord(
+        id=ExecutionId(new_process_id()),
+        owner=still.owner,
+        sandbox=still.id,
+        kind="command",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        status="running",
+    )
+    theirs = replace(ours, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(NodeId("bbbb")))
+    await store.executions.save([ours, theirs])
+    assert await journal.unfinished() == [ours]
+
+
+async def test_a_run_is_not_slowed_by_a_store_that_hangs(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = asyncio.Event()
+
+    async def hang(_records: Sequence[ExecutionRecord]) -> None:
+        await hangs.wait()
+
+    monkeypatch.setattr(at.service.store.executions, "save", hang)
+    for _ in range(3):
+        assert (await processes.run(box, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
+        await asyncio.sleep(executions.FLUSH_S / 2)
+    hangs.set()

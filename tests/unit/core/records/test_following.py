@@ -1,0 +1,111 @@
+"""Runs that nobody follows: ended in the log when they end, also by the next service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.records import following
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.ids import new_process_id, new_sandbox_id
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import ProcessSpec, shell_argv
+from sandlot.server.compose import Service
+from tests.support.bare import BareDriver
+from tests.support.service import BASE, Bench, serving
+from tests.support.until import until
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below)
+    yield made
+    for instance in made.instances:
+        await instance.destroy()
+    assert made.left() == []
+
+
+def background(script: str) -> ProcessSpec:
+    return ProcessSpec(argv=shell_argv(script), timeout_s=None)
+
+
+async def ended(service: Service, id_: str) -> ExecutionRecord:
+    """The line of a run, once it has ended."""
+    found: list[ExecutionRecord] = []
+
+    async def over() -> bool:
+        found[:] = [await service.core.executions.get(OPERATOR, id_)]
+        return found[0].status != "running"
+
+    await until(over)
+    return found[0]
+
+
+async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, OPERATOR)
+        gone = await first.sandboxes.create(BASE, OPERATOR)
+        await processes.run(box, ProcessSpec(argv=("mkfifo", "/tmp/first", "/tmp/second", "/tmp/third")))
+        short, _ = await processes.launch(box, background("echo short; read -r x < /tmp/first; echo $x >&2; exit 5"))
+        long, _ = await processes.launch(box, background("echo long; read -r x < /tmp/second; echo $x"))
+        cell = await code.start(box, Cell("print('cell', flush=True); print(open('/tmp/third').read(), end='')", timeout_s=None))
+        events = aiter(cell)
+        await anext(events)
+        lost, _ = await processes.launch(gone, background("sleep 1000"))
+        # While nobody serves: this one writes to all that waits.
+        helper = "sleep 0.2; echo one > /tmp/first; echo three > /tmp/third"
+        await processes.launch(box, replace(background(helper), hidden=True))
+        unknown = ExecutionRecord(
+            id=ExecutionId(new_process_id()),
+            owner=box.owner,
+            sandbox=box.id,
+            kind="command",
+            created_at=first.core.clock.now(),
+            status="running",
+        )
+        elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node))
+        await first.core.executions.flush()
+        await first.store.executions.save([unknown, elsewhere])
+    for instance in driver.instances:
+        if instance.ref == gone.id:
+            await instance.destroy()
+    await asyncio.sleep(0.4)
+    async with serving(tmp_path, driver, keep=True) as second:
+        done = await ended(second, short)
+        assert (done.status, done.exit_code, done.stdout, done.stderr) == ("exited", 5, "short\n", "one\n")
+        done = await ended(second, cell.id)
+        assert (done.status, done.stdout) == ("ok", "cell\nthree\n")
+        assert {(await ended(second, id_)).status for id_ in (unknown.id, elsewhere.id)} == {"lost"}
+        assert (await ended(second, lost)).status in {"lost", "killed"}
+        again = second.sandboxes.find(box.id, OPERATOR)
+        await processes.run(again, ProcessSpec(argv=shell_argv("echo two > /tmp/second")))
+        done = await ended(second, long)
+        assert (done.status, done.stdout) == ("exited", "long\ntwo\n")
+        assert done.duration_s is not None
+        assert done.duration_s > 0.4
+        await second.sandboxes.kill(box.id, OPERATOR)
+
+
+async def test_the_end_of_a_sandbox_ends_its_lines(at: Bench, box: Sandbox) -> None:
+    id_, _ = await processes.launch(box, background("echo x; sleep 1000"))
+    await at.sandboxes.kill(box.id, OPERATOR)
+    assert (await ended(at.service, id_)).status == "killed"
+
+
+async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "WAITS", 2)
+    monkeypatch.setattr(following, "LOOK_S", 0.05)
+    ids = [(await processes.launch(box, background(f"sleep 0.2; echo {number}")))[0] for number in range(8)]
+    waits = at.service.core.executions.waits
+    await until(lambda: waits[box.id] == 2)
+    assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
+    assert not waits

@@ -1,0 +1,67 @@
+"""What is counted: right, in Prometheus' own format, and with labels that nobody outside chooses."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from sandlot.core.records import metrics
+from sandlot.core.records.metrics import Metrics
+from sandlot.model.errors import ErrorCode
+from sandlot.model.ports import ExitReason
+from sandlot.model.states import State
+from tests.support.until import until
+
+
+def found(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric's series, by their labels in order."""
+    return {
+        tuple(sample.labels[key] for key in sorted(sample.labels)): sample.value
+        for family in text_string_to_metric_families(of.text().decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_creates_are_counted_by_what_became_of_them() -> None:
+    counted = Metrics()
+    counted.created("gvisor", 0.3)
+    counted.not_created("gvisor", ExitReason.OOM)
+    assert found(counted, "sandlot_creates_total") == {("gvisor", "ok", "template"): 1, ("gvisor", "oom", "template"): 1}
+    assert found(counted, "sandlot_create_seconds_sum") == {("gvisor",): 0.3}
+
+
+def test_sandboxes_are_counted_by_state_when_they_are_asked_for() -> None:
+    states: list[State] = []
+    counted = Metrics(lambda: states)
+    assert set(found(counted, "sandlot_sandboxes").values()) == {0}
+    states += [State.RUNNING, State.RUNNING, State.CREATING, State.STOPPED]
+    assert {name: value for name, value in found(counted, "sandlot_sandboxes").items() if value} == {("running",): 2, ("creating",): 1}
+
+
+def test_no_label_is_what_somebody_outside_chose() -> None:
+    counted = Metrics()
+    counted.run_begun('evil"\n')
+    counted.run_ended("evil", "<script>")
+    counted.requested("BREW", None, 404, 0.1)
+    assert found(counted, "sandlot_runs_total") == {("other", "other"): 1}
+    assert found(counted, "sandlot_http_requests_total") == {("other", "unmatched", "404"): 1}
+
+
+def test_failures_and_lost_lines_are_counted() -> None:
+    counted = Metrics()
+    counted.failed(ErrorCode.BUSY)
+    counted.store_failed("executions", 7)
+    assert found(counted, "sandlot_failures_total") == {("busy",): 1}
+    assert found(counted, "sandlot_executions_lost_total") == {(): 7}
+
+
+async def test_a_loop_that_is_held_up_is_seen() -> None:
+    counted = Metrics()
+    task = asyncio.create_task(counted.watch_loop())
+    try:
+        await until(lambda: found(counted, "sandlot_event_loop_lag_seconds_count") == {(): 1})
+    finally:
+        task.cancel()
+    assert metrics.LAG_EVERY_S < 1
