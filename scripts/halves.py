@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 
-BESIDE = ("tests/security", "tests/soak")
+BESIDE = ("tests/conformance", "tests/security", "tests/soak")
 """As long as the rest together, on two cores. No test may look at what the other half does: each has services, state directories,
 control groups and networks of its own, and counts only those."""
 
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 def halves() -> dict[str, list[str]]:
     """What each pytest is told to run, by the name of the half."""
-    return {"most": [f"--ignore={folder}" for folder in BESIDE], "attacks": list(BESIDE)}
+    return {"most": [f"--ignore={folder}" for folder in BESIDE], "rest": list(BESIDE)}
 
 
 def follow(name: str, lines: Iterable[str]) -> None:
@@ -38,7 +38,7 @@ def follow(name: str, lines: Iterable[str]) -> None:
     for line in lines:
         rules += line.startswith("=")
         if rules < 2:
-            _say(f"{name:>7} | {line}")
+            _say(f"{name:>4} | {line}")
         else:
             kept.append(line)
     _say("".join(kept))
