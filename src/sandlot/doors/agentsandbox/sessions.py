@@ -24,10 +24,10 @@ from sandlot.doors.agentsandbox.translate import Program
 from sandlot.doors.agentsandbox.wire import ExecuteAnswer, ExecuteBody
 from sandlot.link.types import Entry
 from sandlot.model.access import Principal
-from sandlot.model.errors import NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import FileRecord
-from sandlot.model.specs import User
+from sandlot.model.specs import MAX_ARG_BYTES, User, check_env
 
 _OUTPUT_MODE = 0o1777
 
@@ -99,14 +99,15 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
         SandlotError: It could not be run. Code that fails is no error.
     """
     began_s = core.clock.monotonic_s()
-    code = translate.code_of(body.code)
+    code, env = translate.code_of(body.code), body.env_vars or {}
+    check_env(env)  # before there is a sandbox
     records = await core.files.all(who, body.file_ids or ())
     async with _place(core, who, body.session_id) as box:
         what = translate.program(body.language, secrets.token_hex(8))
         before = await _prepared(core, box, records, new=body.session_id is None)
         try:
-            await files.write(box, what.path, _once(code), user=User.ROOT, mode=0o644)
-            spec = translate.process(what, body.env_vars or {}, box.spec.env, core.clock.monotonic_s() - began_s)
+            command = await _written(box, what, body.code, code)
+            spec = translate.process(what, command, env, box.spec.env, core.clock.monotonic_s() - began_s)
             done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
             kept = await outputs.collect(core.files, box, before)
         except SandboxEndedError as error:
@@ -117,6 +118,22 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
                 box.keep(asyncio.create_task(_tidy(box, what)))
         core.executions.tell_files(done.outcome.process, len(kept.records))
         return translate.answer(box.id, done, kept, spec.timeout_s or 0.0)
+
+
+async def _written(box: Sandbox, what: Program, code: str, content: bytes) -> tuple[str, ...]:
+    """Write a program into its file; what it is started by.
+
+    Raises:
+        LimitError: ``disk_full``, and it is too large to do without a file.
+        SandlotError: It could not be written, or the sandbox has ended.
+    """
+    try:
+        await files.write(box, what.path, _once(content), user=User.ROOT, mode=0o644)
+    except LimitError as error:
+        if error.code is not ErrorCode.DISK_FULL or len(content) > MAX_ARG_BYTES or b"\0" in content:
+            raise
+        return translate.argv_without_file(what, code)
+    return translate.argv(what)
 
 
 @asynccontextmanager

@@ -66,6 +66,9 @@ class Program:
         return posixpath.dirname(self.path)
 
 
+_CUT = frozenset({"timeout", "killed", "died", "lost", "pids"})
+"""How a run can end other than by itself."""
+
 _PROGRAMS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}
 
 
@@ -96,23 +99,40 @@ def code_of(code: str) -> bytes:
     return content
 
 
-def process(what: Program, env: Mapping[str, str], session_env: Mapping[str, str], spent_s: float) -> ProcessSpec:
+def argv(what: Program) -> tuple[str, ...]:
+    """What a run is started by."""
+    return what.interpreter, what.path
+
+
+def argv_without_file(what: Program, code: str) -> tuple[str, ...]:
+    """The same where there is no room for a file: also a session whose disk is full can be tidied up.
+
+    Args:
+        what: The program that it would have been.
+        code: Small enough to be an argument.
+    """
+    return what.interpreter, "-c", code
+
+
+def process(what: Program, command: tuple[str, ...], env: Mapping[str, str], session_env: Mapping[str, str], spent_s: float) -> ProcessSpec:
     """The process that a run is.
 
     Args:
         what: Its program.
+        command: What it is started by.
         env: The run's environment, which goes before the session's.
         session_env: That one.
         spent_s: Of the time that its client waits.
+
+    Raises:
+        InvalidRequestError: The environment is none, or too large.
     """
     whole = dict(env)
     if what.interpreter == "python3":
         # The program is elsewhere; but what lies in /workspace was always importable there.
         given = env.get("PYTHONPATH", session_env.get("PYTHONPATH", ""))
         whole["PYTHONPATH"] = f"{WORKSPACE}:{given}" if given else WORKSPACE
-    return ProcessSpec(
-        argv=(what.interpreter, what.path), env=whole, cwd=WORKSPACE, timeout_s=max(LEAST_RUN_S, CLIENT_TIMEOUT_S - ANSWER_S - spent_s)
-    )
+    return ProcessSpec(argv=command, env=whole, cwd=WORKSPACE, timeout_s=max(LEAST_RUN_S, CLIENT_TIMEOUT_S - ANSWER_S - spent_s))
 
 
 def new_session(env: Mapping[str, str], who: Principal) -> NewSandbox:
@@ -220,7 +240,7 @@ def execution(record: ExecutionRecord) -> ExecutionAnswer:
         stderr=record.stderr,
         return_code=TIMED_OUT if record.status == "timeout" else record.exit_code,
         files_count=record.files or 0,
-        error=record.error,
+        error=record.error or (record.status if record.status in _CUT else None),
         request_meta={
             "origin": record.origin,
             "status": record.status,

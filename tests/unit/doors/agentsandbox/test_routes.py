@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +21,11 @@ from sandlot.core.content import files
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.doors.agentsandbox import outputs, translate
-from sandlot.model.access import OPERATOR
-from sandlot.model.errors import NotFoundError, UnavailableError
+from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError
 from sandlot.model.specs import User
 from sandlot.server.settings import Settings
-from tests.support.service import Bench, bench, client
+from tests.support.service import Bench, bench, client, tcp_client
 from tests.support.until import until
 
 HERE = "/agentsandbox"
@@ -72,8 +73,10 @@ async def test_a_defect_is_told_in_its_words_and_tells_nothing(http: httpx.Async
         raise RuntimeError("secret")
 
     monkeypatch.setattr(Sandboxes, "all", fails)
-    message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
+    with structlog.testing.capture_logs() as logged:
+        message = refused(await http.get(f"{HERE}/v1/sessions"), 500)
     assert "secret" not in message
+    assert "request.defect" in {line["event"] for line in logged}
 
 
 async def test_no_room_is_503_with_a_time_to_wait(folder: Path) -> None:
@@ -115,6 +118,32 @@ async def test_a_run_that_takes_too_long_is_ended_before_its_client_gives_up(
     assert (told["return_code"], told["stdout"]) == (124, "begun\n")
     assert "ended this run after 2 seconds" in told["stderr"]
     assert [file["filename"] for file in told["files"]] == ["file"]
+
+
+async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise LimitError("The disk of the sandbox is full.", code=ErrorCode.DISK_FULL)
+
+    monkeypatch.setattr(files, "write", full)
+    for language, code in (("bash", "rm -rf /workspace/*; echo $PWD"), ("python", "import os; print(os.getcwd())")):
+        told = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": language, "session_id": session}), 200)
+        assert (told["stdout"], told["stderr"]) == ("/workspace\n", "")
+    assert "full" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "#" * 200_000, "session_id": session}), 507)
+
+
+async def test_over_a_keys_quota_is_429(at: Bench) -> None:
+    _, one = await at.service.keys.create("one", quota=Quota(sandboxes=1, executions_per_month=2, upload_bytes=10))
+    async with tcp_client(at.service, one) as http:
+        session = ok(await http.post(f"{HERE}/v1/sessions"), 200)["session_id"]
+        assert "sandbox" in refused(await http.post(f"{HERE}/v1/sessions"), 429)
+        assert "sandbox" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "1"}), 429)
+        for _ in range(2):
+            ok(await http.post(f"{HERE}/v1/execute", json={"code": "1", "session_id": session}), 200)
+        assert "month" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "1", "session_id": session}), 429)
+        ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"x" * 10)}), 200)
+        large = await http.post(f"{HERE}/v1/files", files={"file": ("a", b"x" * 11)})
+        assert large.status_code in {413, 429}
+        assert "10 bytes" in refused(large, large.status_code)
 
 
 async def test_what_is_started_in_the_background_lives_on(http: httpx.AsyncClient, session: str) -> None:
@@ -218,7 +247,7 @@ _REQUESTS = st.tuples(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_REQUESTS)
 async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
     http: httpx.AsyncClient, at: Bench, asked: tuple[str, str, dict[str, str], str, bytes]

@@ -54,21 +54,26 @@ def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: LanguageN
     one, other = translate.program(language, "1"), translate.program(language, "2")
     assert one.folder != other.folder
     assert not one.path.startswith("/workspace")
-    spec = translate.process(one, {}, {}, 0)
+    spec = translate.process(one, translate.argv(one), {}, {}, 0)
     assert (spec.argv, spec.cwd, spec.stdin) == ((interpreter, one.path), "/workspace", False)
 
 
 def test_a_runs_environment_goes_before_the_sessions_and_the_workspace_can_be_imported() -> None:
     python, bash = translate.program("python", "1"), translate.program("bash", "1")
-    assert translate.process(python, {"A": "1"}, {"A": "2", "B": "3"}, 0).env == {"A": "1", "PYTHONPATH": "/workspace"}
-    assert translate.process(python, {}, {"PYTHONPATH": "/s"}, 0).env == {"PYTHONPATH": "/workspace:/s"}
-    assert translate.process(python, {"PYTHONPATH": "/r"}, {"PYTHONPATH": "/s"}, 0).env == {"PYTHONPATH": "/workspace:/r"}
-    assert translate.process(bash, {"A": "1"}, {"PYTHONPATH": "/s"}, 0).env == {"A": "1"}
+
+    def env(what: translate.Program, run: dict[str, str], session: dict[str, str]) -> dict[str, str]:
+        return dict(translate.process(what, translate.argv(what), run, session, 0).env)
+
+    assert env(python, {"A": "1"}, {"A": "2", "B": "3"}) == {"A": "1", "PYTHONPATH": "/workspace"}
+    assert env(python, {}, {"PYTHONPATH": "/s"}) == {"PYTHONPATH": "/workspace:/s"}
+    assert env(python, {"PYTHONPATH": "/r"}, {"PYTHONPATH": "/s"}) == {"PYTHONPATH": "/workspace:/r"}
+    assert env(bash, {"A": "1"}, {"PYTHONPATH": "/s"}) == {"A": "1"}
 
 
 @pytest.mark.parametrize("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
 def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) -> None:
-    assert translate.process(translate.program("bash", "1"), {}, {}, spent_s).timeout_s == left_s
+    what = translate.program("bash", "1")
+    assert translate.process(what, translate.argv(what), {}, {}, spent_s).timeout_s == left_s
 
 
 def test_code_has_a_bound_in_bytes() -> None:
@@ -145,7 +150,8 @@ def test_a_run_in_the_log() -> None:
     assert (told.endpoint, told.method, told.status_code, told.duration_ms, told.files_count) == ("/v1/execute", "POST", 200, 250, 2)
     assert (told.language, told.code, told.return_code) == ("python", "print(1)", 0)
     assert translate.execution(replace(EXECUTION, status="running", exit_code=None, duration_s=None)).status_code is None
-    assert translate.execution(replace(EXECUTION, status="timeout", exit_code=137)).return_code == 124
+    late = translate.execution(replace(EXECUTION, status="timeout", exit_code=137))
+    assert (late.return_code, late.error, told.error) == (124, "timeout", None)
     command = translate.execution(replace(EXECUTION, origin="native", language="ruby", code=None))
     assert (command.language, command.request_meta is not None and command.request_meta["origin"]) == (None, "native")
 
