@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,7 +23,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.server.keys import KeyStore
+from sandlot.server.keys import with_keys
+from sandlot.server.settings import Settings
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, descriptors, settle
 
@@ -242,7 +244,7 @@ def test_what_was_used_is_given_back(service: LocalService) -> None:
 
 
 def test_on_tcp_a_key_opens_it(folder: Path) -> None:
-    _, secret = KeyStore(folder).create("test")
+    _, secret = asyncio.run(with_keys(Settings(data_dir=folder), lambda keys: keys.create("test")))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(

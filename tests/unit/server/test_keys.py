@@ -1,100 +1,133 @@
-"""API keys: shown once, kept as hashes, changed by several at once, seen by a running service."""
+"""Keys where no service runs, and the key file of versions before there was a store."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, NotFoundError
-from sandlot.server.keys import FILE, PREFIX, KeyStore
+from sandlot.core.ports import SystemClock
+from sandlot.core.records.keys import Keys
+from sandlot.model.access import Quota
+from sandlot.model.errors import HostError
+from sandlot.server.keys import ASIDE, FILE, take_over, with_keys
+from sandlot.server.settings import Settings
+from sandlot.store.database import open_store
+
+BEFORE = "sandlot_of-before"
 
 
-def test_a_key_is_known_until_it_is_revoked(tmp_path: Path) -> None:
-    keys = KeyStore(tmp_path)
-    key, secret = keys.create("ci")
-    assert secret.startswith(PREFIX)
-    assert len(secret) == len(PREFIX) + 43  # 256 bits, base64
-    found = keys.verify(secret)
+def key_file(folder: Path, *names: str) -> Path:
+    keys = [
+        {
+            "id": f"{number:012x}",
+            "name": name,
+            "sha256": hashlib.sha256((BEFORE + name).encode()).hexdigest(),
+            "created_at": "2026-01-01T00:00:00+00:00",
+        }
+        for number, name in enumerate(names)
+    ]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / FILE
+    file.write_text(json.dumps({"format": 1, "keys": keys}))
+    return file
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+async def names(keys: Keys) -> list[str]:
+    return [record.name for record in await keys.list()]
+
+
+async def test_without_a_service_keys_are_in_the_same_store(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    record, secret = await with_keys(settings, lambda keys: keys.create("a", quota=Quota(sandboxes=3)))
+    async with open_store(settings.database) as store:
+        keys = Keys(store.keys, SystemClock())
+        await keys.look()
+        found = keys.verify(secret)
     assert found is not None
-    assert found.owner == key.id
-    assert keys.verify(secret[:-1]) is None
-    assert keys.verify("") is None
-    assert keys.verify("\ud800") is None
-    assert keys.revoke("ci") == key
-    assert keys.verify(secret) is None
-    assert keys.list() == ()
+    assert (found.owner, found.name, found.operator, found.quota) == (record.id, "a", False, Quota(sandboxes=3))
 
 
-def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        _, secret = KeyStore(tmp_path).create("a")
-    finally:
-        os.umask(before)
-    for path in tmp_path.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert secret not in path.read_text()
-        assert secret.removeprefix(PREFIX) not in path.read_text()
+async def test_the_database_is_private_and_holds_no_secret(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    _, secret = await with_keys(settings, lambda keys: keys.create("a"))
+    assert files(settings.data_dir) == {"sandlot.db"}
+    assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
+    found = settings.data_dir / "sandlot.db"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o600
+    assert secret.removeprefix("sandlot_").encode() not in found.read_bytes()
 
 
-def test_another_store_sees_a_change_at_once(tmp_path: Path) -> None:
-    service, cli = KeyStore(tmp_path), KeyStore(tmp_path)
-    secrets = [cli.create(f"k{number}")[1] for number in range(5)]
-    for number, secret in enumerate(secrets):
-        found = service.verify(secret)
+async def test_keys_of_before_go_on_working_and_are_taken_over_once(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    file = key_file(settings.data_dir, "first", "second")
+    assert await with_keys(settings, names) == ["first", "second"]
+    assert file.name not in files(settings.data_dir)
+    assert ASIDE in files(settings.data_dir)
+    await with_keys(settings, lambda keys: keys.revoke("first"))
+    assert await with_keys(settings, names) == ["second"]
+    async with open_store(settings.database) as store:
+        keys = Keys(store.keys, SystemClock())
+        await keys.look()
+        found = keys.verify(BEFORE + "second")
         assert found is not None
-        cli.revoke(found.owner if number % 2 else found.name)
-        assert service.verify(secret) is None
+        assert (found.owner, found.name, found.operator, found.quota) == (f"{1:012x}", "second", False, Quota())
+        assert keys.verify(BEFORE + "first") is None
 
 
-def test_many_who_create_at_once_lose_none(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda number: KeyStore(tmp_path).create(f"k{number}"), range(40)))
-    assert {key.id for key in KeyStore(tmp_path).list()} == {key.id for key, _ in made}
-    assert {path.name for path in tmp_path.iterdir()} == {FILE, "keys.lock"}
-
-
-def test_killed_while_it_writes_the_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
-    _, secret = KeyStore(tmp_path).create("first")
-    write = (
-        "import sys; from pathlib import Path; from sandlot.server.keys import KeyStore\n"
-        "for n in range(10**6): KeyStore(Path(sys.argv[1])).create(f'k{n}')"
-    )
-    for _ in range(5):
-        writer = subprocess.Popen([sys.executable, "-c", write, str(tmp_path)], stderr=subprocess.DEVNULL)
-        while len(KeyStore(tmp_path).list()) < 2 and writer.poll() is None:
-            pass
-        writer.kill()
-        writer.wait()
-        assert KeyStore(tmp_path).verify(secret) is not None
-        (tmp_path / FILE).write_text(json.dumps({"format": 1, "keys": json.loads((tmp_path / FILE).read_text())["keys"][:1]}))
-
-
-def test_names(tmp_path: Path) -> None:
-    keys = KeyStore(tmp_path)
-    keys.create("a.b-c_1")
-    with pytest.raises(ConflictError):
-        keys.create("a.b-c_1")
-    for name in ("", " ", "-a", "x" * 64, "ä"):
-        with pytest.raises(InvalidRequestError):
-            keys.create(name)
-    with pytest.raises(NotFoundError):
-        keys.revoke("other")
+async def test_taking_over_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    async with open_store(tmp_path / "rows.db") as store:
+        key_file(tmp_path, "first")
+        assert await take_over(store.keys, tmp_path) == 1
+        key_file(tmp_path, "first", "second")  # the file is there still, as after a kill before it was put aside
+        assert await take_over(store.keys, tmp_path) == 2
+        assert [record.name for record in await store.keys.all()] == ["first", "second"]
+        assert await take_over(store.keys, tmp_path) == 0
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "keys": [{}]}', '{"format": 2, "keys": []}', '{"format": 1, "keys": 3}']
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 1}',
+        '{"format": 1, "keys": [{}]}',
+        '{"format": 2, "keys": []}',
+        '{"format": 1, "keys": 3}',
+        '{"format": 1, "keys": [{"id": "0", "name": "a", "sha256": "no digits", "created_at": "2026-01-01T00:00:00+00:00"}]}',
+    ],
 )
-def test_a_broken_file_lets_nobody_in_and_says_what_to_do(tmp_path: Path, content: str) -> None:
+async def test_a_broken_file_is_named_and_left(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(HostError) as broken:
-        KeyStore(tmp_path).verify("x")
+    async with open_store(tmp_path / "rows.db") as store:
+        with pytest.raises(HostError) as broken:
+            await take_over(store.keys, tmp_path)
+        assert await store.keys.all() == []
     assert FILE in broken.value.message
     assert broken.value.hint
+    assert (tmp_path / FILE).read_text() == content
+
+
+def test_many_commands_at_once_lose_no_key(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys; from pathlib import Path; from sandlot.server.keys import with_keys; from sandlot.server.settings import Settings\n"
+        "asyncio.run(with_keys(Settings(data_dir=Path(sys.argv[1])), lambda keys: keys.create(sys.argv[2])))"
+    )
+    folder = tmp_path / "data"
+    makers = [subprocess.Popen([sys.executable, "-c", program, str(folder), f"k{number}"], stderr=subprocess.PIPE, text=True) for number in range(4)]
+    said = [maker.communicate()[1] for maker in makers]
+    assert [maker.returncode for maker in makers] == [0, 0, 0, 0], said
+    listing = f"{program.splitlines()[0]}\nasync def names(keys): return sorted([one.name for one in await keys.list()])\n"
+    listing += "print(asyncio.run(with_keys(Settings(data_dir=Path(sys.argv[1])), names)))"
+    done = subprocess.run([sys.executable, "-c", listing, str(folder)], check=True, capture_output=True, text=True)
+    assert done.stdout == "['k0', 'k1', 'k2', 'k3']\n"

@@ -17,16 +17,23 @@ from starlette.types import Message, Receive, Scope, Send
 from sandlot.core.node.budget import Budget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.model.access import Principal, Quota
 from sandlot.model.specs import MIB
-from sandlot.server.keys import KeyStore
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
-from tests.support.service import Bench, bench, client
+from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
 
 CODE = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code"
+
+
+class NoKeys:
+    """Knows nobody's."""
+
+    def verify(self, secret: str) -> Principal | None:  # noqa: ARG002 - a verifier
+        return None
 
 
 async def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.AsyncClient) -> None:
@@ -85,12 +92,12 @@ async def test_a_client_that_stops_in_the_middle_of_too_much_is_answered(at: Ben
 
 
 async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
-    _, secret = at.service.keys.create("a")
+    _, secret = await at.service.keys.create("a")
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url) as anybody:
         assert (await anybody.get("/healthz")).json()["status"] == "ok"
-        for path in ("/v1/sandboxes", "/v1/version", "/openapi.json", "/nope"):
+        for path in ("/v1/sandboxes", "/v1/version", "/metrics", "/nope"):
             response = await anybody.get(path)
             assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
             assert response.headers["www-authenticate"] == "Bearer"
@@ -98,8 +105,35 @@ async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
         known = {"Authorization": f"Bearer {secret}"}
         assert (await anybody.get("/v1/sandboxes", headers=known)).json() == {"sandboxes": [], "next_cursor": None}
         assert (await anybody.post("/v1/service/stop", headers=known)).status_code == 403
-        at.service.keys.revoke("a")
+        await at.service.keys.revoke("a")
         assert (await anybody.get("/v1/sandboxes", headers=known)).status_code == 401
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(at: Bench, announced: bool) -> None:  # noqa: FBT001
+    _, secret = await at.service.keys.create("small", quota=Quota(upload_bytes=1000))
+    box = await at.sandboxes.create(BASE, principal(at, secret))
+
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        for _ in range(0, size, 500):
+            yield b"x" * 500
+
+    async with tcp_client(at.service, secret) as http:
+        path = f"/v1/sandboxes/{box.id}/files/content"
+        allowed, refused = [
+            await http.put(path, params={"path": "/tmp/upload"}, content=b"x" * size if announced else pieces(size)) for size in (1000, 1500)
+        ]
+    assert (allowed.status_code, refused.status_code) == (200, 429)
+    told = refused.json()
+    assert told["code"] == "quota_exceeded"
+    assert told["fields"] == {"quota": "upload_bytes", "limit": 1000, "used": 0, "asked": 1500}
+    assert "retry-after" not in refused.headers, "waiting does not help"
+
+
+def principal(at: Bench, secret: str) -> Principal:
+    found = at.service.keys.verify(secret)
+    assert found is not None
+    return found
 
 
 async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
@@ -121,10 +155,10 @@ async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
 
 
 async def test_a_defect_is_told_without_its_inside(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_self: Sandboxes, *, ended: bool = False) -> None:
-        raise KeyError(f"the secret {ended}")
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("the secret")
 
-    monkeypatch.setattr(Sandboxes, "all", fails)
+    monkeypatch.setattr(Sandboxes, "page", fails)
     response = await http.get("/v1/sandboxes")
     assert response.status_code == 500
     assert response.json()["code"] == "internal"
@@ -190,7 +224,7 @@ async def test_a_large_answer_is_counted_until_it_is_taken(at: Bench) -> None:
     writer.close()
 
 
-async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.001)
     large = streams.event("output", {"data": "x" * (4 * frame.PIECE_BYTES)})
     sent = bytearray()
@@ -220,7 +254,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(tmp_pa
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
-        await frame.Frame(app, keys=KeyStore(tmp_path), upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())(scope, receive, send)
+        await frame.Frame(app, keys=NoKeys(), upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())(scope, receive, send)
     told = bytes(sent)
     assert told.count(streams.KEEP_ALIVE) >= 3
     assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large
