@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.halves import halves
 from tests.meta.tree import ROOT, SCRIPTS, name
+from tests.support.halves import halves
 
 VERBS = sorted(path for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 LIBRARIES = sorted(SCRIPTS.glob("*.sh"))
@@ -61,7 +61,7 @@ def test_halves_fail_with_either_of_them_and_both_are_told(tmp_path: Path, secon
     for part, statement in (("one", "assert True"), ("two", second)):
         (tmp_path / f"test_{part}.py").write_text(f"from __future__ import annotations\n\ndef test_it():\n    {statement}\n", encoding="utf-8")
         parts[part] = ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path / f"test_{part}.py")]
-    program = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r}); import halves; sys.exit(halves.run({parts!r}))"
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support import halves; sys.exit(halves.run({parts!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     lines = done.stdout.splitlines()
