@@ -32,7 +32,7 @@ from sandlot.server import logs
 from sandlot.server.app import create_app
 from sandlot.server.compose import Service, control_groups, open_service
 from sandlot.server.settings import Settings
-from sandlot.web import listen
+from sandlot.web import listen, sockets
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
@@ -138,7 +138,11 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             create_app(service),
             http=cast("type[asyncio.Protocol]", functools.partial(listen.Protocol, max_connections=connections)),
-            ws="none",
+            ws=sockets.Socket,
+            ws_max_size=sockets.MESSAGE_MAX_BYTES,
+            ws_ping_interval=sockets.PING_S,
+            ws_ping_timeout=sockets.STALL_TIMEOUT_S,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

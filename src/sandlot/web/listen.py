@@ -78,7 +78,8 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
         self.is_local = link is not None and link.family == socket.AF_UNIX
-        if sum(1 for each in self.connections if isinstance(each, Protocol) and each.is_local == self.is_local) > self._max_connections:
+        # Those that became WebSockets count as well.
+        if sum(1 for each in self.connections if getattr(each, "is_local", None) == self.is_local) > self._max_connections:
             self.connections.discard(self)
             transport.write(_full())
             transport.close()

@@ -119,7 +119,7 @@ async def _told(pieces: AsyncIterator[bytes], request: Request) -> AsyncIterator
         yield event("failure", errors.problem(defect, request_id))
 
 
-def event(name: str, data: Mapping[str, Any], id_: int | None = None) -> bytes:
+def event(name: str, data: Mapping[str, Any], id_: int | str | None = None) -> bytes:
     """One event; by its id, if it has one, a client that was cut off says how far it was. JSON has no bare line breaks, so its data is one line."""
     number = "" if id_ is None else f"id: {id_}\n"
     return f"{number}event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
@@ -163,6 +163,11 @@ class TextSplitter:
         self._held = bytes(self._decoder.getstate()[0])
         return {"offset": start, "encoding": "utf-8", "data": text} if text else None
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes wait for what follows them."""
+        return len(self._held)
+
     def flush(self) -> dict[str, Any] | None:
         """What still waits, where nothing follows, or a gap."""
         if not self._held:
@@ -173,25 +178,39 @@ class TextSplitter:
 
 
 class OutputEvents:
-    """Standard output and error of a process or a cell, as events."""
+    """Standard output and error of a process or a cell, as events. Each says by its id where to go on after it: ``STDOUT-STDERR``.
 
-    __slots__ = ("_splitters",)
+    Args:
+        offsets: Channel -> where its first byte is; 0 where none is given.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_next", "_splitters")
+
+    def __init__(self, offsets: Mapping[int, int] | None = None) -> None:
         self._splitters = {channel: TextSplitter() for channel in STREAM_NAMES}
+        self._next = {channel: (offsets or {}).get(channel, 0) for channel in STREAM_NAMES}
 
     def tell(self, item: Output | Lost) -> list[bytes]:
         """The events that tell one piece."""
-        splitter, name = self._splitters[item.channel], STREAM_NAMES[item.channel]
+        splitter = self._splitters[item.channel]
         if isinstance(item, Lost):
-            return [*self._flush(item.channel), event("lost", {"stream": name, "bytes": item.bytes})]
+            flushed = self._flush(item.channel)
+            return [*flushed, self._event(item.channel, "lost", item.offset + item.bytes, {"bytes": item.bytes})]
         piece = splitter.push(item.data, item.offset)
-        return [] if piece is None else [event("output", {"stream": name, **piece})]
+        return self._piece(item.channel, piece, item.offset + len(item.data) - splitter.held_bytes)
 
     def end(self) -> list[bytes]:
         """The events that tell what still waits, at the end."""
         return [told for channel in STREAM_NAMES for told in self._flush(channel)]
 
     def _flush(self, channel: int) -> list[bytes]:
-        piece = self._splitters[channel].flush()
-        return [] if piece is None else [event("output", {"stream": STREAM_NAMES[channel], **piece})]
+        end = self._next[channel] + self._splitters[channel].held_bytes
+        return self._piece(channel, self._splitters[channel].flush(), end)
+
+    def _piece(self, channel: int, piece: dict[str, Any] | None, end: int) -> list[bytes]:
+        return [] if piece is None else [self._event(channel, "output", end, piece)]
+
+    def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> bytes:
+        """One event; its id is where both streams go on after it."""
+        self._next[channel] = end
+        return event(name, {"stream": STREAM_NAMES[channel], **data}, "-".join(str(at) for at in self._next.values()))

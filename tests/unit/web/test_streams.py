@@ -43,7 +43,9 @@ def test_text_stays_text_wherever_it_is_cut() -> None:
 
 def test_a_gap_comes_after_what_was_before_it() -> None:
     output = OutputEvents()
-    assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [event("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"})]
+    assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [
+        event("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"}, "1-0")
+    ], "what waits for its other half is not passed over"
     held, lost = output.tell(Lost(STDOUT, 10, 2))
     assert parsed(held)["data"] == base64.b64encode(b"\xc3").decode()
     assert parsed(lost) == {"stream": "stdout", "bytes": 10}

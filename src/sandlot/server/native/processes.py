@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.core.content import changes
+from sandlot.core.content.changes import Mark
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.processes import (
+    EndedAnswer,
     ExitedAnswer,
     FinishedAnswer,
     KeptAnswer,
@@ -22,9 +25,15 @@ from sandlot.server.native.schemas.processes import (
     SignalAnswer,
     SignalBody,
     StartedAnswer,
+    StdinAnswer,
+    StdinQuery,
+    WaitAnswer,
+    WaitQuery,
     captured,
 )
 from sandlot.web import streams
+
+DIGITS = 18
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
 
@@ -44,16 +53,24 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
     if body.background:
         id_, pid = await processes.launch(box, spec, stdin=stdin)
         return reply(StartedAnswer(process=id_, pid=pid), 201)
-    if streams.wanted(request):
-        run = await unless_gone(request, processes.start(box, spec, stdin=stdin))
-        return streams.events(request, _told(run), run.close)
-    if body.stdin_open:
+    if body.stdin_open and not streams.wanted(request):
         raise InvalidRequestError(
             "Nobody could write to the input of a process whose id is told when it has ended.",
             hint="Ask for events (Accept: text/event-stream) or use background.",
             fields={"field": "stdin_open"},
         )
-    return reply(FinishedAnswer.finished(await unless_gone(request, processes.run(box, spec, stdin=stdin))))
+    mark = None if body.track is None else await unless_gone(request, changes.mark(box, body.track, spec.user))
+    try:
+        if streams.wanted(request):
+            run = await unless_gone(request, processes.start(box, spec, stdin=stdin))
+            marked, mark = mark, None
+            return streams.events(request, _told(run, mark=marked), lambda: _closed(run, marked))
+        done = await unless_gone(request, processes.run(box, spec, stdin=stdin))
+        changed = None if mark is None else await unless_gone(request, mark.changed())
+        return reply(FinishedAnswer.finished(done, changed))
+    finally:
+        if mark is not None:
+            mark.close()
 
 
 @router.get("", responses=also(ProcessesAnswer, "Running ones, and the last ones that ended."))
@@ -62,22 +79,36 @@ async def list_processes(sandbox: str, request: Request) -> Response:
     return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in await processes.listing(sandbox_of(request, sandbox))]))
 
 
+@router.get("/{process}", responses=also(ProcessAnswer, "What is known of it."))
+async def get(sandbox: str, process: str, request: Request) -> Response:
+    """Look at one process."""
+    return reply(ProcessAnswer.of(await processes.look(sandbox_of(request, sandbox), process)))
+
+
+@router.get("/{process}/wait", responses=also(WaitAnswer, "It has ended, or the time is up."))
+async def wait(sandbox: str, process: str, query: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Wait until a process has ended. None of its output is read."""
+    outcome = await unless_gone(request, processes.wait(sandbox_of(request, sandbox), process, query.timeout))
+    return reply(WaitAnswer(process=process, running=outcome is None, exit=None if outcome is None else ExitedAnswer.of(outcome)))
+
+
 @router.get("/{process}/output", responses=also(KeptAnswer, "By now; with 'Accept: text/event-stream' events until it ends.", events="process"))
 async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query()], request: Request) -> Response:
     """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
     box = sandbox_of(request, sandbox)
     if streams.wanted(request):
-        run = await processes.follow(box, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from, to_end=query.follow)
-        return streams.events(request, _told(run), run.detach)
+        stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
+        run = await processes.follow(box, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
+        return streams.events(request, _told(run, {processes.STDOUT: stdout_from or 0, processes.STDERR: stderr_from or 0}), run.detach)
     outcome, stdout, stderr = await processes.kept(box, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
     return reply(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
 
 
-@router.post("/{process}/stdin", status_code=204, responses=PROBLEM, openapi_extra=raw_body("What to write."))
-async def write_input(sandbox: str, process: str, request: Request) -> Response:
-    """Write the body to a process's standard input; waits while the process does not read."""
-    await inputs.write(sandbox_of(request, sandbox), process, body_of(request))
-    return Response(status_code=204)
+@router.post("/{process}/stdin", responses=also(StdinAnswer, "The sandbox has it."), openapi_extra=raw_body("What to write."))
+async def write_input(sandbox: str, process: str, query: Annotated[StdinQuery, Query()], request: Request) -> Response:
+    """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
+    come = await inputs.write(sandbox_of(request, sandbox), process, body_of(request), offset=query.offset)
+    return reply(StdinAnswer(stdin_bytes=come))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
@@ -94,13 +125,33 @@ async def send_signal(sandbox: str, process: str, body: SignalBody, request: Req
     return reply(SignalAnswer(running=running))
 
 
-async def _told(run: Run) -> AsyncIterator[bytes]:
+def gone_on(event_id: str) -> tuple[int, int] | None:
+    """Where a client of events goes on that was cut off: both streams' offsets after the last event that it saw. Pure.
+
+    Args:
+        event_id: What it says that was (HTML standard, 9.2.4); None comes of what is none of ours.
+    """
+    stdout_from, dash, stderr_from = event_id.partition("-")
+    if not dash or not all(each.isascii() and each.isdecimal() and len(each) <= DIGITS for each in (stdout_from, stderr_from)):
+        return None
+    return int(stdout_from), int(stderr_from)
+
+
+async def _told(run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None) -> AsyncIterator[bytes]:
     yield streams.event("started", {"process": run.id, "pid": run.pid})
-    output = streams.OutputEvents()
+    output = streams.OutputEvents(offsets)
     async for item in run:
         for told in output.tell(item):
             yield told
     for told in output.end():
         yield told
     if not run.running:
-        yield streams.event("exit", ExitedAnswer.of(await run.outcome()).model_dump())
+        outcome = await run.outcome()
+        ended = ExitedAnswer.of(outcome) if mark is None else EndedAnswer.with_files(outcome, await mark.changed())
+        yield streams.event("exit", ended.model_dump(mode="json"))
+
+
+async def _closed(run: Run, mark: Mark | None) -> None:
+    if mark is not None:
+        mark.close()
+    await run.close()

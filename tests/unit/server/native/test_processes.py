@@ -16,7 +16,19 @@ from tests.support.until import until
 
 async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     done = (await http.post(url + "/processes", json={"command": "cat; echo $A >&2; exit 3", "stdin": "in é", "env": {"A": "b"}})).json()
-    assert set(done) == {"process", "exit_code", "signal", "reason", "duration", "stdout", "stderr", "stdout_omitted", "stderr_omitted"}
+    assert set(done) == {
+        "process",
+        "exit_code",
+        "signal",
+        "reason",
+        "duration",
+        "stdout",
+        "stderr",
+        "stdout_omitted",
+        "stderr_omitted",
+        "files",
+        "files_more",
+    }
     assert (done["exit_code"], done["reason"], done["stdout"], done["stderr"], done["stdout_omitted"]) == (3, "exited", "in é", "b\n", 0)
     argv = {"argv": ["python3", "-c", "import os; print(os.getcwd(), os.getuid())"], "cwd": "/tmp", "user": "root"}
     assert (await http.post(url + "/processes", json=argv)).json()["stdout"] == "/tmp 0\n"
@@ -72,13 +84,13 @@ async def test_in_the_background(http: httpx.AsyncClient, url: str) -> None:
     assert response.status_code == 201
     assert set(response.json()) == {"process", "pid"}
     process = f"{url}/processes/{response.json()['process']}"
-    assert (await http.post(process + "/stdin", content=b"one\n")).status_code == 204
+    assert (await http.post(process + "/stdin", content=b"one\n")).status_code == 200
 
     async def chunks() -> AsyncIterator[bytes]:
         for number in range(5):
             yield b"%d\n" % number
 
-    assert (await http.post(process + "/stdin", content=chunks())).status_code == 204
+    assert (await http.post(process + "/stdin", content=chunks())).status_code == 200
     assert (await http.delete(process + "/stdin")).status_code == 204
     problem(await http.post(process + "/stdin", content=b"late"), 409, "conflict")
     all_told = await told(http, process + "/output", stdout_from=4)
@@ -195,3 +207,56 @@ async def one_process(http: httpx.AsyncClient, url: str) -> bool:
 
 async def no_process(http: httpx.AsyncClient, url: str) -> bool:
     return not any(info["running"] for info in (await http.get(url + "/processes")).json()["processes"])
+
+
+async def test_one_is_looked_at_and_waited_for(http: httpx.AsyncClient, url: str) -> None:
+    body = {"command": "read x; echo $x; exit 3", "background": True, "stdin_open": True}
+    process = (await http.post(url + "/processes", json=body)).json()["process"]
+    known = (await http.get(f"{url}/processes/{process}")).json()
+    assert (known["running"], known["stdin_open"], known["pty"], known["stdin_bytes"]) == (True, True, False, 0)
+    assert known["duration"] >= 0
+    assert (await http.get(f"{url}/processes/{process}/wait", params={"timeout": 0})).json() == {"process": process, "running": True, "exit": None}
+    waiting = asyncio.create_task(http.get(f"{url}/processes/{process}/wait"))
+    assert (await http.post(f"{url}/processes/{process}/stdin", content=b"in\n")).json() == {"stdin_bytes": 3}
+    waited = (await waiting).json()
+    assert (waited["running"], waited["exit"]["exit_code"]) == (False, 3)
+    problem(await http.get(f"{url}/processes/{'0' * 32}/wait"), 404, "process_not_found")
+    problem(await http.get(f"{url}/processes/{'0' * 32}"), 404, "process_not_found")
+    problem(await http.get(f"{url}/processes/{process}/wait", params={"timeout": 1e9}), 400, "invalid_request")
+
+
+async def test_a_write_that_is_sent_again_is_done_once(http: httpx.AsyncClient, url: str) -> None:
+    process = (await http.post(url + "/processes", json={"argv": ["cat"], "background": True, "stdin_open": True})).json()["process"]
+    for _ in range(2):
+        written = await http.post(f"{url}/processes/{process}/stdin", params={"offset": 0}, content=b"once")
+        assert written.json() == {"stdin_bytes": 4}
+    missing = problem(await http.post(f"{url}/processes/{process}/stdin", params={"offset": 9}, content=b"late"), 409, "conflict")
+    assert missing["fields"]["stdin_bytes"] == 4
+    assert (await http.delete(f"{url}/processes/{process}/stdin")).status_code == 204
+    assert output(await told(http, f"{url}/processes/{process}/output")) == b"once"
+
+
+async def test_events_say_where_to_go_on(http: httpx.AsyncClient, url: str) -> None:
+    process = (await http.post(url + "/processes", json={"command": "printf 'aé'; printf b >&2; printf c", "background": True})).json()["process"]
+    await http.get(f"{url}/processes/{process}/wait")
+    address, headers = f"{url}/processes/{process}/output", {"Accept": "text/event-stream"}
+    whole = (await http.get(address, headers=headers)).text
+    last = [line.removeprefix("id: ") for line in whole.splitlines() if line.startswith("id: ")][-1]
+    assert last == "4-1"
+    after = (await http.get(address, headers={**headers, "Last-Event-ID": "3-1"})).text
+    assert '"data":"c"' in after
+    assert '"data":"b"' not in after
+    nothing = (await http.get(address, headers={**headers, "Last-Event-ID": "what"})).text
+    assert nothing == whole, "an id that is none of ours says nothing"
+
+
+async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: str) -> None:
+    await http.post(url + "/processes", json={"command": "echo 1 > /workspace/old; echo 1 > /workspace/same"})
+    body = {"command": "mkdir -p /workspace/d; echo 2 > /workspace/old; echo new > /workspace/d/new; echo no > /tmp/else", "track": ["/workspace"]}
+    done = (await http.post(url + "/processes", json=body)).json()
+    assert [(file["path"], file["created"]) for file in done["files"]] == [("/workspace/d/new", True), ("/workspace/old", False)]
+    assert (done["files"][0]["size_bytes"], done["files_more"]) == (4, False)
+    name, ended = (await told(http, url + "/processes", {**body, "command": "echo 3 > /workspace/old"}))[-1]
+    assert (name, [file["path"] for file in ended["files"]]) == ("exit", ["/workspace/old"])
+    assert "files" not in (await told(http, url + "/processes", {"command": "true"}))[-1][1]
+    assert (await http.get(url + "/processes")).json()["processes"][-1]["argv"][-1] == "true", "what looked is in no list"

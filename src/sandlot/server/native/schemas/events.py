@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sandlot.server.native.schemas.base import Answer, Problem
 from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
-from sandlot.server.native.schemas.processes import ExitedAnswer
+from sandlot.server.native.schemas.processes import EndedAnswer
 from sandlot.server.native.schemas.records import EventAnswer
 from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, WatchingEvent
 
@@ -46,7 +46,7 @@ class LostEvent(Answer):
 
 
 STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
-    "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": ExitedAnswer, "failure": Problem},
+    "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": EndedAnswer, "failure": Problem},
     "cell": {
         "started": CellStartedEvent,
         "output": OutputEvent,

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import Field, model_validator
 
+from sandlot.core.content.changes import FOLDERS, Change
 from sandlot.core.runs import outcomes
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, ProcessSpec, User, shell_argv
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, SCREEN_MOST, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
+
+WAIT_MOST_S = 300.0
+"""Longer answers do not get through every proxy; who wants to wait longer asks again."""
+
+
+class ScreenBody(Body):
+    """A terminal's size."""
+
+    rows: int = Field(default=24, ge=1, le=SCREEN_MOST)
+    cols: int = Field(default=80, ge=1, le=SCREEN_MOST)
 
 
 class ProcessBody(Body):
@@ -26,6 +39,12 @@ class ProcessBody(Body):
     timeout: float | None = Field(
         default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until its process group is killed; null is never, and the default in the background."
     )
+    pty: ScreenBody | None = Field(
+        default=None, description="It runs on a terminal of this size: all output is stdout, and there is always input. Only in the background."
+    )
+    track: Texts | None = Field(
+        default=None, min_length=1, max_length=FOLDERS, description="Folders: the files that it creates or changes below them are told at its end."
+    )
     background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")
 
     @model_validator(mode="after")
@@ -34,6 +53,10 @@ class ProcessBody(Body):
             raise ValueError("Give exactly one of 'command' and 'argv'.")
         if self.stdin is not None and self.stdin_open:
             raise ValueError("Give 'stdin' or 'stdin_open', not both.")
+        if self.pty is not None and (self.stdin is not None or not self.background):
+            raise ValueError("A process with 'pty' runs in the background and takes no 'stdin': type on its terminal.")
+        if self.track is not None and self.background:
+            raise ValueError("'track' is for a process that is waited for: nobody would be told in the background.")
         return self
 
     def spec(self) -> ProcessSpec:
@@ -46,6 +69,8 @@ class ProcessBody(Body):
             user=User(self.user),
             stdin=self.stdin_open or self.stdin is not None,
             timeout_s=unless_asked,
+            rows=None if self.pty is None else self.pty.rows,
+            cols=None if self.pty is None else self.pty.cols,
         )
 
 
@@ -71,7 +96,28 @@ class ExitedAnswer(Answer):
         return cls(**_exited(outcome))
 
 
-class FinishedAnswer(ExitedAnswer):
+class ChangedFileAnswer(Answer):
+    """A file that a run created or changed."""
+
+    path: str
+    created: bool = Field(description="Whether it was not there before.")
+    size_bytes: int
+    modified_at: datetime
+
+
+class EndedAnswer(ExitedAnswer):
+    """How a process ended that was waited for."""
+
+    files: list[ChangedFileAnswer] | None = Field(default=None, description="What it created or changed below the folders of ``track``, by path.")
+    files_more: bool = Field(default=False, description="Whether there may be others.")
+
+    @classmethod
+    def with_files(cls, outcome: outcomes.Outcome, changed: tuple[Sequence[Change], bool] | None) -> EndedAnswer:
+        """What is told of it."""
+        return cls(**_exited(outcome), **changed_files(changed))
+
+
+class FinishedAnswer(EndedAnswer):
     """A process that was run to its end, and what it wrote."""
 
     stdout: str
@@ -80,9 +126,9 @@ class FinishedAnswer(ExitedAnswer):
     stderr_omitted: int
 
     @classmethod
-    def finished(cls, done: outcomes.Finished) -> FinishedAnswer:
+    def finished(cls, done: outcomes.Finished, changed: tuple[Sequence[Change], bool] | None) -> FinishedAnswer:
         """What is told of it."""
-        return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr))
+        return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(changed))
 
 
 class KeptAnswer(Answer):
@@ -104,6 +150,42 @@ class OutputQuery(Query):
     follow: bool = Field(default=True, description="As events: until it ends; otherwise only what there is by now.")
 
 
+class WaitQuery(Query):
+    """How long to wait."""
+
+    timeout: float = Field(default=60, ge=0, le=WAIT_MOST_S, description="Seconds at most; 0 only looks.")
+
+
+class WaitAnswer(Answer):
+    """How a process ended, if it has."""
+
+    process: str
+    running: bool
+    exit: ExitedAnswer | None
+
+
+class StdinQuery(Query):
+    """Where in its input that belongs."""
+
+    offset: int | None = Field(
+        default=None, ge=0, description="Where in the whole input the body begins: what has come there before is not written twice."
+    )
+
+
+class StdinAnswer(Answer):
+    """What came of a write."""
+
+    stdin_bytes: int = Field(description="What has come for its input so far: the offset of the next write.")
+
+
+class TerminalQuery(Query):
+    """From where to show a terminal, and how large it is."""
+
+    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
+    rows: int | None = Field(default=None, ge=1, le=SCREEN_MOST, description="With ``cols``: its size from now on.")
+    cols: int | None = Field(default=None, ge=1, le=SCREEN_MOST, description="With ``rows``.")
+
+
 class ProcessAnswer(Answer):
     """One process."""
 
@@ -114,6 +196,10 @@ class ProcessAnswer(Answer):
     reason: str | None
     exit_code: int | None
     signal: int | None
+    duration: float = Field(description="Seconds, so far.")
+    pty: bool = Field(description="Whether it runs on a terminal.")
+    stdin_open: bool = Field(description="Whether it takes input, still.")
+    stdin_bytes: int = Field(description="What has come for its input so far.")
     stdout_bytes: int
     stderr_bytes: int
 
@@ -129,6 +215,10 @@ class ProcessAnswer(Answer):
             reason=info.reason,
             exit_code=code,
             signal=info.signal,
+            duration=outcomes.finite(info.duration_s),
+            pty=info.pty,
+            stdin_open=info.stdin,
+            stdin_bytes=info.stdin_bytes,
             stdout_bytes=info.stdout_bytes,
             stderr_bytes=info.stderr_bytes,
         )
@@ -150,6 +240,21 @@ class SignalAnswer(Answer):
     """What became of a signal."""
 
     running: bool = Field(description="Whether the process was still running.")
+
+
+def changed_files(changed: tuple[Sequence[Change], bool] | None) -> dict[str, Any]:
+    """The fields that tell what a run changed; none where that was not asked for."""
+    if changed is None:
+        return {}
+    files, more = changed
+    told = [
+        ChangedFileAnswer(path=file.path, created=file.created, size_bytes=file.size_bytes, modified_at=_moment(file.modified_ns)) for file in files
+    ]
+    return {"files": told, "files_more": more}
+
+
+def _moment(ns: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ns // 1000)
 
 
 def captured(stdout: Capture, stderr: Capture) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""A terminal over a WebSocket: bytes both ways as binary messages, everything else as JSON in text messages.
+
+To the client: ``{"event": "started", "process", "pid", "offset"}`` first, where ``offset`` is the byte of the output that the next binary message
+begins with; then what is shown, with ``{"event": "lost", "bytes"}`` where something is no longer kept; in the end ``{"event": "exit", ...}`` and a
+normal close, or ``{"event": "failure", ...}`` with a problem document. From the client: what is typed; ``{"resize": {"rows", "cols"}}``,
+``{"signal": "SIGINT"}``, ``{"eof": true}``.
+
+Laws:
+- Who goes away leaves the process as it is; how far the output was shown tells where to go on.
+- The next piece of output is asked for when the last one was taken, and the next message when the last one was dealt with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response, WebSocket
+from pydantic import ValidationError
+from starlette.websockets import WebSocketState
+
+from sandlot.core.runs import processes, terminals
+from sandlot.core.runs.processes import Run
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import Lost
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
+from sandlot.server.native.common import also, reply, sandbox_of
+from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
+from sandlot.web import errors
+from sandlot.web.sockets import GONE
+
+NORMAL, REFUSED, FAILED = 1000, 1008, 1011
+"""Codes of a close, RFC 6455 7.4.1."""
+
+_TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
+
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"])
+
+
+@router.post("/{process}/resize", responses=also(SignalAnswer, "It has that size."))
+async def resize(sandbox: str, process: str, body: ScreenBody, request: Request) -> Response:
+    """Give a process's terminal another size."""
+    return reply(SignalAnswer(running=await terminals.resize(sandbox_of(request, sandbox), process, body.rows, body.cols)))
+
+
+@router.websocket("/{process}/terminal")
+async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
+    """Use a process's terminal over a WebSocket: it is shown from an offset on, and what is sent is typed. Closing it leaves the process running.
+
+    Binary messages are the bytes of the terminal, both ways. Text messages are JSON: to the client `started` (with the `offset` of the first byte),
+    `lost`, and in the end `exit` or `failure`, each as its `event`; from the client `{"resize": {"rows": 24, "cols": 80}}`, `{"signal": "SIGINT"}` or
+    `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
+    """
+    try:
+        query = TerminalQuery.model_validate(dict(socket.query_params))
+    except ValidationError as error:
+        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+    box = sandbox_of(socket, sandbox)
+    run = await terminals.attach(box, process, offset=query.stdout_from)
+    try:
+        if query.rows is not None and query.cols is not None:
+            await terminals.resize(box, process, query.rows, query.cols)
+        await _serve(socket, box, run, offset=query.stdout_from or 0)
+    finally:
+        await run.detach()
+
+
+async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> None:
+    """Let a client use a terminal until it goes away or the process ends.
+
+    Args:
+        socket: Not accepted yet.
+        box: Where the process runs.
+        run: It; let go of in the end.
+        offset: Where its output begins here.
+    """
+    await socket.accept()
+    gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+    showing = asyncio.create_task(_show(socket, run, offset))
+    taking = asyncio.create_task(_take(socket, box, run))
+    leaving = asyncio.create_task(gone.wait())
+    tasks: set[asyncio.Task[Any]] = {showing, taking, leaving}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await run.detach()
+    for task in (showing, taking):
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SandlotError) and not gone.is_set():
+            await _fail(socket, error)
+            return
+        if error is not None and not gone.is_set():
+            raise error
+    if not showing.cancelled() and not gone.is_set():
+        await socket.close(NORMAL)
+
+
+async def _show(socket: WebSocket, run: Run, offset: int) -> None:
+    await _tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
+    async for item in run:
+        if isinstance(item, Lost):
+            await _tell(socket, {"event": "lost", "bytes": item.bytes})
+        else:
+            await socket.send_bytes(item.data)
+    await _tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
+
+
+async def _take(socket: WebSocket, box: Sandbox, run: Run) -> None:
+    """What the client says, until it leaves."""
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        try:
+            if message.get("bytes") is not None:
+                await run.type(message["bytes"])
+            else:
+                await _obey(box, run, message.get("text") or "")
+        except ConflictError:
+            continue  # it has ended, which is about to be told, or its input has
+
+
+async def _obey(box: Sandbox, run: Run, text: str) -> None:
+    asked = _parsed(text)
+    match asked:
+        case {"resize": {"rows": int(rows), "cols": int(cols)}}:
+            await terminals.resize(box, run.id, rows, cols)
+        case {"signal": str() | int() as signal}:
+            await processes.send_signal(box, run.id, processes.signal_number(signal))
+        case {"eof": True}:
+            run.end_input()
+        case _:
+            raise InvalidRequestError("The message is none that a terminal knows.", hint=_TYPED)
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise InvalidRequestError("The message is no JSON object.", hint=_TYPED)
+    return asked
+
+
+async def _fail(socket: WebSocket, error: SandlotError) -> None:
+    if socket.application_state is WebSocketState.CONNECTED:
+        await _tell(socket, {"event": "failure", **errors.problem(error, str(socket.scope["state"].get("request_id", "")))})
+        await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED)
+
+
+async def _tell(socket: WebSocket, message: Mapping[str, Any]) -> None:
+    await socket.send_text(json.dumps(message, separators=(",", ":")))

@@ -1,0 +1,223 @@
+"""WebSockets (RFC 6455): the same protection around each of them as around a request.
+
+Laws:
+- Who asks is found out, and everything refused, before the upgrade: until then every failure is the answer that a request would get.
+- Nobody makes a socket hold memory: a message has at most 1 MiB and 1,024 parts, what comes is read as it is used, and what goes is sent
+  as it is taken. Nothing is compressed.
+- A client that answers no ping, or takes nothing of what waits for it, for two minutes is cut off; one that goes away is noticed at once,
+  whatever is being done for it.
+- Sockets count as connections, and stand in the log when they are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.frames import Frame
+from websockets.http11 import Request, Response
+
+from sandlot.core.records.metrics import Metrics
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.model.specs import KIB, MIB
+from sandlot.web import errors
+from sandlot.web.telling import Teller
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+MESSAGE_MAX_BYTES = 1 * MIB
+PARTS_MAX = 1024
+"""Of one message: each takes memory, and may be empty."""
+UNSENT_MAX_BYTES = 256 * KIB
+"""Beyond it nobody gets answers to pings; what the app sends waits at 64 KiB already."""
+PING_S = 20.0
+STALL_TIMEOUT_S = 120.0
+
+GONE = "gone"
+"""What a socket's state has: an event that is set when its client has gone away."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_log = structlog.get_logger("sandlot.http")
+_quiet = logging.getLogger("sandlot.websockets")
+_quiet.setLevel(logging.CRITICAL)  # uvicorn would log whole URLs; what happened stands in our own log
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """One connection, from its upgrade on."""
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._gone = asyncio.Event()
+        super().__init__(config, server_state, {**app_state, GONE: self._gone}, _loop)
+        self.logger = _quiet
+        self.is_local = False
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See where it comes from."""
+        super().connection_made(transport)
+        link = transport.get_extra_info("socket")
+        self.is_local = link is not None and link.family == socket.AF_UNIX
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._flows_again()
+        self._gone.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self.close_sent and self.transport.is_closing():
+            return
+        self.conn.receive_data(data)
+        if self.conn.parser_exc is not None and not self.handshake_initiated:
+            self._refuse("The request is none that could become a WebSocket.")
+        elif self.conn.parser_exc is not None:
+            self._gone.set()
+            self.handle_parser_exception()
+        else:
+            self.handle_events()
+
+    def handle_connect(self, event: Request) -> None:
+        """The upgrade was asked for."""
+        probe = self.conn.accept(event)
+        if probe.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refuse(f"The upgrade to a WebSocket is not well-formed: {probe.body.decode('utf-8', 'replace').strip()[:300]}")
+            return
+        super().handle_connect(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """A part of a message that is not its first."""
+        if len(self.frames) >= PARTS_MAX:
+            self._abort()
+            return
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer a ping."""
+        if self.transport.get_write_buffer_size() > UNSENT_MAX_BYTES:
+            self._abort()
+            return
+        super().handle_ping()
+
+    def handle_close(self, event: Frame) -> None:
+        """The client leaves."""
+        self._gone.set()
+        super().handle_close(event)
+
+    def shutdown(self) -> None:
+        """The service ends."""
+        self._gone.set()
+        super().shutdown()
+
+    def pause_writing(self) -> None:
+        """Its client takes less than it is sent."""
+        super().pause_writing()
+        self._flows_again()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        """Its client has caught up."""
+        super().resume_writing()
+        self._flows_again()
+
+    def _watch_stall(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._maybe_stalled)
+
+    def _maybe_stalled(self) -> None:
+        # But for pings nothing is added while it is paused: fewer bytes mean that some were taken.
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_stall()
+        else:
+            self._abort()
+
+    def _flows_again(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _abort(self) -> None:
+        self._gone.set()
+        self.transport.abort()  # closing would wait for the client
+
+    def _refuse(self, why: str) -> None:
+        """Answer a bad upgrade as any bad request."""
+        request_id = secrets.token_hex(8)
+        error = InvalidRequestError(why, hint="Use a WebSocket client (RFC 6455, version 13).")
+        told = errors.answer(error, request_id)
+        headers = Headers([(name.decode(), value.decode()) for name, value in told.raw_headers])
+        headers["Connection"] = "close"
+        headers["X-Request-Id"] = request_id
+        self.handshake_complete = self.close_sent = True
+        self.transport.write(Response(told.status_code, HTTPStatus(told.status_code).phrase, headers, bytes(told.body)).serialize())
+        self.transport.close()
+
+
+async def framed(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, authenticate: Callable[[Scope], Principal | None]
+) -> None:
+    """Serve one socket.
+
+    Args:
+        app: What does.
+        scope: ASGI's.
+        receive: ASGI's.
+        send: ASGI's.
+        teller: Who tells its failures.
+        metrics: Where it is counted.
+        authenticate: Finds out who asks; raises where nobody is known.
+    """
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    id_ = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    scope.setdefault("state", {})["request_id"] = id_
+    began_s = answered_s = time.perf_counter()
+    status = 0
+
+    async def tell(message: Message) -> None:
+        nonlocal status, answered_s
+        if message["type"] == "websocket.close" and not status:
+            # Nobody answers there.
+            await refuse(NotFoundError(f"There is no WebSocket {scope['path'][:200]}.", code=ErrorCode.NOT_FOUND, hint=teller.help))
+            return
+        if message["type"] in {"websocket.accept", "websocket.http.response.start"}:
+            status = int(message.get("status", HTTPStatus.SWITCHING_PROTOCOLS))
+            answered_s = time.perf_counter()
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", id_.encode())]}
+        await send(message)
+
+    async def refuse(error: SandlotError) -> None:
+        if not status:
+            await errors.answer(error, id_, teller=teller)(scope, receive, tell)
+        else:
+            await send({"type": "websocket.close", "code": 1011})
+
+    with structlog.contextvars.bound_contextvars(request=id_):
+        try:
+            scope["state"]["principal"] = authenticate(scope)
+            await app(scope, receive, tell)
+        except SandlotError as error:
+            await refuse(error)
+        except Exception:  # noqa: BLE001 - the client is told that there was one
+            _log.exception("request.defect", request=id_)
+            await refuse(errors.defect())
+        finally:
+            # How long it took to be opened; how long it was open says nothing of the service.
+            metrics.requested("GET", getattr(scope.get("route"), "path", None), status, answered_s - began_s)
+            path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
+            _log.info("socket", request=id_, path=path, status=status, ms=round((time.perf_counter() - began_s) * 1000, 1))
