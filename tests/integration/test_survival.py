@@ -1,7 +1,7 @@
-"""SIGKILL of the service at any moment, and a new start: no process, mount, loop device, control group or folder is left.
+"""SIGKILL of the service at any moment, and a new start: what a client was told of lives on, and once that is removed, nothing is left.
 
-Counted from outside, by ``tests/support/traces.py``, before and after. Sandboxes of the killed service are swept; adopting them
-comes in a later version.
+No process, mount, loop device, control group or folder: counted from outside, by ``tests/support/traces.py``, before and after. What lives
+on, and that it is what it was, is tried in ``test_killed_service.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import pytest
 from tests.support.localservice import TEMPLATE, LocalService
 from tests.support.traces import NOTHING, settle, traces
 
-KEPT = {"lock", "node", "sandboxes", "service.log"}
+KEPT = {"files", "lock", "node", "sandboxes", "sandlot.db", "service.log", "signing.key"}
 """What a state directory holds when no service runs."""
 
 
@@ -105,25 +105,23 @@ def test_killed_with_nothing_to_do(service: LocalService) -> None:
 @moments(0, 100, 500, soak=(5, 20, 50, 200, 1000))
 def test_killed_while_it_stops(service: LocalService, delay_ms: int) -> None:
     service.start()
-    for _ in range(3):
-        create(service)
+    lives = {create(service) for _ in range(3)}
     begin(service, Request("POST", "/v1/service/stop"))
     time.sleep(delay_ms / 1000)
-    nothing_is_left(service)
+    nothing_is_left(service, lives)
 
 
 @moments(400, 800, soak=(200, 600, 1000, 1500))
-def test_killed_while_it_sweeps(service: LocalService, delay_ms: int) -> None:
+def test_killed_while_it_takes_over(service: LocalService, delay_ms: int) -> None:
     service.start()
-    for _ in range(3):
-        create(service)
+    lives = {create(service) for _ in range(3)}
     service.end(signal.SIGKILL)
     second = threading.Thread(target=start_quietly, args=(service,), daemon=True)
     second.start()
     time.sleep(delay_ms / 1000)
     service.end(signal.SIGKILL)
     second.join()
-    nothing_is_left(service)
+    nothing_is_left(service, lives)
 
 
 def test_killed_again_and_again(service: LocalService) -> None:
@@ -135,14 +133,26 @@ def test_killed_again_and_again(service: LocalService) -> None:
     nothing_is_left(service)
 
 
-def nothing_is_left(service: LocalService) -> None:
-    """Kill the service, start it again, and look; it must work, too."""
+def nothing_is_left(service: LocalService, lives: Collection[str] = ()) -> None:
+    """Kill the service, start it again, remove what lives, and look; it must work, too.
+
+    Args:
+        service: It.
+        lives: Sandboxes that must be among what lives.
+    """
     service.end(signal.SIGKILL)
     service.start()
+    _, body = ask(service, Request("GET", "/v1/sandboxes"))
+    found = {f"/v1/sandboxes/{box['id']}" for box in json.loads(body)["sandboxes"]}
+    assert found >= set(lives)
+    for url in found:
+        status, body = ask(service, Request("DELETE", url))
+        assert status == 204, body
     settle(service.traces, NOTHING)
     url = create(service)
     _, body = ask(service, Request("POST", url + "/processes", {"command": "echo fine"}))
     assert json.loads(body)["stdout"] == "fine\n"
+    assert ask(service, Request("DELETE", url))[0] == 204
     assert service.end() == 0, service.log()
     settle(lambda: traces(service.data_dir), NOTHING)
     assert {path.name for path in service.data_dir.iterdir()} == KEPT
