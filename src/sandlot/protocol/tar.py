@@ -185,6 +185,11 @@ class Reader:
                         if member.kind == FILE and not member.size:
                             yield FINISHED
 
+    @property
+    def said(self) -> dict[str, str]:
+        """The words of the whole archive (pax's global header), as text."""
+        return {key: value.decode("utf-8", "replace") for key, value in self._global.items()}
+
     def close(self) -> None:
         """There are no more bytes.
 

@@ -27,23 +27,35 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.handle import AsyncCommandHandle
+from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.sandbox import AsyncSandbox
+from sandlot.sdk._async.store import AsyncFileStore
+from sandlot.sdk._async.watch import AsyncFileWatch
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.handle import CommandHandle
+from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk._sync.store import FileStore
+from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.access import KeyInfo, NewKey, Whoami
-from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo, Usage
+from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
+from sandlot.sdk.info import Entry, FileEvent, ProcessInfo, SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
+from sandlot.sdk.transfer import Progress
 
 __all__ = [
     "AsyncClient",
     "AsyncCommandHandle",
     "AsyncCommands",
+    "AsyncEvents",
+    "AsyncExecutions",
+    "AsyncFileStore",
     "AsyncFileStream",
+    "AsyncFileWatch",
     "AsyncFiles",
     "AsyncKeys",
     "AsyncSandbox",
@@ -55,9 +67,16 @@ __all__ = [
     "ConflictError",
     "Entry",
     "ErrorCode",
+    "EventInfo",
+    "Events",
     "Execution",
     "ExecutionError",
+    "ExecutionInfo",
+    "Executions",
+    "FileEvent",
+    "FileStore",
     "FileStream",
+    "FileWatch",
     "Files",
     "ForbiddenError",
     "HostError",
@@ -71,12 +90,15 @@ __all__ = [
     "NotFoundError",
     "Output",
     "ProcessInfo",
+    "Progress",
     "Quota",
     "Result",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "StoredFile",
+    "StoredFiles",
     "TimeoutExceededError",
     "UnavailableError",
     "UnsupportedError",

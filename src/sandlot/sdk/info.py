@@ -50,6 +50,28 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FileEvent:
+    """Something that happened in a folder that is watched.
+
+    Args:
+        kind: ``created``, ``modified``, ``removed``, ``moved``, or ``overflow``: more happened than could be told.
+        path: Its absolute path in the sandbox; empty of ``overflow``.
+        is_dir: Whether it is a folder.
+        source: Its path before, of what was moved.
+    """
+
+    kind: str
+    path: str = ""
+    is_dir: bool = False
+    source: str | None = None
+
+    @classmethod
+    def parse(cls, kind: str, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(kind=kind, path=str(raw.get("path", "")), is_dir=raw.get("kind") == "directory", source=raw.get("source"))
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A file, folder or link inside a sandbox.
 

@@ -4,6 +4,8 @@ Laws:
 - A name that comes from a sandbox is one path component, or it is refused: nothing is ever written outside of the folder that was asked for.
 - A file appears under its name complete or not at all.
 - No links, owners or special files are made on this machine.
+- A tree travels as tar archives of a few megabytes each, made and taken apart piece by piece; a large file travels by itself. What an archive
+  makes here is no deeper than what every program can remove again.
 """
 
 from __future__ import annotations
@@ -11,12 +13,41 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
-from sandlot.model.specs import MAX_PATH_BYTES
+from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, from_code
+from sandlot.model.specs import MAX_PATH_BYTES, MIB
+from sandlot.protocol import tar
+
+ALONE_BYTES = 8 * MIB
+"""A file of that size travels by itself."""
+PART_BYTES = 16 * MIB
+PART_ENTRIES = 10_000
+PIECE_BYTES = 256 * 1024
+DEPTH_MOST = 200
+"""Folders in each other that are made here: python's own shutil.rmtree fails beyond its recursion limit, some programs before that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a copy is.
+
+    Args:
+        path: What is being copied: its path in the sandbox.
+        done_bytes: Content that was copied.
+        total_bytes: Of all of it; None where nobody knows.
+        done_files: Files that were copied.
+        total_files: Of all of them; None where nobody knows.
+    """
+
+    path: str
+    done_bytes: int
+    total_bytes: int | None
+    done_files: int
+    total_files: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +57,8 @@ class UploadFile:
     source: Path
     guest: str
     executable: bool
+    size_bytes: int = field(default=0, compare=False)
+    mtime_s: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +67,34 @@ class UploadPlan:
 
     folders: tuple[str, ...]
     files: tuple[UploadFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def root(self) -> str:
+        """The path in the sandbox that all of it is below, or that one file is at."""
+        return self.folders[0] if self.folders else self.files[0].guest
+
+    def parts(self) -> Iterator[UploadPlan]:
+        """The same in parts that each travel as one archive, or as one large file without a folder; folders come before what is in them."""
+        folders, files, size = list(self.folders), list[UploadFile](), 0
+        alone = []
+        for file in self.files:
+            if file.size_bytes >= ALONE_BYTES:
+                alone.append(file)
+                continue
+            if size + file.size_bytes > PART_BYTES or len(folders) + len(files) >= PART_ENTRIES:
+                yield UploadPlan(tuple(folders), tuple(files))
+                folders, files, size = [], [], 0
+            files.append(file)
+            size += file.size_bytes
+        if folders or files:
+            yield UploadPlan(tuple(folders), tuple(files))
+        for file in alone:
+            yield UploadPlan((), (file,))
 
 
 def plan_upload(local: Path, guest: str) -> UploadPlan:
@@ -74,23 +135,201 @@ def plan_upload(local: Path, guest: str) -> UploadPlan:
     return UploadPlan(tuple(folders), tuple(files))
 
 
-def child_of(folder: str, name: str) -> str:
-    """The path of something in a folder of the sandbox.
+class Tally:
+    """How far an upload is.
+
+    Args:
+        plan: All of it.
+    """
+
+    __slots__ = ("_before", "_bytes", "_files", "_last", "_plan", "_size")
+
+    def __init__(self, plan: UploadPlan) -> None:
+        self._plan = plan
+        self._size = plan.size_bytes
+        self._last = plan.root
+        self._bytes = self._files = 0
+        self._before = (0, 0)
+
+    @property
+    def progress(self) -> Progress:
+        """As it is now."""
+        return Progress(self._last, self._bytes, max(self._bytes, self._size), self._files, len(self._plan.files))
+
+    def begin(self) -> Tally:
+        """A part is sent, which may have to be sent again."""
+        self._before = (self._bytes, self._files)
+        return self
+
+    def again(self) -> None:
+        """It has to be."""
+        self._bytes, self._files = self._before
+
+    def add(self, file: UploadFile, size: int) -> None:
+        """So many bytes of a file were sent."""
+        self._last = file.guest
+        self._bytes += size
+
+    def finish(self) -> None:
+        """All of it was."""
+        self._files += 1
+
+
+def below(folder: str, name: str) -> str:
+    """The path of a member of a folder's archive, to be shown."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def packed(part: UploadPlan, root: str, tally: Tally) -> Iterator[bytes]:
+    """A part of a plan as a tar archive, in pieces that are worth sending. Arguments and errors are those of :func:`_packed`."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in _packed(part, root, tally):
+        waiting.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
+
+
+def _packed(part: UploadPlan, root: str, tally: Tally) -> Iterator[bytes]:
+    """A part of a plan as a tar archive, piece by piece.
+
+    Args:
+        part: The part.
+        root: The folder in the sandbox that it is unpacked in.
+        tally: Is told what has just been packed.
 
     Raises:
-        InvalidRequestError: The name is no single path component, or the path has become longer than Linux has it.
+        ConflictError: A file has become shorter meanwhile.
+        OSError: One cannot be read.
     """
-    path = f"{folder.rstrip('/')}/{name}"
-    if name in {"", ".", ".."} or "/" in name or "\0" in name:
-        raise InvalidRequestError(f"The sandbox names a file {name!r} in {folder}, which would lie outside of the folder.", fields={"path": path})
-    if len(path.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
-        raise InvalidRequestError(f"A path below {folder[:100]} is longer than {MAX_PATH_BYTES} bytes.", fields={"path": path[:200]})
-    return path
+    base = PurePosixPath(root)
+    for folder in part.folders:
+        if folder != root:
+            yield tar.head(tar.Member(str(PurePosixPath(folder).relative_to(base)), tar.FOLDER, mode=0o755))
+    for file in part.files:
+        with file.source.open("rb") as content:
+            left = os.fstat(content.fileno()).st_size
+            mode = 0o755 if file.executable else 0o644
+            yield tar.head(tar.Member(str(PurePosixPath(file.guest).relative_to(base)), tar.FILE, size=left, mode=mode, mtime_s=max(0, file.mtime_s)))
+            rest = tar.padding(left)
+            while left:
+                piece = content.read(min(left, PIECE_BYTES))
+                if not piece:
+                    raise ConflictError(f"{file.source} became shorter while it was copied.", code=ErrorCode.CONFLICT, hint="Copy it again.")
+                left -= len(piece)
+                tally.add(file, len(piece))
+                yield piece
+            tally.finish()
+            yield rest
+    yield tar.END
+
+
+class Receiver:
+    """A tar archive of a sandbox on its way into a folder here. Feed it, then finish it; discard it in the end.
+
+    Args:
+        target: The folder; made where it is not there.
+    """
+
+    __slots__ = ("_part", "_reader", "_target", "files", "path", "size_bytes")
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._reader = tar.Reader()
+        self._part: PartFile | None = None
+        self.path = ""
+        self.files = 0
+        self.size_bytes = 0
+        make_folder(target)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            InvalidRequestError: The sandbox names what would lie outside, or is deeper than files are made here.
+            InternalError: It is no archive.
+        """
+        try:
+            for event in self._reader.feed(data):
+                self._take(event)
+        except tar.TarError as error:
+            raise InternalError(f"What the sandbox sent cannot be unpacked: {error.message}") from None
+
+    def finish(self) -> None:
+        """All of it came.
+
+        Raises:
+            SandlotError: It did not; where the sandbox said why, that.
+        """
+        self.explain()
+        try:
+            self._reader.close()
+        except tar.TarError as error:
+            raise InternalError(f"What the sandbox sent is not whole: {error.message}") from None
+
+    def explain(self) -> None:
+        """Raise what the sandbox said in the archive of why it breaks off, where it did."""
+        said = self._reader.said
+        if "SANDLOT.error" in said:
+            raise from_code(said.get("SANDLOT.code", ""), said["SANDLOT.error"])
+
+    def discard(self) -> None:
+        """Remove what is half there."""
+        if self._part is not None:
+            self._part.discard()
+
+    def _take(self, event: tar.Member | memoryview | tar.Finished) -> None:
+        if isinstance(event, memoryview):
+            if self._part is not None:
+                self._part.write(event)
+                self.size_bytes += len(event)
+        elif isinstance(event, tar.Finished):
+            if self._part is not None:
+                self._part.finish()
+                self._part = None
+                self.files += 1
+        else:
+            self._begin(event)
+
+    def _begin(self, member: tar.Member) -> None:
+        self.path = member.name
+        names = _names(member.name)
+        target = self._target.joinpath(*names)
+        if len(names) > DEPTH_MOST or len(os.fsencode(target.absolute())) >= MAX_PATH_BYTES - PART_NAME_BYTES:
+            raise InvalidRequestError(
+                f"{tar.shown(member.name)} in the sandbox lies deeper than files are made here.",
+                hint="Pack it inside by a command and download the archive.",
+                fields={"path": member.name[:200]},
+            )
+        if member.kind == tar.FOLDER:
+            make_folder(target)
+        elif member.kind == tar.FILE and names:
+            self._part = PartFile.create(target, bool(member.mode & 0o111))
+
+
+def _names(name: str) -> list[str]:
+    """A member's path as names.
+
+    Raises:
+        InvalidRequestError: It would lie outside of the folder.
+    """
+    try:
+        return tar.parts(name)
+    except tar.TarError as error:
+        raise InvalidRequestError(
+            f"The sandbox names a file that would lie outside of the folder. {error.message}", fields={"path": name[:200]}
+        ) from None
 
 
 def make_folder(path: Path) -> None:
     """Make a folder here, and those above it."""
     path.mkdir(parents=True, exist_ok=True)
+
+
+PART_NAME_BYTES = 140
 
 
 class PartFile:
@@ -116,7 +355,7 @@ class PartFile:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666)
         return cls(target, path, os.fdopen(descriptor, "wb"))
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Add the next piece."""
         self._file.write(piece)
 
@@ -132,4 +371,4 @@ class PartFile:
 
 
 def _upload_file(source: Path, guest: str, status: os.stat_result) -> UploadFile:
-    return UploadFile(source, guest, bool(status.st_mode & 0o111))
+    return UploadFile(source, guest, bool(status.st_mode & 0o111), status.st_size, int(status.st_mtime))

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from sandlot.model.errors import (
     ErrorCode,
@@ -102,6 +102,17 @@ def given(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
 def segment(text: str) -> str:
     """Text as one segment of a URL's path, whatever is in it."""
     return quote(text, safe="") or "%20"
+
+
+def reached(url: str, base_url: str | None) -> str:
+    """A URL that the service gave, by the address that this client reaches it at: proxies between them have others. Pure.
+
+    Args:
+        url: Absolute, or a path.
+        base_url: The client's; None leaves it as it is.
+    """
+    parts = urlsplit(url)
+    return url if base_url is None else f"{base_url.rstrip('/')}{parts.path}?{parts.query}"
 
 
 def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str | None, pids: int | None) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, ForbiddenError, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.protocol import tar
 from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Limits, Output, Sandbox
+from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
 
 SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
@@ -487,11 +489,29 @@ def test_a_download_that_breaks_off_leaves_nothing(service: Script, sandbox: San
 
 def test_a_folder_from_a_hostile_sandbox_stays_in_its_folder(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
     folder = {"name": "d", "path": "/d", "kind": "directory"}
-    evil = {"name": "../../evil", "path": "/etc/evil", "kind": "file"}
-    service.say(Reply(200, folder), Reply(200, {"entries": [evil], "more": False}))
+    service.say(Reply(200, folder), Reply(200, archive(entry("../../evil", content=b"evil"))))
     with pytest.raises(SandlotError, match="outside"):
         sandbox.files.download("/d", tmp_path / "a" / "b")
     assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_folder_that_breaks_off_is_told_with_the_sandboxs_own_word_for_it(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
+    folder = {"name": "d", "path": "/d", "kind": "directory"}
+    begun = archive(entry("a", content=b"a"), entry("b", content=b"b"))[:1800]
+    service.say(Reply(200, folder), Reply(200, begun, cut=True))
+    with pytest.raises(UnavailableError):
+        sandbox.files.download("/d", tmp_path / "d")
+    assert (tmp_path / "d/a").read_text() == "a"
+    said = tar.message("SANDLOT.code", "permission_denied") + tar.message("SANDLOT.error", "not that one")
+    service.say(Reply(200, folder), Reply(200, begun[:1024] + said, cut=True))
+    with pytest.raises(ForbiddenError, match="not that one"):
+        sandbox.files.download("/d", tmp_path / "d")
+
+
+def test_a_signed_url_over_a_socket_is_as_the_service_gave_it(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {"url": "/v1/signed/files/content?a=b", "method": "GET", "expires_at": "2026-01-01T00:00:00Z"}))
+    assert sandbox.files.sign_url("/workspace/a") == "/v1/signed/files/content?a=b"
+    assert service.seen[0].json() == {"path": "/workspace/a", "method": "GET", "expires_in": 3600.0}
 
 
 def test_a_large_folder_is_listed_by_the_page(service: Script, sandbox: Sandbox) -> None:

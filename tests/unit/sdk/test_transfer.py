@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from sandlot.model.errors import InvalidRequestError, NotFoundError
-from sandlot.sdk.transfer import PartFile, UploadFile, child_of, plan_upload
+from sandlot.model.errors import ConflictError, ForbiddenError, InternalError, InvalidRequestError, NotFoundError
+from sandlot.protocol import tar
+from sandlot.sdk.transfer import PartFile, Progress, Receiver, Tally, UploadFile, UploadPlan, packed, plan_upload
+from tests.support.archives import archive, entry
 
 
 def test_a_file_is_one_file(tmp_path: Path) -> None:
@@ -49,21 +53,104 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
         plan_upload(tmp_path / "pipe", "/g")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "../x", "a\0b"])
-def test_a_name_that_leaves_its_folder_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequestError):
-        child_of("/workspace", name)
+def sent(plan: UploadPlan) -> list[dict[str, bytes | None]]:
+    """What each part of a plan carries: names below the plan's root, and contents."""
+    found = []
+    for part in plan.parts():
+        raw = b"".join(packed(part, plan.root, Tally(plan)))
+        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+            members = {member.name: archive.extractfile(member) for member in archive}
+            found.append({name: None if content is None else content.read() for name, content in members.items()})
+    return found
 
 
-@pytest.mark.parametrize("name", ["a", "...", ".hidden", "with space", "ü", "-rf", "a\\b", "C:"])
-def test_every_other_name_is_a_name(name: str) -> None:
-    assert child_of("/workspace/", name) == f"/workspace/{name}"
-    assert child_of("/", name) == f"/{name}"
+def test_a_tree_travels_in_parts_and_a_large_file_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    sizes = {"a": 7, "b": 7, "c": 7, "sub/d": 9, "sub/e": 0}
+    for name, size in sizes.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size << 20)
+    plan = plan_upload(tmp_path, "/g")
+    parts = list(plan.parts())
+    assert [[file.guest for file in part.files] for part in parts] == [["/g/a", "/g/b"], ["/g/c", "/g/sub/e"], ["/g/sub/d"]]
+    assert [part.folders for part in parts] == [("/g", "/g/sub"), (), ()]
+    assert plan.size_bytes == 30 << 20
 
 
-def test_a_path_has_an_end() -> None:
-    with pytest.raises(InvalidRequestError, match="longer"):
-        child_of("/x" * 2047, "y")
+def test_what_is_packed_is_what_is_here(tmp_path: Path) -> None:
+    (tmp_path / "sub" / "empty").mkdir(parents=True)
+    (tmp_path / "sub" / "ünï").write_bytes(os.urandom(600_000))
+    (tmp_path / "a").write_text("a")
+    assert sent(plan_upload(tmp_path, "/g/h")) == [
+        {"sub": None, "sub/empty": None, "a": b"a", "sub/ünï": (tmp_path / "sub/ünï").read_bytes()},
+    ]
+    assert sent(plan_upload(tmp_path / "sub/empty", "/")) == [{}]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_packed_is_no_whole_archive(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(700_000))
+    pieces = packed(UploadPlan(("/g",), plan_upload(tmp_path, "/g").files), "/g", Tally(plan_upload(tmp_path, "/g")))
+    next(pieces)
+    os.truncate(tmp_path / "a", 0)
+    with pytest.raises(ConflictError, match="shorter"):
+        list(pieces)
+
+
+def test_progress_counts_what_was_sent_and_forgets_what_is_sent_again(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(10))
+    plan = plan_upload(tmp_path, "/g")
+    tally = Tally(plan)
+    for part in plan.parts():
+        list(packed(part, plan.root, tally.begin()))
+    assert tally.progress == Progress("/g/b", 20, 20, 2, 2)
+    tally.again()
+    assert tally.progress == Progress("/g/b", 0, 20, 0, 2)
+
+
+def receive(raw: bytes, target: Path) -> Receiver:
+    receiver = Receiver(target)
+    try:
+        for at in range(0, len(raw), 777):
+            receiver.feed(raw[at : at + 777])
+        receiver.finish()
+    finally:
+        receiver.discard()
+    return receiver
+
+
+def test_what_comes_is_made_here_without_links(tmp_path: Path) -> None:
+    raw = archive(
+        entry("d/", tarfile.DIRTYPE, mode=0o755),
+        entry("d/a", content=b"a" * 2000),
+        entry("run", content=b"", mode=0o755),
+        entry("link", tarfile.SYMTYPE, target="/etc"),
+        entry("hard", tarfile.LNKTYPE, target="d/a"),
+        entry("deep/er/b", content=b"b"),
+    )
+    got = receive(raw, tmp_path / "here")
+    assert (got.files, got.size_bytes) == (3, 2001)
+    names = sorted(str(path.relative_to(tmp_path / "here")) for path in (tmp_path / "here").rglob("*"))
+    assert names == ["d", "d/a", "deep", "deep/er", "deep/er/b", "run"]
+    assert os.access(tmp_path / "here/run", os.X_OK)
+    assert not os.access(tmp_path / "here/d/a", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "/etc/passwd", "x" * 256, "/".join(["d"] * 201)])
+def test_what_would_lie_outside_or_too_deep_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"outside|deeper"):
+        receive(archive(entry("first", content=b"x"), entry(name, content=b"x")), tmp_path / "here")
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "first"]
+
+
+def test_what_breaks_off_leaves_no_half_file_and_says_why_where_it_was_told(tmp_path: Path) -> None:
+    raw = archive(entry("a", content=b"a"), entry("b", content=b"b" * 3000))
+    with pytest.raises(InternalError, match="not whole"):
+        receive(raw[:2500], tmp_path / "here")
+    told = raw[:1024] + tar.message("SANDLOT.code", "permission_denied") + tar.message("SANDLOT.error", "not that one")
+    with pytest.raises(ForbiddenError, match="not that one"):
+        receive(told, tmp_path / "here")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["a"]
 
 
 def test_a_file_appears_complete_or_not_at_all(tmp_path: Path) -> None:

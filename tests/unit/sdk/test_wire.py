@@ -145,3 +145,10 @@ def test_a_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_not_found_is_not_found() -> None:
     assert isinstance(wire.from_problem({"code": "sandbox_not_found"}), NotFoundError)
+
+
+@pytest.mark.parametrize("base", ["https://outside", "https://outside/"])
+def test_a_url_of_the_service_begins_as_this_client_reaches_it(base: str) -> None:
+    given = "http://inside:8080/v1/signed/files/content?a=b%2Fc&d=e"
+    assert wire.reached(given, base) == "https://outside/v1/signed/files/content?a=b%2Fc&d=e"
+    assert wire.reached(given, None) == given

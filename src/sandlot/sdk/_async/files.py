@@ -6,15 +6,17 @@ import builtins
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import IO, Any, Literal, Self, overload
 
 import httpx
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.sdk import transfer, wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.watch import AsyncFileWatch
 from sandlot.sdk.info import Entry
+from sandlot.sdk.transfer import Progress, UploadFile, UploadPlan
 from sandlot.sdk.transport import translated
 
 
@@ -145,13 +147,48 @@ class AsyncFiles:
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
+        answer = await self._client.request("GET", f"{self._path}/exists", params=wire.given(path=path, user=user))
+        return bool(answer["exists"])
+
+    async def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
+        """Watch a folder: ``async with await sandbox.files.watch("/workspace") as events: async for event in events: ...``.
+
+        Args:
+            path: The folder.
+            recursive: Whether the folders in it are watched too, those that come later included; 1,000 at most.
+            user: Whose permissions count.
+
+        Returns:
+            What happens from now on, until the folder is gone or it is closed.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            LimitError: There are too many folders in it.
+        """
+        resources = AsyncExitStack()
+        params = wire.given(path=path, user=user, recursive="true" if recursive else None)
+        events = await resources.enter_async_context(self._client.event_stream("GET", f"{self._path}/watch", params=params))
         try:
-            await self.stat(path, user=user)
-        except SandlotError as error:
-            if error.code is ErrorCode.PATH_NOT_FOUND:
-                return False
+            begun = await events.__anext__()
+        except BaseException:
+            await resources.aclose()
             raise
-        return True
+        return AsyncFileWatch(events, resources, str(begun.data.get("by", "")))
+
+    async def sign_url(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_in: float = 3600.0, user: str | None = None) -> str:
+        """A URL by which anybody can read, or write, one file for a while, without a key.
+
+        It ends with the API key that made it. A local service that listens on no address gives a path that only its socket serves.
+
+        Args:
+            path: The file.
+            method: ``GET`` reads it, ``PUT`` writes it.
+            expires_in: Seconds that it holds, at most 604,800.
+            user: Who it is done as.
+        """
+        body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **wire.given(user=user)}
+        answer = await self._client.request("POST", f"{self._path}/sign", body=body)
+        return wire.reached(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
 
     async def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
         """Make a folder, and those above it.
@@ -193,16 +230,17 @@ class AsyncFiles:
         answer = await self._client.request("DELETE", self._path, params=params, read_timeout_s=None)
         return int(answer.get("removed", 1))
 
-    async def upload(self, local: str | Path, guest: str, *, user: str | None = None) -> int:
+    async def upload(self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
         """Copy a file or folder of this machine into the sandbox, under exactly this path.
 
-        Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is neither
-        file nor folder. Of the permissions, only "executable" is kept.
+        Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is
+        neither file nor folder. Of the permissions, only "executable" is kept.
 
         Args:
             local: The file or folder.
             guest: Its absolute path in the sandbox; folders above it are made.
             user: Who it belongs to.
+            on_progress: Called with each piece that was sent.
 
         Returns:
             How many files were copied.
@@ -211,56 +249,114 @@ class AsyncFiles:
             NotFoundError: There is no such file here.
         """
         plan = await backend.in_thread(transfer.plan_upload, Path(local), guest)
-        for folder in plan.folders:
-            await self.make_dir(folder, user=user)
-        for file in plan.files:
-            with await backend.in_thread(file.source.open, "rb") as data:
-                await self.write(file.guest, data, user=user, mode=0o755 if file.executable else 0o644)
+        tally = transfer.Tally(plan)
+        for part in plan.parts():
+            if part.folders or len(part.files) > 1:
+                await self._send_tree(part, tally, plan.root, user, on_progress)
+            else:
+                await self._send_files(part, tally, user, on_progress)
         return len(plan.files)
 
-    async def download(self, guest: str, local: str | Path, *, user: str | None = None) -> int:
+    async def _send_tree(
+        self, part: UploadPlan, tally: transfer.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
+    ) -> None:
+        try:
+            await self._client.request(
+                "POST",
+                f"{self._path}/archive",
+                params=wire.given(path=root, user=user),
+                content=self._packed(part, tally.begin(), root, on_progress),
+                read_timeout_s=None,
+            )
+        except LimitError as error:
+            if error.code not in {ErrorCode.TOO_LARGE, ErrorCode.QUOTA_EXCEEDED} or not part.files:
+                raise
+            # An upload may be smaller here than an archive is; what does not fit by itself either fails as it should.
+            tally.again()
+            for folder in part.folders:
+                await self.make_dir(folder, user=user)
+            await self._send_files(part, tally, user, on_progress)
+
+    async def _packed(
+        self, part: UploadPlan, tally: transfer.Tally, root: str, on_progress: backend.Callback[Progress] | None
+    ) -> AsyncIterator[bytes]:
+        pieces = transfer.packed(part, root, tally)
+        while (piece := await backend.in_thread(next, pieces, None)) is not None:
+            yield piece
+            await backend.call(on_progress, tally.progress)
+
+    async def _send_files(self, part: UploadPlan, tally: transfer.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+        for file in part.files:
+            mode = 0o755 if file.executable else 0o644
+            with await backend.in_thread(file.source.open, "rb") as data:
+                await self.write(file.guest, self._counted(data, file, tally, on_progress), user=user, mode=mode)
+            tally.finish()
+            await backend.call(on_progress, tally.progress)
+
+    async def _counted(
+        self, data: IO[bytes], file: UploadFile, tally: transfer.Tally, on_progress: backend.Callback[Progress] | None
+    ) -> AsyncIterator[bytes]:
+        async for piece in backend.chunks(data):
+            yield piece
+            tally.add(file, len(piece))
+            await backend.call(on_progress, tally.progress)
+
+    async def download(self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
         """Copy a file or folder of the sandbox to this machine, under exactly this path.
 
-        A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are refused,
-        links inside of a folder are left out, and of the permissions only "executable" is kept.
+        A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
+        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out. Of the permissions, only "executable" is kept.
 
         Args:
             guest: The absolute path in the sandbox.
             local: Where to put it; folders above it are made.
             user: Whose permissions count.
+            on_progress: Called with each piece that came.
 
         Returns:
             How many files were copied.
 
         Raises:
             NotFoundError: There is no such file in the sandbox.
-            InvalidRequestError: The sandbox names a file that would lie outside of ``local``.
+            InvalidRequestError: The sandbox names a file that would lie outside of ``local``, or lies too deep.
         """
-        copied = 0
-        pending = [(await self.stat(guest, user=user), guest, Path(local))]
-        while pending:
-            entry, path, target = pending.pop()
-            if entry.is_dir:
-                await backend.in_thread(transfer.make_folder, target)
-                pending += [
-                    (child, transfer.child_of(path, child.name), target / child.name)
-                    for child in await self.list(path, user=user)
-                    if child.kind in {"file", "directory"}
-                ]
-            else:
-                await self._fetch(path, target, executable=bool(entry.mode & 0o111), user=user)
-                copied += 1
-        return copied
+        entry = await self.stat(guest, user=user)
+        if entry.is_dir:
+            return await self._receive_tree(guest, Path(local), user, on_progress)
+        await self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
+        return 1
 
-    async def _fetch(self, path: str, target: Path, *, executable: bool, user: str | None) -> None:
-        part = await backend.in_thread(transfer.PartFile.create, target, executable)
+    async def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[Progress] | None) -> int:
+        receiver = await backend.in_thread(transfer.Receiver, local)
+        params = wire.given(path=guest, user=user)
+        try:
+            async with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
+                stream = AsyncFileStream(self._client, response, AsyncExitStack())
+                async for piece in stream:
+                    await backend.in_thread(receiver.feed, piece)
+                    path = transfer.below(guest, receiver.path)
+                    await backend.call(on_progress, Progress(path, receiver.size_bytes, None, receiver.files, None))
+            await backend.in_thread(receiver.finish)
+        except UnavailableError:
+            receiver.explain()
+            raise
+        finally:
+            receiver.discard()
+        return receiver.files
+
+    async def _fetch(self, path: str, target: Path, entry: Entry, *, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+        part = await backend.in_thread(transfer.PartFile.create, target, bool(entry.mode & 0o111))
+        done = 0
         try:
             async with await self.read(path, "stream", user=user) as pieces:
                 async for piece in pieces:
                     await backend.in_thread(part.write, piece)
+                    done += len(piece)
+                    await backend.call(on_progress, Progress(path, done, entry.size, 0, 1))
             await backend.in_thread(part.finish)
         finally:
             part.discard()
+        await backend.call(on_progress, Progress(path, done, done, 1, 1))
 
     async def _is_dir(self, path: str, user: str | None) -> bool:
         try:

@@ -7,15 +7,17 @@ import builtins
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import IO, Any, Literal, Self, overload
 
 import httpx
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.sdk import transfer, wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.info import Entry
+from sandlot.sdk.transfer import Progress, UploadFile, UploadPlan
 from sandlot.sdk.transport import translated
 
 
@@ -144,13 +146,48 @@ class Files:
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
+        answer = self._client.request("GET", f"{self._path}/exists", params=wire.given(path=path, user=user))
+        return bool(answer["exists"])
+
+    def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> FileWatch:
+        """Watch a folder: ``with sandbox.files.watch("/workspace") as events: for event in events: ...``.
+
+        Args:
+            path: The folder.
+            recursive: Whether the folders in it are watched too, those that come later included; 1,000 at most.
+            user: Whose permissions count.
+
+        Returns:
+            What happens from now on, until the folder is gone or it is closed.
+
+        Raises:
+            NotFoundError: There is no such folder.
+            LimitError: There are too many folders in it.
+        """
+        resources = ExitStack()
+        params = wire.given(path=path, user=user, recursive="true" if recursive else None)
+        events = resources.enter_context(self._client.event_stream("GET", f"{self._path}/watch", params=params))
         try:
-            self.stat(path, user=user)
-        except SandlotError as error:
-            if error.code is ErrorCode.PATH_NOT_FOUND:
-                return False
+            begun = events.__next__()
+        except BaseException:
+            resources.close()
             raise
-        return True
+        return FileWatch(events, resources, str(begun.data.get("by", "")))
+
+    def sign_url(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_in: float = 3600.0, user: str | None = None) -> str:
+        """A URL by which anybody can read, or write, one file for a while, without a key.
+
+        It ends with the API key that made it. A local service that listens on no address gives a path that only its socket serves.
+
+        Args:
+            path: The file.
+            method: ``GET`` reads it, ``PUT`` writes it.
+            expires_in: Seconds that it holds, at most 604,800.
+            user: Who it is done as.
+        """
+        body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **wire.given(user=user)}
+        answer = self._client.request("POST", f"{self._path}/sign", body=body)
+        return wire.reached(str(answer["url"]), None if self._client.waits else self._client.target.base_url)
 
     def make_dir(self, path: str, *, user: str | None = None, mode: int | None = None) -> bool:
         """Make a folder, and those above it.
@@ -192,16 +229,17 @@ class Files:
         answer = self._client.request("DELETE", self._path, params=params, read_timeout_s=None)
         return int(answer.get("removed", 1))
 
-    def upload(self, local: str | Path, guest: str, *, user: str | None = None) -> int:
+    def upload(self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
         """Copy a file or folder of this machine into the sandbox, under exactly this path.
 
-        Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is neither
-        file nor folder. Of the permissions, only "executable" is kept.
+        Folders are copied with everything in them. A link to a file is copied as that file; a link to a folder is left out, and so is what is
+        neither file nor folder. Of the permissions, only "executable" is kept.
 
         Args:
             local: The file or folder.
             guest: Its absolute path in the sandbox; folders above it are made.
             user: Who it belongs to.
+            on_progress: Called with each piece that was sent.
 
         Returns:
             How many files were copied.
@@ -210,56 +248,110 @@ class Files:
             NotFoundError: There is no such file here.
         """
         plan = backend.in_thread(transfer.plan_upload, Path(local), guest)
-        for folder in plan.folders:
-            self.make_dir(folder, user=user)
-        for file in plan.files:
-            with backend.in_thread(file.source.open, "rb") as data:
-                self.write(file.guest, data, user=user, mode=0o755 if file.executable else 0o644)
+        tally = transfer.Tally(plan)
+        for part in plan.parts():
+            if part.folders or len(part.files) > 1:
+                self._send_tree(part, tally, plan.root, user, on_progress)
+            else:
+                self._send_files(part, tally, user, on_progress)
         return len(plan.files)
 
-    def download(self, guest: str, local: str | Path, *, user: str | None = None) -> int:
+    def _send_tree(
+        self, part: UploadPlan, tally: transfer.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
+    ) -> None:
+        try:
+            self._client.request(
+                "POST",
+                f"{self._path}/archive",
+                params=wire.given(path=root, user=user),
+                content=self._packed(part, tally.begin(), root, on_progress),
+                read_timeout_s=None,
+            )
+        except LimitError as error:
+            if error.code not in {ErrorCode.TOO_LARGE, ErrorCode.QUOTA_EXCEEDED} or not part.files:
+                raise
+            # An upload may be smaller here than an archive is; what does not fit by itself either fails as it should.
+            tally.again()
+            for folder in part.folders:
+                self.make_dir(folder, user=user)
+            self._send_files(part, tally, user, on_progress)
+
+    def _packed(self, part: UploadPlan, tally: transfer.Tally, root: str, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+        pieces = transfer.packed(part, root, tally)
+        while (piece := backend.in_thread(next, pieces, None)) is not None:
+            yield piece
+            backend.call(on_progress, tally.progress)
+
+    def _send_files(self, part: UploadPlan, tally: transfer.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+        for file in part.files:
+            mode = 0o755 if file.executable else 0o644
+            with backend.in_thread(file.source.open, "rb") as data:
+                self.write(file.guest, self._counted(data, file, tally, on_progress), user=user, mode=mode)
+            tally.finish()
+            backend.call(on_progress, tally.progress)
+
+    def _counted(self, data: IO[bytes], file: UploadFile, tally: transfer.Tally, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+        for piece in backend.chunks(data):
+            yield piece
+            tally.add(file, len(piece))
+            backend.call(on_progress, tally.progress)
+
+    def download(self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[Progress] | None = None) -> int:
         """Copy a file or folder of the sandbox to this machine, under exactly this path.
 
-        A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are refused,
-        links inside of a folder are left out, and of the permissions only "executable" is kept.
+        A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
+        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out. Of the permissions, only "executable" is kept.
 
         Args:
             guest: The absolute path in the sandbox.
             local: Where to put it; folders above it are made.
             user: Whose permissions count.
+            on_progress: Called with each piece that came.
 
         Returns:
             How many files were copied.
 
         Raises:
             NotFoundError: There is no such file in the sandbox.
-            InvalidRequestError: The sandbox names a file that would lie outside of ``local``.
+            InvalidRequestError: The sandbox names a file that would lie outside of ``local``, or lies too deep.
         """
-        copied = 0
-        pending = [(self.stat(guest, user=user), guest, Path(local))]
-        while pending:
-            entry, path, target = pending.pop()
-            if entry.is_dir:
-                backend.in_thread(transfer.make_folder, target)
-                pending += [
-                    (child, transfer.child_of(path, child.name), target / child.name)
-                    for child in self.list(path, user=user)
-                    if child.kind in {"file", "directory"}
-                ]
-            else:
-                self._fetch(path, target, executable=bool(entry.mode & 0o111), user=user)
-                copied += 1
-        return copied
+        entry = self.stat(guest, user=user)
+        if entry.is_dir:
+            return self._receive_tree(guest, Path(local), user, on_progress)
+        self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
+        return 1
 
-    def _fetch(self, path: str, target: Path, *, executable: bool, user: str | None) -> None:
-        part = backend.in_thread(transfer.PartFile.create, target, executable)
+    def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[Progress] | None) -> int:
+        receiver = backend.in_thread(transfer.Receiver, local)
+        params = wire.given(path=guest, user=user)
+        try:
+            with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
+                stream = FileStream(self._client, response, ExitStack())
+                for piece in stream:
+                    backend.in_thread(receiver.feed, piece)
+                    path = transfer.below(guest, receiver.path)
+                    backend.call(on_progress, Progress(path, receiver.size_bytes, None, receiver.files, None))
+            backend.in_thread(receiver.finish)
+        except UnavailableError:
+            receiver.explain()
+            raise
+        finally:
+            receiver.discard()
+        return receiver.files
+
+    def _fetch(self, path: str, target: Path, entry: Entry, *, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+        part = backend.in_thread(transfer.PartFile.create, target, bool(entry.mode & 0o111))
+        done = 0
         try:
             with self.read(path, "stream", user=user) as pieces:
                 for piece in pieces:
                     backend.in_thread(part.write, piece)
+                    done += len(piece)
+                    backend.call(on_progress, Progress(path, done, entry.size, 0, 1))
             backend.in_thread(part.finish)
         finally:
             part.discard()
+        backend.call(on_progress, Progress(path, done, done, 1, 1))
 
     def _is_dir(self, path: str, user: str | None) -> bool:
         try:

@@ -1,0 +1,167 @@
+"""Trees, watches, changed files and signed URLs through the SDK, on both kinds of isolation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sandlot import Sandbox, SandlotError
+from sandlot.model.errors import ErrorCode
+from sandlot.sdk import Progress
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.traces import settle
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
+    with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(80 << 20)}, isolation=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sandbox(service: LocalService) -> Iterator[Sandbox]:
+    # What a sandbox's own environment says to dynamic loaders and to Python must not matter to what Sandlot runs inside.
+    poisoned = {"LD_PRELOAD": "/workspace/none.so", "PYTHONHOME": "/nowhere", "PYTHONPATH": "/workspace", "LC_ALL": "xx_XX"}
+    with service.create(envs=poisoned) as made:
+        yield made
+
+
+def helpers(sandbox: Sandbox) -> int:
+    """How many programs of Sandlot's run inside, beside the guest itself."""
+    look = "for each in /proc/[0-9]*; do tr '\\0' ' ' < $each/cmdline; echo; done 2>/dev/null"
+    lines = sandbox.commands.run(look, user="root").stdout.splitlines()
+    return sum("from sandlot.guest.programs" in line for line in lines)
+
+
+def test_a_tree_goes_in_and_out_as_it_was(sandbox: Sandbox, tmp_path: Path) -> None:
+    tree, back = tmp_path / "tree", tmp_path / "back"
+    deep = tree / "/".join(["deep"] * 100)
+    deep.mkdir(parents=True)
+    (deep / "last").write_text("last")
+    (tree / "empty").mkdir()
+    (tree / "large").write_bytes(os.urandom(9_000_000))
+    (tree / "run").write_text("#!/bin/sh\necho ran\n")
+    (tree / "run").chmod(0o755)
+    for number in range(300):
+        (tree / "deep" / f"{number} ünï").write_bytes(bytes([number % 256]) * number)
+    told: list[Progress] = []
+    assert sandbox.files.upload(tree, "/workspace/tree", on_progress=told.append) == 303
+    assert told[-1].done_bytes == told[-1].total_bytes == sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+    assert told[-1].done_files == told[-1].total_files == 303
+    assert sandbox.commands.run("tree/run").stdout == "ran\n"
+    told.clear()
+    assert sandbox.files.download("/workspace/tree", back, on_progress=told.append) == 303
+    assert told[-1].done_bytes == sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+    for path in tree.rglob("*"):
+        copy = back / path.relative_to(tree)
+        assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
+        assert os.access(copy, os.X_OK) == os.access(path, os.X_OK)
+    settle(lambda: helpers(sandbox), 0)
+
+
+def test_what_is_too_large_for_one_upload_is_said_and_what_is_not_goes_in_parts(sandbox: Sandbox, tmp_path: Path) -> None:
+    for name, size in (("a", 85), ("b", 1)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size << 20)
+    with pytest.raises(SandlotError) as refused:
+        sandbox.files.upload(tmp_path, "/workspace/parts")
+    assert refused.value.code is ErrorCode.TOO_LARGE
+    assert sandbox.files.exists("/workspace/parts/b"), "what fits was copied before"
+
+
+def test_a_tree_that_is_too_deep_is_refused_and_leaves_what_can_be_removed(sandbox: Sandbox, tmp_path: Path) -> None:
+    made = sandbox.commands.run("mkdir -p pit/$(printf 'd/%.0s' $(seq 300)) && echo here > pit/$(printf 'd/%.0s' $(seq 300))file")
+    assert made.exit_code == 0
+    with pytest.raises(SandlotError) as refused:
+        sandbox.files.download("/workspace/pit", tmp_path / "pit")
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
+    shutil.rmtree(tmp_path / "pit")
+    sandbox.files.remove("/workspace/pit")
+
+
+def test_what_cannot_be_read_is_said_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.files.write("/workspace/shut/in/secret", "x", user="root", mode=0o600)
+    with pytest.raises(SandlotError) as refused:
+        sandbox.files.download("/workspace/shut", tmp_path / "shut")
+    assert refused.value.code is ErrorCode.PERMISSION_DENIED
+    assert "/workspace/shut/in/secret" in refused.value.message
+    assert sandbox.files.download("/workspace/shut", tmp_path / "open", user="root") == 1
+
+
+def test_a_folder_is_watched_until_it_is_gone(sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkdir -p seen/sub; echo old > seen/old")
+    with sandbox.files.watch("/workspace/seen", recursive=True) as events:
+        assert events.by == "inotify"
+        todo = (
+            "echo a > seen/sub/a; echo b >> seen/old; mv seen/sub/a seen/b; mkdir seen/late; echo c > seen/late/c; rm seen/b; sleep 0.3; rm -r seen"
+        )
+        running = threading.Thread(target=sandbox.commands.run, args=(todo,))
+        running.start()
+        told = [(event.kind, event.path.removeprefix("/workspace/seen/"), event.source) for event in events]
+        running.join()
+    wanted = {("modified", "old", None), ("moved", "b", "/workspace/seen/sub/a"), ("created", "late", None), ("created", "late/c", None)}
+    assert wanted <= set(told)
+    assert ("removed", "b", None) in told
+    settle(lambda: helpers(sandbox), 0)
+
+
+def test_one_file_is_opened_by_a_url_that_needs_nothing_else(service: LocalService, sandbox: Sandbox) -> None:
+    transport = httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock"))
+    with httpx.Client(transport=transport, base_url="http://sandlot") as anybody:
+        put = sandbox.files.sign_url("/workspace/signed", method="PUT", expires_in=60)
+        assert anybody.put(put, content=b"by URL").status_code == 200
+        assert sandbox.files.read("/workspace/signed") == "by URL"
+        got = anybody.get(sandbox.files.sign_url("/workspace/signed"))
+        assert (got.content, got.headers["content-disposition"]) == (b"by URL", "attachment; filename*=UTF-8''signed")
+        assert anybody.get(put).status_code == 403
+
+
+def test_sixty_four_megabytes_pass_through_and_are_never_held(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+    pass_through(service, sandbox, tmp_path, 64)
+
+
+@pytest.mark.soak
+def test_a_gibibyte_passes_through_and_is_never_held(tmp_path: Path) -> None:
+    for isolation in ISOLATIONS:
+        with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(2 << 30)}, isolation=isolation) as large, large.create(disk="4G") as box:
+            pass_through(large, box, tmp_path / isolation, 1024)
+
+
+def pass_through(service: LocalService, sandbox: Sandbox, folder: Path, mebibytes: int) -> None:
+    """A file up and down by itself and in an archive, while the service's memory stays what it is but for some buffers."""
+    source, tree, back = folder / "source", folder / "tree", folder / "back"
+    tree.mkdir(parents=True)
+    with source.open("wb") as file:
+        for number in range(mebibytes):
+            file.write(bytes([number % 256]) * (1 << 20))
+    before = peak(service)
+    sandbox.files.upload(source, "/workspace/large/file")
+    sandbox.files.download("/workspace/large/file", back / "alone")
+    sandbox.files.download("/workspace/large", back / "tree")
+    for copy in (back / "alone", back / "tree/file"):
+        assert same(copy, source)
+        copy.unlink()
+    assert peak(service) - before < 32 << 20
+    sandbox.files.remove("/workspace/large")
+
+
+def peak(service: LocalService) -> int:
+    """The most memory that the service ever had: VmHWM, proc(5)."""
+    (line,) = (line for line in Path(f"/proc/{service.pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def same(one: Path, other: Path) -> bool:
+    with one.open("rb") as left, other.open("rb") as right:
+        while True:
+            piece = left.read(1 << 20)
+            if piece != right.read(1 << 20):
+                return False
+            if not piece:
+                return True
