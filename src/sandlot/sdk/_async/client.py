@@ -15,7 +15,9 @@ from sandlot import __version__
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
+from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
+from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
@@ -145,6 +147,21 @@ class AsyncClient:
         """Who may ask, and what they may take."""
         return AsyncKeys(self)
 
+    @property
+    def files(self) -> AsyncFileStore:
+        """Files that outlive sandboxes."""
+        return AsyncFileStore(self)
+
+    @property
+    def events(self) -> AsyncEvents:
+        """What happens to sandboxes."""
+        return AsyncEvents(self)
+
+    @property
+    def executions(self) -> AsyncExecutions:
+        """The log of what ran."""
+        return AsyncExecutions(self)
+
     async def templates(self) -> list[dict[str, Any]]:
         """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""
         answer = await self.request("GET", "/v1/templates")
@@ -222,7 +239,7 @@ class AsyncClient:
             await backend.sleep(wait_s)
 
     @asynccontextmanager
-    async def events(
+    async def event_stream(
         self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Make one call whose answer is a stream of events; leaving the context ends the call.

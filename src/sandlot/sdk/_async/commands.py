@@ -161,7 +161,7 @@ class AsyncCommands:
     ) -> CommandResult:
         transcript = Transcript()
         failures: builtins.list[Exception] = []
-        async with backend.beside() as start, self._client.events("POST", self._path, body=body) as events:
+        async with backend.beside() as start, self._client.event_stream("POST", self._path, body=body) as events:
             async for event in events:
                 piece = transcript.take(event)
                 if event.name == "started" and stdin is not None:

@@ -330,7 +330,7 @@ class AsyncSandbox:
         if on_stdout is None and on_stderr is None and on_result is None and on_error is None and self._client.waits:
             return Execution.parse(await self._client.request("POST", path, body=body, read_timeout_s=None))
         transcript = Transcript()
-        async with self._client.events("POST", path, body=body) as events:
+        async with self._client.event_stream("POST", path, body=body) as events:
             async for event in events:
                 match transcript.take(event):
                     case Output() as piece:

@@ -16,7 +16,9 @@ from sandlot import __version__
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
+from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
 from sandlot.sdk.sse import Decoder, Event
@@ -144,6 +146,21 @@ class Client:
         """Who may ask, and what they may take."""
         return Keys(self)
 
+    @property
+    def files(self) -> FileStore:
+        """Files that outlive sandboxes."""
+        return FileStore(self)
+
+    @property
+    def events(self) -> Events:
+        """What happens to sandboxes."""
+        return Events(self)
+
+    @property
+    def executions(self) -> Executions:
+        """The log of what ran."""
+        return Executions(self)
+
     def templates(self) -> list[dict[str, Any]]:
         """The templates that sandboxes can be made from: ``name``, ``description``, ``digest``, ``built``."""
         answer = self.request("GET", "/v1/templates")
@@ -219,7 +236,7 @@ class Client:
             backend.sleep(wait_s)
 
     @contextmanager
-    def events(
+    def event_stream(
         self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None
     ) -> Iterator[Iterator[Event]]:
         """Make one call whose answer is a stream of events; leaving the context ends the call.

@@ -162,7 +162,7 @@ class Commands:
     ) -> CommandResult:
         transcript = Transcript()
         failures: builtins.list[Exception] = []
-        with backend.beside() as start, self._client.events("POST", self._path, body=body) as events:
+        with backend.beside() as start, self._client.event_stream("POST", self._path, body=body) as events:
             for event in events:
                 piece = transcript.take(event)
                 if event.name == "started" and stdin is not None:

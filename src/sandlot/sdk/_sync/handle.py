@@ -100,7 +100,7 @@ class CommandHandle:
         if transcript.end is not None:
             return
         params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
-        with self._client.events("GET", f"{self._path}/output", params=params) as events:
+        with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
             for event in events:
                 piece = transcript.take(event)
                 if isinstance(piece, Output):

@@ -1,0 +1,104 @@
+"""What happened, and what ran: ``client.events`` and ``client.executions``."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from sandlot.model.errors import UnavailableError
+from sandlot.sdk import wire
+from sandlot.sdk._async import backend
+from sandlot.sdk.history import EventInfo, ExecutionInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._async.client import AsyncClient
+
+AGAIN_S = 1.0
+MAX_TRIES = 10
+"""To go on with a stream that was cut, without anything new between them."""
+
+
+class AsyncEvents:
+    """What happens to sandboxes: your own; with an operator's key everybody's.
+
+    Args:
+        client: Reaches the service.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def list(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> list[EventInfo]:
+        """What happened, oldest first, as far back as the service keeps it.
+
+        Args:
+            after: What has a larger number than that.
+            sandbox: What happened to that one only.
+            limit: So many at most; all of them where left out.
+        """
+        params = wire.given(after=after, sandbox=sandbox)
+        return await backend.collected(self._client.items("/v1/events", "events", EventInfo.parse, params=params, limit=limit))
+
+    async def follow(self, *, after: int | None = None, sandbox: str | None = None) -> AsyncIterator[EventInfo]:
+        """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
+
+        Args:
+            after: First what has a larger number than that; None is what happens from now on.
+            sandbox: What happens to that one only.
+
+        Raises:
+            UnavailableError: The service is gone, and does not come back.
+        """
+        seen, tries = after, 0
+        while True:
+            try:
+                async with self._client.event_stream("GET", "/v1/events", params=wire.given(after=seen, sandbox=sandbox)) as told:
+                    async for event in told:
+                        tries = 0
+                        if event.name == "position":
+                            seen = int(event.data["after"])
+                        else:
+                            happened = EventInfo.parse(event.data)
+                            seen = happened.sequence
+                            yield happened
+            except UnavailableError:
+                tries += 1
+                if tries > MAX_TRIES:
+                    raise
+            await backend.sleep(AGAIN_S)
+
+
+class AsyncExecutions:
+    """The log of runs: your own; with an operator's key everybody's.
+
+    Args:
+        client: Reaches the service.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def list(self, *, sandbox: str | None = None, limit: int | None = 100) -> builtins.list[ExecutionInfo]:
+        """What ran, newest first.
+
+        Args:
+            sandbox: What ran in that one only.
+            limit: So many at most; None is all that the service keeps.
+        """
+        return await backend.collected(self.iter(sandbox=sandbox, limit=limit))
+
+    def iter(self, *, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[ExecutionInfo]:
+        """The same, one by one: a page is asked for when the one before was used."""
+        return self._client.items("/v1/executions", "executions", ExecutionInfo.parse, params=wire.given(sandbox=sandbox), limit=limit)
+
+    async def get(self, execution: str) -> ExecutionInfo:
+        """One run: what it was, what it wrote, how it ended.
+
+        Args:
+            execution: The id of the process or cell.
+
+        Raises:
+            NotFoundError: There is none, or it is older than what is kept.
+        """
+        return ExecutionInfo.parse(await self._client.request("GET", f"/v1/executions/{wire.segment(execution)}"))

@@ -1,0 +1,181 @@
+"""The file store: files that outlive sandboxes, as ``client.files``."""
+
+from __future__ import annotations
+
+import builtins
+import mimetypes
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.sdk import transfer, wire
+from sandlot.sdk._async import backend
+from sandlot.sdk.history import StoredFile, StoredFiles
+from sandlot.sdk.info import Entry
+from sandlot.sdk.transport import translated
+
+if TYPE_CHECKING:
+    from sandlot.sdk._async.client import AsyncClient
+
+
+class AsyncFileStore:
+    """The files of a service: uploaded once, put into any number of sandboxes.
+
+    Args:
+        client: Reaches it.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def upload(self, source: str | Path | backend.Data, *, filename: str | None = None, media_type: str | None = None) -> StoredFile:
+        """Keep a file.
+
+        Args:
+            source: A :class:`~pathlib.Path` or the text of one is that file; bytes, a file object or pieces of bytes are the content itself.
+            filename: What it is called: one path component; of a path, its last part where left out.
+            media_type: Such as ``text/csv``; guessed from the name where left out.
+
+        Raises:
+            NotFoundError: There is no such file here.
+            LimitError: It is larger than the service takes, or than this key may upload.
+        """
+        if isinstance(source, str | Path):
+            path = Path(source)
+            file = (await backend.in_thread(transfer.plan_upload, path, "/file")).files[:1]
+            if not file:
+                raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
+            with await backend.in_thread(path.open, "rb") as data:
+                return await self._send(data, filename or path.name, media_type)
+        name = filename or Path(str(getattr(source, "name", ""))).name
+        if not name:
+            raise InvalidRequestError("The file has no name.", hint="Give filename=.", fields={"field": "filename"})
+        return await self._send(source, name, media_type)
+
+    async def list(self, *, limit: int = 50, offset: int = 0) -> StoredFiles:
+        """A page of files, newest first, and how many there are in all.
+
+        Args:
+            limit: Files on the page, at most; 1 to 1,000.
+            offset: Files to skip.
+        """
+        return StoredFiles.parse(await self._client.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+
+    async def get(self, file: str) -> StoredFile:
+        """What is known of a file.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        return StoredFile.parse(await self._client.request("GET", self._path(file)))
+
+    async def read(self, file: str) -> bytes:
+        """All of a file's bytes; :meth:`stream` and :meth:`download` are for those that memory should not hold.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        content = bytearray()
+        async with self.stream(file) as pieces:
+            async for piece in pieces:
+                content += piece
+        return bytes(content)
+
+    @asynccontextmanager
+    async def stream(self, file: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A file's bytes as they arrive; leaving the context ends the download.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        async with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
+            yield self._pieces(response)
+
+    async def download(self, file: str, local: str | Path) -> Path:
+        """Copy a file to this machine. It appears under its name only once it is complete.
+
+        Args:
+            file: Its id.
+            local: Where to put it: a path; in a folder that is there, under the file's own name.
+
+        Returns:
+            Where it is now.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        target = Path(local)
+        if await backend.in_thread(target.is_dir):
+            name = (await self.get(file)).filename
+            if name in {"", ".", ".."} or "/" in name or "\0" in name:
+                raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
+            target /= name
+        part = await backend.in_thread(transfer.PartFile.create, target, False)
+        try:
+            async with self.stream(file) as pieces:
+                async for piece in pieces:
+                    await backend.in_thread(part.write, piece)
+            await backend.in_thread(part.finish)
+        finally:
+            part.discard()
+        return target
+
+    async def delete(self, file: str) -> None:
+        """Remove a file; copies of it in sandboxes stay.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        await self._client.request("DELETE", self._path(file))
+
+    async def inject(self, sandbox: str, files: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[Entry]:
+        """Put files into a sandbox, each under its own name; one that is there already is replaced.
+
+        Args:
+            sandbox: Its id.
+            files: The files' ids.
+            path: The folder; made where it is not there.
+            user: Whose they will be: ``user`` (the default) or ``root``.
+
+        Returns:
+            Where they are now, in the same order.
+
+        Raises:
+            NotFoundError: There is no such sandbox, or no such file.
+        """
+        body = {"file_ids": [*files], "path": path, **wire.given(user=user)}
+        answer = await self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/inject", body=body)
+        return [Entry.parse(raw) for raw in answer["entries"]]
+
+    async def keep(self, sandbox: str, path: str, *, filename: str | None = None, user: str | None = None) -> StoredFile:
+        """Copy a file out of a sandbox into the file store, where it outlives the sandbox.
+
+        Args:
+            sandbox: Its id.
+            path: The file, absolute.
+            filename: What it is called in the file store; the last part of its path where left out.
+            user: Whose permissions count.
+
+        Raises:
+            NotFoundError: There is no such sandbox, or no such file.
+        """
+        body = wire.given(path=path, filename=filename, user=user)
+        return StoredFile.parse(await self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/keep", body=body))
+
+    async def _send(self, data: backend.Data, filename: str, media_type: str | None) -> StoredFile:
+        kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
+        params = wire.given(filename=filename, media_type=kind)
+        content = data if isinstance(data, bytes) else backend.chunks(data)
+        return StoredFile.parse(await self._client.request("POST", "/v1/files", params=params, content=content))
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        with translated(self._client.target):
+            async for piece in response.aiter_bytes():
+                yield bytes(piece)
+
+    def _path(self, file: str) -> str:
+        return f"/v1/files/{wire.segment(file)}"

@@ -1,0 +1,179 @@
+"""What the service says about files that it keeps, what happened and what ran: frozen values, read from the API's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+Json = Mapping[str, Any]
+"""One object of the API, as decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the file store.
+
+    Args:
+        id: Its id, for ``AsyncSandbox.create(files=[...])`` and ``client.files``.
+        filename: What it is called when it is put into a sandbox.
+        media_type: Such as ``text/csv``.
+        size_bytes: How large it is.
+        sha256: Of its bytes, in hexadecimal.
+        created_at: When it was kept.
+        sandbox: The sandbox that it came out of; None where it was uploaded.
+    """
+
+    id: str
+    filename: str
+    media_type: str
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+    sandbox: str | None = None
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            id=str(raw["id"]),
+            filename=str(raw["filename"]),
+            media_type=str(raw["media_type"]),
+            size_bytes=int(raw["size_bytes"]),
+            sha256=str(raw["sha256"]),
+            created_at=datetime.fromisoformat(raw["created_at"]),
+            sandbox=raw.get("sandbox"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """A page of files, newest first. Iterate it.
+
+    Args:
+        files: They.
+        total: How many there are on all pages.
+        limit: Files on one page, at most.
+        offset: How many were skipped.
+    """
+
+    files: tuple[StoredFile, ...]
+    total: int
+    limit: int
+    offset: int
+
+    def __iter__(self) -> Iterator[StoredFile]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        files = tuple(StoredFile.parse(each) for each in raw["files"])
+        return cls(files=files, total=int(raw["total"]), limit=int(raw["limit"]), offset=int(raw["offset"]))
+
+
+@dataclass(frozen=True, slots=True)
+class EventInfo:
+    """Something that happened.
+
+    Args:
+        sequence: Larger than that of everything that happened before.
+        type: What, such as ``sandbox.created``; a newer service may have others.
+        at: When.
+        sandbox: To which sandbox.
+        owner: The id of the key whose it is, or ``local``.
+        data: Details.
+    """
+
+    sequence: int
+    type: str
+    at: datetime
+    sandbox: str | None = None
+    owner: str = ""
+    data: Json = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(
+            sequence=int(raw["sequence"]),
+            type=str(raw["type"]),
+            at=datetime.fromisoformat(raw["at"]),
+            sandbox=raw.get("sandbox"),
+            owner=str(raw.get("owner", "")),
+            data=dict(raw.get("data", {})),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInfo:
+    """One run of code or of a command, as the service's log has it.
+
+    Args:
+        id: Of the process or cell.
+        sandbox: Where it ran.
+        kind: ``code`` or ``command``.
+        status: running, ok, error, timeout, killed, died, exited, signalled, pids, or lost.
+        created_at: When it was begun.
+        language: Of code.
+        code: The code; of what is longer than 64 KiB, the beginning and the end.
+        argv: Of a command.
+        exit_code: Of a command that ended.
+        duration_s: None while it runs.
+        stdout: Of what is longer than 64 KiB, the beginning and the end.
+        stderr: The same.
+        stdout_omitted: Bytes that are not there.
+        stderr_omitted: The same.
+        error: Of code that raised.
+        files: How many files it made or changed, where that was asked for.
+        origin: Which API it came by.
+        owner: The id of the key whose it is, or ``local``.
+    """
+
+    id: str
+    sandbox: str
+    kind: str
+    status: str
+    created_at: datetime
+    language: str | None = None
+    code: str | None = None
+    argv: tuple[str, ...] | None = None
+    exit_code: int | None = None
+    duration_s: float | None = None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_omitted: int = 0
+    stderr_omitted: int = 0
+    error: str | None = None
+    files: int | None = None
+    origin: str = "native"
+    owner: str = ""
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        argv = raw.get("argv")
+        return cls(
+            id=str(raw["id"]),
+            sandbox=str(raw["sandbox"]),
+            kind=str(raw["kind"]),
+            status=str(raw["status"]),
+            created_at=datetime.fromisoformat(raw["created_at"]),
+            language=raw.get("language"),
+            code=raw.get("code"),
+            argv=None if argv is None else tuple(argv),
+            exit_code=raw.get("exit_code"),
+            duration_s=raw.get("duration"),
+            stdout=str(raw.get("stdout", "")),
+            stderr=str(raw.get("stderr", "")),
+            stdout_omitted=int(raw.get("stdout_omitted", 0)),
+            stderr_omitted=int(raw.get("stderr_omitted", 0)),
+            error=raw.get("error"),
+            files=raw.get("files"),
+            origin=str(raw.get("origin", "native")),
+            owner=str(raw.get("owner", "")),
+        )
