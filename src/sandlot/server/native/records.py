@@ -40,8 +40,9 @@ async def list_events(
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streams.wanted(request):
-        start = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
-        return streams.events(request, _told(feed.follow(who, sandbox=sandbox, after=start)), _nothing)
+        asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
+        begin = await feed.last() if asked is None else asked
+        return streams.events(request, _told(begin, feed.follow(who, sandbox=sandbox, after=begin)), _nothing)
     start = after or 0
     page = await feed.page(who, sandbox=sandbox, after=start, limit=query.limit + 1)
     shown = page[: query.limit]
@@ -71,7 +72,9 @@ async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in shown], next_cursor=following))
 
 
-async def _told(happens: AsyncIterator[EventRecord]) -> AsyncIterator[bytes]:
+async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[bytes]:
+    # At once, so that a client that is cut off before anything happened knows where to go on.
+    yield streams.event("position", {"after": begin}, begin)
     async for record in happens:
         yield streams.event(record.event.type, EventAnswer.of(record).model_dump(mode="json"), record.sequence)
 

@@ -45,6 +45,12 @@ class LostEvent(Answer):
     bytes: int
 
 
+class PositionEvent(Answer):
+    """Where a stream of events begins."""
+
+    after: int = Field(description="The events that follow have larger numbers.")
+
+
 STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
     "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": EndedAnswer, "failure": Problem},
     "cell": {
@@ -57,6 +63,7 @@ STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
         "failure": Problem,
     },
     "events": {
+        "position": PositionEvent,
         "sandbox.created": EventAnswer,
         "sandbox.updated": EventAnswer,
         "sandbox.adopted": EventAnswer,
