@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,13 +25,14 @@ class TcpService(LocalService):
 
     Args:
         data_dir: Its state directory; an earlier service's can be taken over.
+        env: Settings and anything else for its environment.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None) -> None:
         super().__init__(data_dir)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        self.environ = {**os.environ, "SANDLOT_DATA_DIR": str(data_dir)}
+        self.environ = {**os.environ, **(env or {}), "SANDLOT_DATA_DIR": str(data_dir)}
         for name in ("SANDLOT_URL", "SANDLOT_API_KEY"):
             self.environ.pop(name, None)
 
@@ -57,20 +58,24 @@ class TcpService(LocalService):
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
 
-    def key(self, name: str) -> str:
+    def key(self, name: str, *options: str) -> str:
         """A new key, made as an operator makes it."""
         made = subprocess.run(
-            [sys.executable, "-m", "sandlot.cli", "keys", "create", "--name", name], env=self.environ, check=True, capture_output=True, text=True
+            [sys.executable, "-m", "sandlot.cli", "keys", "create", "--name", name, *options],
+            env=self.environ,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         return made.stdout.splitlines()[-1]
 
 
 @contextmanager
-def tcp_service() -> Iterator[TcpService]:
-    """A service for some tests; afterwards it must have ended well and left nothing on the host."""
+def tcp_service(env: Mapping[str, str] | None = None) -> Iterator[TcpService]:
+    """A service for some tests, with these settings; afterwards it must have ended well and left nothing on the host."""
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    service = TcpService(folder)
+    service = TcpService(folder, env)
     try:
         service.start()
         yield service

@@ -26,7 +26,10 @@ from sandlot.web.streams import Stream
 
 router = APIRouter(tags=["file store"])
 
-_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {"*/*": {}}, "description": "Its bytes, under its own media type."}, **PROBLEM}
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes, under its own media type."},
+    **PROBLEM,
+}
 _UPLOAD = raw_body("The file's bytes, or a form whose field 'file' has it.")
 _UPLOAD["requestBody"]["content"][forms.FORM] = {
     "schema": {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}

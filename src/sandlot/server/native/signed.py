@@ -24,12 +24,12 @@ router = APIRouter(tags=["files"])
 class SignedQuery(QueryModel):
     """What was signed; each part of it is needed, and may not be changed."""
 
-    sandbox: str
-    path: Text
-    user: UserName
+    sandbox: str = Field(description="The sandbox's id.")
+    path: Text = Field(description="The file, absolute, inside the sandbox.")
+    user: UserName = Field(description="Who it is done as.")
     key: str = Field(description="Whose it is.")
     expires: int = Field(description="Until when it holds; seconds since 1970, UTC.")
-    signature: str
+    signature: str = Field(description="Of all the others.")
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/sign", responses=also(SignedAnswer, "It holds from now on."))

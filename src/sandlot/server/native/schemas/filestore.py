@@ -64,9 +64,9 @@ class StoredFilesQuery(Query):
 class InjectBody(Body):
     """Files to put into a sandbox."""
 
-    file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True)]
+    file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True, description="Which ones.")]
     path: Text = Field(default=FOLDER, description="The folder that they are put into; made where it is not there.")
-    user: UserName = "user"
+    user: UserName = Field(default="user", description="Whose they are there.")
 
 
 class InjectedAnswer(Answer):
@@ -78,6 +78,6 @@ class InjectedAnswer(Answer):
 class KeepBody(Body):
     """A file of a sandbox to keep."""
 
-    path: Text
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/chart.png"])
     filename: Text | None = Field(default=None, description="What it is called in the file store; the last part of its path where left out.")
-    user: UserName = "user"
+    user: UserName = Field(default="user", description="Who it is read as.")

@@ -22,8 +22,8 @@ WAIT_MOST_S = 300.0
 class ScreenBody(Body):
     """A terminal's size."""
 
-    rows: int = Field(default=24, ge=1, le=SCREEN_MOST)
-    cols: int = Field(default=80, ge=1, le=SCREEN_MOST)
+    rows: int = Field(default=24, ge=1, le=SCREEN_MOST, description="Lines.")
+    cols: int = Field(default=80, ge=1, le=SCREEN_MOST, description="Characters of a line.")
 
 
 class ProcessBody(Body):

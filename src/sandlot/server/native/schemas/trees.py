@@ -23,7 +23,7 @@ class ExistsAnswer(Answer):
 class PackQuery(PathQuery):
     """A folder, or one file, to pack."""
 
-    format: Literal["tar", "tar.gz"] = "tar"
+    format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain, or compressed by gzip.")
 
 
 class UnpackedAnswer(Answer):

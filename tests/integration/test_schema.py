@@ -1,0 +1,284 @@
+"""Whatever is sent, the service answers as its OpenAPI document says: no defect, no other shape, no other status.
+
+schemathesis makes requests out of the document, good ones and bad ones, half of them about things that there really are. They are
+carried out in containers, where whatever they say does no harm.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi import checks
+
+from sandlot import Sandbox, SandlotError
+from sandlot.sdk import Client
+from tests.support.tcpservice import TcpService, tcp_service
+
+DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text(encoding="utf-8"))
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+OPERATIONS = {found.definition.raw["operationId"]: found for each in SCHEMA.get_all_operations() if isinstance(each, Ok) for found in [each.ok()]}
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+TEMPLATE = "base"
+BINARY = "application/octet-stream"
+PATIENCE_S = 60.0
+SILENCE_S = 0.7
+"""How long an event stream that has no end is read."""
+
+
+class World:
+    """A service, somebody who asks, and what there is to ask about."""
+
+    def __init__(self, service: TcpService) -> None:
+        self.key = service.key("schema", "--operator")
+        self.url = service.url
+        self.client = Client(url=service.url, api_key=self.key)
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self._sandbox: Sandbox | None = None
+
+    def close(self) -> None:
+        self.session.close()
+        self.client.close()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """One that lives, with a file and a folder in it."""
+        if self._sandbox is None or not self._lives(self._sandbox):
+            self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, client=self.client)
+            self._sandbox.commands.run("mkdir /workspace/folder && echo hello >/workspace/file && cp file /workspace/folder")
+        return self._sandbox
+
+    def process(self, command: str = "cat", **more: object) -> str:
+        """A process in the sandbox; by default one that reads for as long as somebody may write."""
+        body = {"command": command, "background": True, **({"stdin_open": True} if command == "cat" else {}), **more}
+        return str(self.call("POST", f"/v1/sandboxes/{self.sandbox.id}/processes", json=body)["process"])
+
+    def stored(self) -> str:
+        """A file in the file store."""
+        answer = self.call("POST", "/v1/files?filename=data.csv", data=b"1,2")
+        return str(answer["id"])
+
+    def execution(self) -> str:
+        """A run that the log has."""
+        self.sandbox.run_code("1")
+        return str(self.call("GET", "/v1/executions?limit=1")["executions"][0]["id"])
+
+    def new_key(self) -> str:
+        """Somebody else's key."""
+        return str(self.call("POST", "/v1/keys", json={"name": secrets.token_hex(8)})["id"])
+
+    def call(self, method: str, path: str, **more: Any) -> Any:  # noqa: ANN401 - requests' own, and JSON
+        answer = self.session.request(method, self.url + path, headers={"Authorization": f"Bearer {self.key}"}, timeout=PATIENCE_S, **more)
+        assert answer.ok, answer.text
+        return answer.json()
+
+    def ask(self, case: Case[Any], **headers: str) -> schemathesis.Response:
+        """Send a request and hold its answer against the document."""
+        sent = {"Authorization": f"Bearer {self.key}", **headers}
+        answer = case.call(base_url=self.url, session=self.session, headers=sent, timeout=SILENCE_S if endless(case) else PATIENCE_S)
+        case.validate_response(answer, checks=CHECKS)
+        return answer
+
+    def _lives(self, sandbox: Sandbox) -> bool:
+        try:
+            return sandbox.is_running()
+        except SandlotError:
+            return False
+
+
+def endless(case: Case[Any]) -> bool:
+    """Whether it asks for events that never end."""
+    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list"}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with tcp_service({"SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}) as service:
+        made = World(service)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@schemathesis.serializer("application/x-tar")
+def as_it_is(_context: object, value: bytes) -> bytes:
+    return value
+
+
+def archive() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    return packed.getvalue()
+
+
+Asked = Mapping[str, Any]
+FILE: Asked = {"query": {"path": "/workspace/file"}}
+FOLDER: Asked = {"query": {"path": "/workspace/folder"}}
+
+GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
+    "sandboxes_create": {"body": {"template": TEMPLATE, "isolation": "container", "timeout": 60, "metadata": {"a": "b"}}},
+    "sandboxes_update": {"body": {"timeout": 600, "metadata": {}, "limits": {"pids": 300}}},
+    "processes_start": {"body": {"command": "echo hello; echo oops >&2"}},
+    "processes_send_signal": {"body": {"signal": "SIGCONT"}},
+    "processes_output": lambda world: {"path_parameters": {"process": world.process("echo hello; echo oops >&2")}},
+    "processes_wait": lambda world: {"path_parameters": {"process": world.process("true")}},
+    "processes_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
+    "processes_write_input": {"body": b"hello", "media_type": BINARY},
+    "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
+    "events_list": {"query": {"after": 0}},
+    "files_read": FILE,
+    "files_write": {**FILE, "body": b"hello", "media_type": BINARY},
+    "files_list_directory": FOLDER,
+    "files_remove": lambda world: {"query": {"path": world.sandbox.files.write("/workspace/doomed", "x").path}},
+    "files_exists": FILE,
+    "files_stat": FILE,
+    "files_make_directory": {"body": {"path": "/workspace/made"}},
+    "files_move": {"body": {"path": "/workspace/folder/file", "to": "/workspace/folder/file", "overwrite": True}},
+    "files_pack": FOLDER,
+    "files_unpack": {**FOLDER, "body": archive(), "media_type": "application/x-tar"},
+    "files_watch": FOLDER,
+    "files_sign": {"body": {"path": "/workspace/file"}},
+    "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
+    "file_store_inject": lambda world: {"body": {"file_ids": [world.stored()]}},
+    "file_store_keep": {"body": {"path": "/workspace/file"}},
+    "keys_create": {"body": {"name": "another"}},
+}
+"""Operation -> what a good request of it has beside the names in its path, where that is anything."""
+
+NAMES: Mapping[str, Callable[[World], str]] = {
+    "sandbox": lambda world: world.sandbox.id,
+    "process": World.process,
+    "file": World.stored,
+    "execution": World.execution,
+    "key": World.new_key,
+}
+"""Name in a path -> something that there is."""
+
+REFUSED = {"service_stop": 403, "processes_terminal": 400, "files_read_signed": 403, "files_write_signed": 403}
+"""What cannot be asked well over TCP, or with what is here alone."""
+
+
+def good(world: World, operation: str) -> Asked:
+    asked = GOOD.get(operation, {})
+    return asked(world) if callable(asked) else asked
+
+
+def real(world: World, operation: str) -> dict[str, str]:
+    """Things for the names in an operation's path."""
+    path = OPERATIONS[operation].path
+    return {name: thing(world) for name, thing in NAMES.items() if f"{{{name}}}" in path}
+
+
+def well_asked(world: World, operation: str) -> Case[Any]:
+    """A good request."""
+    asked = dict(good(world, operation))
+    path_parameters = real(world, operation) | asked.pop("path_parameters", {})
+    return OPERATIONS[operation].Case(path_parameters=path_parameters, **asked)
+
+
+def test_good_requests_are_known_for_operations_that_there_are() -> None:
+    assert set(GOOD) | set(REFUSED) <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in REFUSED])
+def test_a_good_request_is_answered_well(world: World, operation: str) -> None:
+    """Its schema cannot be violated by answers that never come. A new operation that needs a body or a query has it in GOOD."""
+    case = well_asked(world, operation)
+    answer = world.ask(case)
+    assert 200 <= answer.status_code < 300, answer.text
+
+
+def events_of(operation: str) -> dict[str, dict[str, Any]]:
+    """The events that an operation answers with, and the schema of each."""
+    for status, answer in OPERATIONS[operation].definition.raw["responses"].items():
+        for media_type, content in answer.get("content", {}).items():
+            if status.startswith("2") and media_type == "text/event-stream":
+                kinds = content["itemSchema"]["oneOf"]
+                return {kind["properties"]["event"]["const"]: kind["properties"]["data"]["contentSchema"] for kind in kinds}
+    return {}
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if events_of(name)])
+def test_events_are_what_the_document_says(world: World, operation: str) -> None:
+    schemas = events_of(operation)
+    case = well_asked(world, operation)
+    told = world.ask(case, Accept="text/event-stream")
+    assert 200 <= told.status_code < 300, told.text
+    events = [block.splitlines() for block in told.text.split("\n\n") if block and not block.startswith(":")]
+    assert events
+    for lines in events:
+        named = dict(line.split(": ", 1) for line in lines)
+        schema = {**schemas[named["event"]], "components": DOCUMENT["components"]}
+        jsonschema_rs.validator_for(schema).validate(json.loads(named["data"]))
+
+
+def asked_for(world: World, operation: str, case: Case[Any], *, about_real_things: bool) -> None:
+    """Make a request one about things that there are, if that is wanted."""
+    if about_real_things:
+        model = well_asked(world, operation)
+        case.path_parameters.update(model.path_parameters)
+        case.query.update(model.query)
+    world.ask(case)
+
+
+def fuzz(world: World, operation: str, mode: GenerationMode, examples: int, *, fixed: bool) -> None:
+    """Many requests for one operation."""
+
+    @settings(
+        max_examples=examples,
+        derandomize=fixed,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=OPERATIONS[operation].as_strategy(generation_mode=mode), about_real_things=st.booleans())
+    def ask(case: Case[Any], *, about_real_things: bool) -> None:
+        asked_for(world, operation, case, about_real_things=about_real_things)
+
+    ask()
+
+
+ALL = pytest.mark.parametrize(
+    "operation, mode",
+    [
+        pytest.param(operation, mode, id=f"{mode.name.lower()}-{operation}")
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        for operation in OPERATIONS
+        if (operation, mode) != ("service_health", GenerationMode.NEGATIVE)  # it takes nothing, so nothing can be wrong
+    ],
+)
+
+
+@ALL
+def test_any_request_is_answered_as_the_document_says(world: World, operation: str, mode: GenerationMode) -> None:
+    fuzz(world, operation, mode, 8, fixed=True)
+
+
+@pytest.mark.soak
+@ALL
+def test_any_of_many_requests_is_answered_as_the_document_says(world: World, operation: str, mode: GenerationMode) -> None:
+    fuzz(world, operation, mode, 150, fixed=False)
