@@ -22,9 +22,10 @@ import structlog
 
 from sandlot.core.content import files
 from sandlot.core.ports import Clock
+from sandlot.core.records.quotas import check_upload
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Entry
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
@@ -96,7 +97,7 @@ class FileStore:
         """
         check_filename(filename)
         kind = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
-        content = _Content(chunks, self._max_bytes, who.quota.upload_bytes)
+        content = _Content(chunks, self._max_bytes, who.quota)
         return await self._keep(content, who.owner, filename, kind, None)
 
     async def keep(self, box: Sandbox, path: str, *, user: User = User.USER, filename: str | None = None) -> FileRecord:
@@ -116,7 +117,7 @@ class FileStore:
         name = filename or tidy_filename(path)
         reading = await files.read(box, path, user=user)
         try:
-            content = _Content(reading, self._max_bytes, None)
+            content = _Content(reading, self._max_bytes, UNBOUNDED)
             return await self._keep(content, box.owner, name, media_type_of(name), box.id)
         finally:
             await reading.aclose()
@@ -299,13 +300,13 @@ class _Content:
     Args:
         chunks: They.
         max_bytes: The server's bound.
-        quota_bytes: The owner's; None is none.
+        quota: Of who sends it.
     """
 
-    def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota_bytes: int | None) -> None:
+    def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota: Quota) -> None:
         self._chunks = chunks
         self._max_bytes = max_bytes
-        self._quota_bytes = quota_bytes
+        self._quota = quota
         self._sha256 = hashlib.sha256()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -321,13 +322,7 @@ class _Content:
         return self._sha256.hexdigest()
 
     def _check(self, size: int) -> None:
-        if self._quota_bytes is not None and size > self._quota_bytes:
-            raise LimitError(
-                f"The file has more than {self._quota_bytes} bytes, which is what this key may upload.",
-                code=ErrorCode.QUOTA_EXCEEDED,
-                hint="Send it in parts, or ask the operator for a key that may upload more.",
-                fields={"quota": "upload_bytes", "max_bytes": self._quota_bytes},
-            )
+        check_upload(self._quota, size)
         if size > self._max_bytes:
             raise LimitError(
                 f"The file has more than {self._max_bytes} bytes, which is the limit of this server.",

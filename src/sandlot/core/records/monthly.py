@@ -143,8 +143,8 @@ def month_of(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m")
 
 
-def left_s(now: datetime) -> float:
-    """Seconds until the next month begins, a whole number, at least one."""
+def left_s(now: datetime) -> int:
+    """Seconds until the next month begins, at least one."""
     now = now.astimezone(UTC)
     beginning = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
-    return max(1.0, float(round((beginning - now).total_seconds())))
+    return max(1, round((beginning - now).total_seconds()))

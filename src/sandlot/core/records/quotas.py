@@ -172,9 +172,7 @@ def check_upload(quota: Quota, size_bytes: int) -> None:
         )
 
 
-def exceeded(
-    quota: str, message: str, hint: str, *, limit: float, used: float, asked: float | None, retry_after_s: float | None = None
-) -> LimitError:
+def exceeded(quota: str, message: str, hint: str, *, limit: float, used: float, asked: float | None, retry_after_s: int | None = None) -> LimitError:
     """The error of a quota: which one it is, and the figures.
 
     Args:

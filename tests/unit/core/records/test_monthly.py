@@ -18,7 +18,7 @@ from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 
-DAY_S = 86_400.0
+DAY_S = 86_400
 OWNER = OwnerId("0123456789ab")
 
 
@@ -142,11 +142,11 @@ async def written(store: SqlStore) -> bool:
     "moment, month, left",
     [
         (START, "2026-01", 31 * DAY_S),
-        (datetime(2026, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "2026-12", 1.0),
+        (datetime(2026, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "2026-12", 1),
         (datetime(2028, 2, 1, tzinfo=UTC), "2028-02", 29 * DAY_S),
-        (datetime.fromisoformat("2026-12-01T00:30:00+01:00"), "2026-11", 1800.0),
+        (datetime.fromisoformat("2026-12-01T00:30:00+01:00"), "2026-11", 1800),
     ],
 )
-def test_months_are_those_of_utc(moment: datetime, month: str, left: float) -> None:
+def test_months_are_those_of_utc(moment: datetime, month: str, left: int) -> None:
     assert month_of(moment) == month
     assert left_s(moment) == left

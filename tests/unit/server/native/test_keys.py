@@ -1,0 +1,125 @@
+"""Keys over HTTP: for operators only; who asks, what they may take and what of it is taken; and what is over it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import httpx
+import pytest
+
+from sandlot.model.access import LOCAL, UNBOUNDED, Quota
+from tests.support.service import Bench, tcp_client
+
+NEW = {"template": "base", "limits": {"cpus": 0.5, "pids": 32768}, "timeout": 600}
+
+
+async def made(http: httpx.AsyncClient, name: str, **more: object) -> dict[str, object]:
+    answer = await http.post("/v1/keys", json={"name": name, **more})
+    assert answer.status_code == 201, answer.text
+    found: dict[str, object] = answer.json()
+    return found
+
+
+async def test_a_key_is_made_listed_and_revoked(at: Bench, http: httpx.AsyncClient) -> None:
+    first, second = await made(http, "first"), await made(http, "second", operator=True, quota={"cpus": 4, "sandboxes": None})
+    assert first["quota"] == asdict(Quota())
+    assert second["quota"] == asdict(Quota(cpus=4.0, sandboxes=None))
+    assert (await made(http, "third", operator=True))["quota"] == asdict(UNBOUNDED)
+    listed = (await http.get("/v1/keys")).json()
+    assert [key["name"] for key in listed["keys"]] == ["first", "second", "third"]
+    assert listed["next_cursor"] is None
+    assert "key" not in listed["keys"][0]
+    assert str(first["key"]) not in str(listed)
+    assert (await http.delete(f"/v1/keys/{second['id']}")).status_code == 204
+    async with tcp_client(at.service, str(first["key"])) as client:
+        assert (await client.get("/v1/sandboxes")).status_code == 200
+        assert (await http.delete("/v1/keys/first")).status_code == 204
+        assert (await client.get("/v1/sandboxes")).status_code == 401
+        assert (await http.delete("/v1/keys/first")).status_code == 404
+        again = await made(http, "first")
+        assert again["id"] != first["id"]
+        assert (await client.get("/v1/sandboxes")).status_code == 401
+
+
+async def test_keys_are_paged(http: httpx.AsyncClient) -> None:
+    names = [f"k{number}" for number in range(5)]
+    for name in names:
+        await made(http, name)
+    seen, cursor = [], None
+    while True:
+        page = (await http.get("/v1/keys", params={"limit": 2} | ({} if cursor is None else {"cursor": cursor}))).json()
+        seen += [key["name"] for key in page["keys"]]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert seen == names
+    assert (await http.get("/v1/keys", params={"cursor": "nonsense"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"name": ""},
+        {"name": "-a"},
+        {"name": "a", "quota": {"cpus": -1}},
+        {"name": "a", "quota": {"sandboxes": 1.5}},
+        {"name": "a", "quota": {"sandboxes": True}},
+        {"name": "a", "quota": {"unknown": 1}},
+        {"name": "a", "key": "mine"},
+    ],
+    ids=str,
+)
+async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dict[str, object]) -> None:
+    answer = await http.post("/v1/keys", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request"), answer.text
+    assert (await http.get("/v1/keys")).json()["keys"] == []
+
+
+async def test_a_name_is_of_one_key(http: httpx.AsyncClient) -> None:
+    await made(http, "a")
+    answer = await http.post("/v1/keys", json={"name": "a"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+
+
+async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> None:
+    plain, operator = await made(http, "plain"), await made(http, "boss", operator=True)
+    async with tcp_client(at.service, str(plain["key"])) as client:
+        for answer in (await client.get("/v1/keys"), await client.post("/v1/keys", json={"name": "x"}), await client.delete("/v1/keys/boss")):
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+            assert answer.json()["hint"]
+        client.headers["Authorization"] = f"Bearer {operator['key']}"
+        await made(client, "x")
+        assert (await client.delete("/v1/keys/plain")).status_code == 204
+        assert [key["name"] for key in (await client.get("/v1/keys")).json()["keys"]] == ["boss", "x"]
+
+
+async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, http: httpx.AsyncClient) -> None:
+    me = (await http.get("/v1/keys/self")).json()
+    assert (me["id"], me["operator"], me["quota"]) == (LOCAL, True, asdict(UNBOUNDED))
+    quota = {"sandboxes": 2, "cpus": 0.75, "lifetime_s": 600, "executions_per_month": 2}
+    key = await made(http, "bound", quota=quota)
+    async with tcp_client(at.service, str(key["key"])) as client:
+        box = (await client.post("/v1/sandboxes", json=NEW)).json()
+        for _ in range(2):
+            done = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
+            assert done.status_code == 200, done.text
+        me = (await client.get("/v1/keys/self")).json()
+        assert (me["id"], me["name"], me["operator"]) == (key["id"], "bound", False)
+        assert me["quota"] == asdict(Quota()) | quota
+        assert me["used"] == {"sandboxes": 1, "cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "executions_per_month": 2}
+
+        over = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
+        assert (over.status_code, over.json()["code"], over.json()["fields"]["quota"]) == (429, "quota_exceeded", "executions_per_month")
+        assert int(over.headers["retry-after"]) >= 1
+        over = await client.post(f"/v1/sandboxes/{box['id']}/code", json={"code": "1"})
+        assert (over.status_code, over.json()["fields"]["quota"]) == (429, "executions_per_month")
+        over = await client.post("/v1/sandboxes", json=NEW)
+        assert (over.status_code, over.json()["fields"]["quota"]) == (429, "cpus")
+        assert over.headers["retry-after"] == "5"
+        for change in ({"timeout": 601}, {"persistent": True}, {"limits": {"cpus": 1}}):
+            over = await client.patch(f"/v1/sandboxes/{box['id']}", json=change)
+            assert (over.status_code, over.json()["code"]) == (429, "quota_exceeded"), over.text
+        assert (await client.get("/v1/keys/self")).json()["used"]["executions_per_month"] == 2
+        assert (await client.delete(f"/v1/sandboxes/{box['id']}")).status_code == 204
+        # Whoever has the unix socket is bound by nobody's quota.
+        assert (await http.post("/v1/sandboxes", json=NEW)).status_code == 201
