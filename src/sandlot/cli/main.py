@@ -18,10 +18,12 @@ import sys
 
 import typer
 
-from sandlot.cli import copy, keys, limits, run, sandboxes, service
+from sandlot.cli import keys, limits, run, sandboxes, service
 from sandlot.cli.demo import demo
 from sandlot.cli.doctor import doctor
+from sandlot.cli.fs import commands, copy
 from sandlot.cli.output import visible
+from sandlot.cli.records import filestore, history
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -43,7 +45,11 @@ app.command("usage")(limits.usage)
 app.command("limit")(limits.limit)
 app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
 app.command("cp")(copy.cp)
+app.add_typer(commands.fs, name="fs")
 app.command("rm")(sandboxes.rm)
+app.add_typer(filestore.files, name="files")
+app.command("executions")(history.executions)
+app.command("events")(history.events)
 app.command("demo")(demo.demo)
 app.command("serve", rich_help_panel="Service")(service.serve)
 app.command("stop", rich_help_panel="Service")(service.stop)

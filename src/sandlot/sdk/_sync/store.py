@@ -17,6 +17,7 @@ from sandlot.sdk import transfer, wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk.history import StoredFile, StoredFiles
 from sandlot.sdk.info import Entry
+from sandlot.sdk.transfer import Progress
 from sandlot.sdk.transport import translated
 
 if TYPE_CHECKING:
@@ -33,13 +34,21 @@ class FileStore:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def upload(self, source: str | Path | backend.Data, *, filename: str | None = None, media_type: str | None = None) -> StoredFile:
+    def upload(
+        self,
+        source: str | Path | backend.Data,
+        *,
+        filename: str | None = None,
+        media_type: str | None = None,
+        on_progress: backend.Callback[Progress] | None = None,
+    ) -> StoredFile:
         """Keep a file.
 
         Args:
             source: A :class:`~pathlib.Path` or the text of one is that file; bytes, a file object or pieces of bytes are the content itself.
             filename: What it is called: one path component; of a path, its last part where left out.
             media_type: Such as ``text/csv``; guessed from the name where left out.
+            on_progress: Called with each piece that was sent.
 
         Raises:
             NotFoundError: There is no such file here.
@@ -51,11 +60,11 @@ class FileStore:
             if not file:
                 raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
             with backend.in_thread(path.open, "rb") as data:
-                return self._send(data, filename or path.name, media_type)
+                return self._send(data, filename or path.name, media_type, file[0].size_bytes, on_progress)
         name = filename or Path(str(getattr(source, "name", ""))).name
         if not name:
             raise InvalidRequestError("The file has no name.", hint="Give filename=.", fields={"field": "filename"})
-        return self._send(source, name, media_type)
+        return self._send(source, name, media_type, None, on_progress)
 
     def list(self, *, limit: int = 50, offset: int = 0) -> StoredFiles:
         """A page of files, newest first, and how many there are in all.
@@ -96,12 +105,13 @@ class FileStore:
         with self._client.stream("GET", f"{self._path(file)}/content", accept="*/*") as response:
             yield self._pieces(response)
 
-    def download(self, file: str, local: str | Path) -> Path:
+    def download(self, file: str, local: str | Path, *, on_progress: backend.Callback[Progress] | None = None) -> Path:
         """Copy a file to this machine. It appears under its name only once it is complete.
 
         Args:
             file: Its id.
             local: Where to put it: a path; in a folder that is there, under the file's own name.
+            on_progress: Called with each piece that arrived.
 
         Returns:
             Where it is now.
@@ -109,9 +119,10 @@ class FileStore:
         Raises:
             NotFoundError: There is none of this id.
         """
-        target = Path(local)
+        target, known = Path(local), self.get(file)
+        done = 0
         if backend.in_thread(target.is_dir):
-            name = (self.get(file)).filename
+            name = known.filename
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
             target /= name
@@ -120,6 +131,8 @@ class FileStore:
             with self.stream(file) as pieces:
                 for piece in pieces:
                     backend.in_thread(part.write, piece)
+                    done += len(piece)
+                    backend.call(on_progress, Progress(known.filename, done, known.size_bytes, 0, 1))
             backend.in_thread(part.finish)
         finally:
             part.discard()
@@ -167,11 +180,25 @@ class FileStore:
         body = wire.given(path=path, filename=filename, user=user)
         return StoredFile.parse(self._client.request("POST", f"/v1/sandboxes/{wire.segment(sandbox)}/files/keep", body=body))
 
-    def _send(self, data: backend.Data, filename: str, media_type: str | None) -> StoredFile:
+    def _send(
+        self,
+        data: backend.Data,
+        filename: str,
+        media_type: str | None,
+        total: int | None,
+        on_progress: backend.Callback[Progress] | None,
+    ) -> StoredFile:
         kind = media_type or mimetypes.guess_type(f"./{filename}")[0]
         params = wire.given(filename=filename, media_type=kind)
-        content = data if isinstance(data, bytes) else backend.chunks(data)
+        content = data if isinstance(data, bytes) else self._told(backend.chunks(data), filename, total, on_progress)
         return StoredFile.parse(self._client.request("POST", "/v1/files", params=params, content=content))
+
+    def _told(self, chunks: Iterator[bytes], filename: str, total: int | None, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+        done = 0
+        for piece in chunks:
+            yield piece
+            done += len(piece)
+            backend.call(on_progress, Progress(filename, done, total, 0, 1))
 
     def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
         with translated(self._client.target):

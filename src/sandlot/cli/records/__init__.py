@@ -1,0 +1,1 @@
+"""What a service keeps: its file store, what happened, and what ran."""
