@@ -1,0 +1,75 @@
+"""The SDK as a type checker of its users sees it. Checked by scripts/lint (mypy), never run: an ignore that is not needed is an error as well."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_type
+
+from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, Sandbox, SandboxInfo, SandlotError
+from sandlot.sdk import AsyncCommandHandle, CommandHandle, CommandResult, Entry, ErrorCode, Usage
+
+
+def synchronous(client: Client) -> None:
+    sandbox = Sandbox.create(
+        "base",
+        timeout=60,
+        idle_timeout=10.5,
+        persistent=False,
+        envs={"A": "b"},
+        metadata={"user": "alice"},
+        cpus=0.5,
+        memory="512M",
+        disk=1 << 30,
+        pids=100,
+        isolation="auto",
+        network="none",
+        name="mine",
+        files=["file-1"],
+        idempotency_key="k",
+        client=client,
+    )
+    assert_type(sandbox, Sandbox)
+    assert_type(Sandbox.connect(sandbox.id), Sandbox)
+    assert_type(Sandbox.list(state=["running"], metadata={"a": "b"}, limit=5), list[SandboxInfo])
+    assert_type(client.iter_sandboxes(state="running"), Iterator[SandboxInfo])
+    assert_type(sandbox.run_code("1", on_stdout=print), Execution)
+    assert_type(sandbox.commands.run("true"), CommandResult)
+    assert_type(sandbox.commands.run(["sleep", "1"], background=True), CommandHandle)
+    assert_type(sandbox.files.list("/workspace"), list[Entry])
+    assert_type(sandbox.files.read("/x"), str)
+    assert_type(sandbox.set_limits(memory="1G"), Limits)
+    assert_type(sandbox.usage(), Usage)
+    assert_type(sandbox.update_metadata({}), Mapping[str, str])
+    assert_type(client.capacity(), dict[str, Any])
+    with sandbox as entered:
+        assert_type(entered, Sandbox)
+    sandbox.kill()
+    Sandbox.kill("sb-1")
+
+
+async def asynchronous(client: AsyncClient) -> None:
+    async with await AsyncSandbox.create("base", persistent=True, client=client) as sandbox:
+        assert_type(sandbox, AsyncSandbox)
+        assert_type(await sandbox.run_code("1"), Execution)
+        assert_type(await sandbox.commands.run("true", background=True), AsyncCommandHandle)
+        assert_type(await sandbox.files.stat("/x"), Entry)
+        assert_type(await sandbox.info(), SandboxInfo)
+    assert_type(await AsyncSandbox.list(), list[SandboxInfo])
+    assert_type(client.iter_sandboxes(), AsyncIterator[SandboxInfo])
+
+
+def errors() -> None:
+    try:
+        Sandbox.connect("sb-1")
+    except NotFoundError as error:
+        assert_type(error.code, ErrorCode)
+        assert_type(error.hint, str)
+    except SandlotError as error:
+        assert_type(error.retryable, bool)
+
+
+def mistakes(client: Client) -> None:
+    Sandbox.create(tiemout=5)  # type: ignore[call-arg]
+    Sandbox.create(metadata={"a": 1})  # type: ignore[dict-item]
+    Sandbox.create(timeout="soon")  # type: ignore[arg-type]
+    client.sandbox(5)  # type: ignore[arg-type]
