@@ -16,12 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import structlog
+
 from sandlot.core.content import changes, files
 from sandlot.core.content.changes import Mark
 from sandlot.core.records.filestore import FileStore
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Entry
-from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import ForbiddenError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MIB, WORKSPACE, User
 
@@ -44,6 +46,7 @@ KEPT_FILES = 50
 KEPT_BYTES = 100 * MIB
 
 _COMPILED = "__pycache__"
+_log = structlog.get_logger("sandlot.doors")
 
 Seen = Mapping[str, tuple[int, int]]
 """Path -> size and time of change."""
@@ -135,7 +138,6 @@ async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
         before: What there was before the run.
 
     Raises:
-        LimitError: ``disk_full``: the host's.
         SandboxEndedError: The sandbox has ended.
     """
     kept: list[FileRecord] = []
@@ -151,11 +153,13 @@ async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
                     kept.append(await store.keep(box, file.path))
                 except NotFoundError:
                     gone += 1  # a process that was left in the background has removed it
-                except (ForbiddenError, InvalidRequestError):
-                    continue  # its user cannot read it, or it is no file any more
-                except LimitError as error:
-                    if error.code is not ErrorCode.TOO_LARGE:
-                        raise
+                except SandboxEndedError:
+                    raise
+                except (ForbiddenError, InvalidRequestError, LimitError):
+                    continue  # its user cannot read it, it is no file any more, it has grown
+                except SandlotError as error:
+                    # The run is over and has a result, whatever becomes of its files.
+                    _log.warning("files.not_kept", sandbox=box.id, code=str(error.code))
     return Kept(kept, len(found) - len(kept) - gone, more)
 
 

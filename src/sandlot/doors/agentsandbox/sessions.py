@@ -37,17 +37,21 @@ def find(core: Core, who: Principal, session: str) -> Sandbox:
 
     Raises:
         NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+        SandboxEndedError: It has ended, not long ago; says why.
     """
+    box: Sandbox | None = None
     with suppress(NotFoundError):
         box = core.sandboxes.find(session, who)
-        if translate.is_session(box):
-            return box
-    raise translate.no_session(session)
+    if box is None or not translate.is_session(box):
+        raise translate.no_session(session)
+    if translate.is_over(box):
+        raise box.ended_error()
+    return box
 
 
 def listing(core: Core, who: Principal) -> list[Sandbox]:
     """All sessions that somebody has, oldest first."""
-    return [box for box in core.sandboxes.all(who) if translate.is_session(box)]
+    return [box for box in core.sandboxes.all(who) if translate.is_session(box) and not translate.is_over(box)]
 
 
 async def create(core: Core, who: Principal, env: Mapping[str, str], file_ids: Sequence[str]) -> Sandbox:

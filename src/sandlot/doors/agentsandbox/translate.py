@@ -148,8 +148,13 @@ def new_throwaway(who: Principal) -> NewSandbox:
 
 
 def is_session(box: Sandbox) -> bool:
-    """Whether a sandbox is a session of this door, and has not ended."""
-    return not box.wanted.is_set() and not box.ended.is_set() and (box.metadata.get(DOOR_WORD), box.metadata.get(USE_WORD)) == (NAME, SESSION)
+    """Whether a sandbox is, or was, a session of this door."""
+    return (box.metadata.get(DOOR_WORD), box.metadata.get(USE_WORD)) == (NAME, SESSION)
+
+
+def is_over(box: Sandbox) -> bool:
+    """Whether a sandbox has ended or is about to."""
+    return box.wanted.is_set() or box.ended.is_set()
 
 
 def no_session(id_: str) -> NotFoundError:
@@ -176,8 +181,8 @@ def answer(session: SandboxId, done: Finished, kept: Kept, timeout_s: float) -> 
     if late:
         stderr = noted(stderr, f"Sandlot ended this run after {timeout_s:.0f} seconds; start what takes longer in the background.")
     if kept.left or kept.more:
-        others = f"{kept.left} other" if not kept.more else f"{kept.left} or more other"
-        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of the files that this run made; {others} files were left where they are.")
+        of = f"{len(kept.records) + kept.left}{' or more' if kept.more else ''}"
+        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of {of} files that this run made; the others are where the run left them.")
     return ExecuteAnswer(
         session_id=session,
         stdout=done.stdout.text(),

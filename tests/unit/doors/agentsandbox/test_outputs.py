@@ -1,0 +1,104 @@
+"""Which files a run made, which of them are kept, and what is said of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.content import files
+from sandlot.core.runs import processes
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.agentsandbox import outputs
+from sandlot.doors.agentsandbox.outputs import Before, Found
+from sandlot.model.errors import ErrorCode, class_of
+from sandlot.model.specs import ProcessSpec, User
+from tests.support.service import Bench, bench
+
+
+@pytest.fixture
+async def at(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench(tmp_path) as here:
+        yield here
+
+
+@pytest.fixture
+async def box(at: Bench) -> Sandbox:
+    made = await at.sandbox()
+    await files.make_directory(made, outputs.OUTPUT, user=User.ROOT, mode=0o1777)
+    return made
+
+
+async def sh(box: Sandbox, command: str) -> None:
+    done = await processes.run(box, ProcessSpec(("sh", "-c", command)))
+    assert done.outcome.exit_code == 0, done.stderr.text()
+
+
+def test_what_is_in_output_comes_first_then_what_is_at_the_top() -> None:
+    paths = ["/workspace/d/a", "/workspace/z", "/output/z", "/workspace/a", "/output/d/a"]
+    found = outputs.ordered(Found(path, 1) for path in paths)
+    assert [file.path for file in found] == ["/output/z", "/output/d/a", "/workspace/a", "/workspace/z", "/workspace/d/a"]
+
+
+@pytest.mark.parametrize(
+    "path, hidden",
+    [
+        ("/workspace/a", False),
+        ("/workspace/.a", True),
+        ("/workspace/.git/a", True),
+        ("/workspace/d/__pycache__/a.pyc", True),
+        ("/workspace/a.b", False),
+    ],
+)
+def test_what_is_hidden_or_compiled_is_nothing_that_was_asked_for(path: str, *, hidden: bool) -> None:
+    assert outputs.is_hidden(path) is hidden
+
+
+@pytest.mark.parametrize("folders", [2, outputs.FEW_FOLDERS + 1], ids=["small", "large"])
+async def test_what_was_made_or_changed_is_found_in_a_small_tree_and_in_a_large_one(box: Sandbox, folders: int) -> None:
+    await sh(box, f"for i in $(seq {folders}); do mkdir d$i; echo $i > d$i/kept; echo $i > d$i/changed; done")
+    before = await Before.look(box)
+    try:
+        await sh(
+            box, "echo other >> d1/changed; echo x > d1/made; rm d2/kept; mv d2/changed moved; ln -s d1/kept link; mkfifo pipe; echo x > .hidden"
+        )
+        found, more = await before.made()
+    finally:
+        before.close()
+    assert ([file.path for file in found], more) == (["/workspace/moved", "/workspace/d1/changed", "/workspace/d1/made"], False)
+
+
+async def test_no_more_is_kept_than_there_is_room_for(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await Before.look(box)
+    await sh(box, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
+    monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
+    kept = await outputs.collect(at.service.core.files, box, before)
+    assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
+    assert (kept.left, kept.more) == (2, False)
+
+
+async def test_what_takes_too_long_is_left(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    before = await Before.look(box)
+    await sh(box, "echo 1 > a")
+    monkeypatch.setattr(outputs, "COLLECT_S", 0.5)
+    monkeypatch.setattr(type(at.service.core.files), "keep", forever)
+    kept = await outputs.collect(at.service.core.files, box, before)
+    assert (list(kept.records), kept.left) == ([], 1)
+    monkeypatch.setattr(files, "listing", forever)
+    assert (await outputs.collect(at.service.core.files, box, before)).more
+
+
+@pytest.mark.parametrize("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE])
+async def test_a_run_has_its_result_whatever_becomes_of_its_files(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
+    async def refuses(*_: object, **__: object) -> None:
+        raise class_of(code)("no", code=code)
+
+    before = await Before.look(box)
+    await sh(box, "echo 1 > a")
+    monkeypatch.setattr(type(at.service.core.files), "keep", refuses)
+    assert (await outputs.collect(at.service.core.files, box, before)).left == 1
