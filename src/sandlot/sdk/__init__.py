@@ -31,6 +31,7 @@ from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.sandbox import AsyncSandbox
 from sandlot.sdk._async.store import AsyncFileStore
+from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.watch import AsyncFileWatch
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import Commands
@@ -40,11 +41,12 @@ from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.store import FileStore
+from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.access import KeyInfo, NewKey, Whoami
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, ProcessInfo, SandboxInfo, Usage
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
+from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.transfer import Progress
 
 __all__ = [
@@ -58,8 +60,11 @@ __all__ = [
     "AsyncFileWatch",
     "AsyncFiles",
     "AsyncKeys",
+    "AsyncPty",
     "AsyncSandbox",
+    "AsyncTerminal",
     "AuthenticationError",
+    "ChangedFile",
     "Client",
     "CommandHandle",
     "CommandResult",
@@ -91,6 +96,7 @@ __all__ = [
     "Output",
     "ProcessInfo",
     "Progress",
+    "Pty",
     "Quota",
     "Result",
     "Sandbox",
@@ -99,6 +105,7 @@ __all__ = [
     "SandlotError",
     "StoredFile",
     "StoredFiles",
+    "Terminal",
     "TimeoutExceededError",
     "UnavailableError",
     "UnsupportedError",

@@ -27,6 +27,12 @@ class ProcessInfo:
         running: Whether it lives.
         exit_code: As in :class:`CommandResult`, once it ended.
         reason: Why it ended.
+        duration_s: Seconds that it ran, so far.
+        pty: Whether it runs on a terminal.
+        stdin_open: Whether it takes input, still.
+        stdin_bytes: What has come for its input so far.
+        stdout_bytes: What it wrote so far.
+        stderr_bytes: The same to standard error.
     """
 
     id: str
@@ -35,6 +41,12 @@ class ProcessInfo:
     running: bool
     exit_code: int | None = None
     reason: str | None = None
+    duration_s: float = 0.0
+    pty: bool = False
+    stdin_open: bool = False
+    stdin_bytes: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -46,6 +58,12 @@ class ProcessInfo:
             running=bool(raw["running"]),
             exit_code=raw.get("exit_code"),
             reason=raw.get("reason"),
+            duration_s=float(raw.get("duration", 0.0)),
+            pty=bool(raw.get("pty", False)),
+            stdin_open=bool(raw.get("stdin_open", False)),
+            stdin_bytes=int(raw.get("stdin_bytes", 0)),
+            stdout_bytes=int(raw.get("stdout_bytes", 0)),
+            stderr_bytes=int(raw.get("stderr_bytes", 0)),
         )
 
 

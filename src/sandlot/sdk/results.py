@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, Self
 
 Json = Mapping[str, Any]
@@ -212,6 +213,28 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A file that a command created or changed.
+
+    Args:
+        path: Its absolute path in the sandbox.
+        created: Whether it was not there before.
+        size_bytes: Its size afterwards.
+        modified_at: When its content last changed.
+    """
+
+    path: str
+    created: bool
+    size_bytes: int
+    modified_at: datetime
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON."""
+        return cls(str(raw["path"]), bool(raw["created"]), int(raw["size_bytes"]), datetime.fromisoformat(raw["modified_at"]))
+
+
+@dataclass(frozen=True, slots=True)
 class CommandResult:
     """What a command came to.
 
@@ -225,6 +248,8 @@ class CommandResult:
         stdout_omitted: Bytes left out between the first and the last MiB.
         stderr_omitted: The same for standard error.
         id: The process's id.
+        files: What it created or changed below the folders that were tracked, by path; None where none were.
+        files_more: Whether there may be others.
     """
 
     exit_code: int
@@ -236,6 +261,8 @@ class CommandResult:
     stdout_omitted: int = 0
     stderr_omitted: int = 0
     id: str = ""
+    files: tuple[ChangedFile, ...] | None = None
+    files_more: bool = False
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -250,6 +277,8 @@ class CommandResult:
             stdout_omitted=int(raw.get("stdout_omitted", 0)),
             stderr_omitted=int(raw.get("stderr_omitted", 0)),
             id=str(raw.get("process", "")),
+            files=None if raw.get("files") is None else tuple(ChangedFile.parse(file) for file in raw["files"]),
+            files_more=bool(raw.get("files_more", False)),
         )
 
     @property

@@ -50,4 +50,4 @@ def test_an_entry() -> None:
 
 def test_a_process() -> None:
     info = ProcessInfo.parse({"process": "p", "pid": 3, "argv": ["sleep", "1"], "running": True, "stdout_bytes": 5})
-    assert info == ProcessInfo("p", 3, ("sleep", "1"), running=True)
+    assert info == ProcessInfo("p", 3, ("sleep", "1"), running=True, stdout_bytes=5)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import IO, TypeAlias, TypeVar, TypeVarTuple
+from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
 import httpx
 
+from sandlot.sdk import sockets
 from sandlot.sdk.config import Target
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+    Socket: TypeAlias = ClientConnection
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,6 +41,15 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
         transport = httpx.AsyncHTTPTransport(uds=str(target.socket), limits=limits)
         return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
     return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+
+
+async def web_socket(target: Target, path: str) -> Socket:
+    """A WebSocket to the service."""
+    from websockets.asyncio.client import connect, unix_connect  # noqa: PLC0415 - most clients open none
+
+    address, options = sockets.address(target, path), sockets.options(target)
+    with sockets.translated(target):
+        return await (connect(address, **options) if target.socket is None else unix_connect(str(target.socket), address, **options))
 
 
 async def sleep(delay_s: float) -> None:

@@ -318,6 +318,18 @@ class AsyncClient:
             await backend.sleep(wait_s)
             waited_s += wait_s
 
+    async def web_socket(self, path: str) -> backend.Socket:
+        """Open a WebSocket.
+
+        Args:
+            path: Below the service's address, with its query.
+
+        Raises:
+            SandlotError: The service's, or UnavailableError where none answers.
+        """
+        await self._reach()
+        return await backend.web_socket(self.target, path)
+
     async def _reach(self) -> None:
         """See to it, before the first call, that there is a service on the socket."""
         if self._reached is False and self.target.socket is not None:

@@ -54,6 +54,16 @@ class AsyncCommandHandle:
         return self._transcript.stderr.text()
 
     @property
+    def stdout_offset(self) -> int:
+        """Where this handle stands in its standard output: what ``commands.connect(id, stdout_from=...)`` goes on from."""
+        return self._transcript.stdout.offset
+
+    @property
+    def stderr_offset(self) -> int:
+        """The same of its standard error."""
+        return self._transcript.stderr.offset
+
+    @property
     def result(self) -> CommandResult | None:
         """The result, once :meth:`wait`, :meth:`poll` or an iteration has seen the end."""
         return self._transcript.command_result()
@@ -86,9 +96,21 @@ class AsyncCommandHandle:
         """Send a signal to its whole process group; False when it is gone."""
         return await send_signal(self._client, self._path, signal)
 
-    async def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input, which it must have been started with (``stdin=True``); returns once the sandbox has taken it."""
-        await write_stdin(self._client, self._path, data)
+    async def send_stdin(self, data: str | bytes, *, offset: int | None = None) -> int:
+        """Write to its standard input, which it must have been started with (``stdin=True``); returns once the sandbox has taken it.
+
+        Args:
+            data: What to write.
+            offset: Where in the whole input that begins. With it the same can be sent again, for example after the connection broke: what has
+                come there before is not written twice.
+
+        Returns:
+            How many bytes have come for its input so far: the offset of the next write.
+
+        Raises:
+            ConflictError: It takes no input (any more), or something before ``offset`` is missing.
+        """
+        return await write_stdin(self._client, self._path, data, offset)
 
     async def close_stdin(self) -> None:
         """End its standard input."""
@@ -158,6 +180,8 @@ async def send_signal(client: AsyncClient, path: str, signal: str | int) -> bool
     return bool(answer.get("running", True))
 
 
-async def write_stdin(client: AsyncClient, path: str, data: str | bytes) -> None:
+async def write_stdin(client: AsyncClient, path: str, data: str | bytes, offset: int | None = None) -> int:
     """Write to a process's standard input; it may take as long as the process takes to read."""
-    await client.request("POST", f"{path}/stdin", content=wire.utf8(data) if isinstance(data, str) else data, read_timeout_s=None)
+    content = wire.utf8(data) if isinstance(data, str) else data
+    answer = await client.request("POST", f"{path}/stdin", params=wire.given(offset=offset), content=content, read_timeout_s=None)
+    return int(answer.get("stdin_bytes", 0))

@@ -14,6 +14,7 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.handle import cut_short, tell, tell_rest
+from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import Execution, ExecutionError, Output, Result
 from sandlot.sdk.transcript import Transcript
@@ -35,6 +36,8 @@ class AsyncSandbox:
         self._path = f"/v1/sandboxes/{info.id}"
         self.commands = AsyncCommands(client, info.id)
         """Commands: :class:`AsyncCommands`."""
+        self.pty = AsyncPty(client, info.id)
+        """Terminals: :class:`AsyncPty`."""
         self.files = AsyncFiles(client, info.id)
         """Files: :class:`AsyncFiles`."""
 

@@ -6,11 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import IO, TypeAlias, TypeVar, TypeVarTuple
+from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar, TypeVarTuple
 
 import httpx
 
+from sandlot.sdk import sockets
 from sandlot.sdk.config import Target
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+    Socket: TypeAlias = ClientConnection
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -33,6 +39,17 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
         transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits)
         return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
     return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+
+
+def web_socket(target: Target, path: str) -> Socket:
+    """A WebSocket to the service."""
+    from websockets.sync.client import connect, unix_connect  # noqa: PLC0415 - most clients open none
+
+    address, options = sockets.address(target, path), sockets.options(target)
+    with sockets.translated(target):
+        if target.socket is None:
+            return connect(address, legacy=True, **options)
+        return unix_connect(str(target.socket), address, legacy=True, **options)
 
 
 def sleep(delay_s: float) -> None:

@@ -315,6 +315,18 @@ class Client:
             backend.sleep(wait_s)
             waited_s += wait_s
 
+    def web_socket(self, path: str) -> backend.Socket:
+        """Open a WebSocket.
+
+        Args:
+            path: Below the service's address, with its query.
+
+        Raises:
+            SandlotError: The service's, or UnavailableError where none answers.
+        """
+        self._reach()
+        return backend.web_socket(self.target, path)
+
     def _reach(self) -> None:
         """See to it, before the first call, that there is a service on the socket."""
         if self._reached is False and self.target.socket is not None:

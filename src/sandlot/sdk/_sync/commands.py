@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
 
-from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
@@ -38,6 +38,7 @@ class Commands:
         user: str | None = None,
         stdin: backend.Data | None = None,
         timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
+        track: Sequence[str] | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -58,7 +59,7 @@ class Commands:
         on_stderr: backend.Callback[str] | None = None,
     ) -> CommandHandle: ...
 
-    def run(
+    def run(  # noqa: PLR0913 - all by name, and each the field's
         self,
         cmd: str | Sequence[str],
         *,
@@ -68,6 +69,7 @@ class Commands:
         user: str | None = None,
         stdin: backend.Data | bool | None = None,
         timeout: float | EllipsisType | None = ...,
+        track: Sequence[str] | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -85,6 +87,7 @@ class Commands:
             stdin: What it reads on standard input: text, bytes, a file object or pieces of bytes, sent as fast as it reads. In the background also
                 True: standard input stays open for :meth:`CommandHandle.send_stdin`. By default it reads ``/dev/null``.
             timeout: Seconds until its process group is killed, 60 by default; None, the default in the background, sets no limit but the sandbox's.
+            track: Folders: the result tells which files below them it created or changed. Only in the foreground.
             on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`CommandHandle.wait`.
             on_stderr: The same for standard error.
             on_output: Called with each piece of either stream as bytes, as it arrives. Only in the foreground.
@@ -100,6 +103,7 @@ class Commands:
         limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
         stdin_open = rest is not None or (background and stdin is True)
         body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open)
+        body |= wire.given(track=None if track is None else list(track))
         if background:
             return self._start(body, rest, on_stdout, on_stderr)
         if rest is None and on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
@@ -111,26 +115,68 @@ class Commands:
         answer = self._client.request("GET", self._path)
         return [ProcessInfo.parse(raw) for raw in answer["processes"]]
 
-    def connect(self, id: str) -> CommandHandle:  # noqa: A002 - the word of the API
-        """A handle for a process that was started before, which reads its output from the beginning.
+    def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        envs: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool | str | bytes | None = None,
+        timeout: float | None = None,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+    ) -> CommandHandle:
+        """Start a command and leave it in the background: :meth:`run` with ``background=True``."""
+        return self.run(
+            cmd,
+            background=True,
+            envs=envs,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            timeout=timeout,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+
+    def get(self, id: str) -> ProcessInfo:  # noqa: A002 - the word of the API
+        """What is known of one process.
 
         Raises:
             NotFoundError: There is none of this id.
         """
-        for info in self.list():
-            if info.id == id:
-                return self._handle(Transcript(id=info.id, pid=info.pid))
-        raise NotFoundError(
-            f"The sandbox knows no process {id!r}.", code=ErrorCode.PROCESS_NOT_FOUND, hint="`commands.list()` shows those that it knows."
-        )
+        return ProcessInfo.parse(self._client.request("GET", f"{self._path}/{wire.segment(id)}"))
+
+    def connect(
+        self,
+        id: str,  # noqa: A002 - the word of the API
+        *,
+        stdout_from: int = 0,
+        stderr_from: int = 0,
+    ) -> CommandHandle:
+        """A handle for a process that was started before.
+
+        Args:
+            id: The process.
+            stdout_from: Byte of its standard output that the handle reads first, such as another handle's ``stdout_offset``.
+            stderr_from: The same of its standard error.
+
+        Raises:
+            NotFoundError: There is none of this id.
+        """
+        info = self.get(id)
+        transcript = Transcript(id=info.id, pid=info.pid)
+        transcript.stdout.offset, transcript.stderr.offset = stdout_from, stderr_from
+        return self._handle(transcript)
 
     def kill(self, id: str, signal: str | int = "SIGKILL") -> bool:  # noqa: A002 - the word of the API
         """Send a signal to a process's whole group; False when it is gone."""
-        return send_signal(self._client, f"{self._path}/{id}", signal)
+        return send_signal(self._client, f"{self._path}/{wire.segment(id)}", signal)
 
-    def send_stdin(self, id: str, data: str | bytes) -> None:  # noqa: A002 - the word of the API
-        """Write to the standard input of a process that was started with ``stdin=True``."""
-        write_stdin(self._client, f"{self._path}/{id}", data)
+    def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
+        """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`CommandHandle.send_stdin`."""
+        return write_stdin(self._client, f"{self._path}/{wire.segment(id)}", data, offset)
 
     def _handle(
         self, transcript: Transcript, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None

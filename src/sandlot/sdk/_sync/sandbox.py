@@ -15,6 +15,7 @@ from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.handle import cut_short, tell, tell_rest
+from sandlot.sdk._sync.terminal import Pty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import Execution, ExecutionError, Output, Result
 from sandlot.sdk.transcript import Transcript
@@ -36,6 +37,8 @@ class Sandbox:
         self._path = f"/v1/sandboxes/{info.id}"
         self.commands = Commands(client, info.id)
         """Commands: :class:`Commands`."""
+        self.pty = Pty(client, info.id)
+        """Terminals: :class:`Pty`."""
         self.files = Files(client, info.id)
         """Files: :class:`Files`."""
 
