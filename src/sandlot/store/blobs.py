@@ -115,7 +115,7 @@ def explained(error: Exception, folder: Path) -> SandlotError:
         return LimitError(
             f"The disk of {folder} is full.", code=ErrorCode.DISK_FULL, hint="Remove files from the file store, or free space on the server."
         )
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:300]
+    reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:300]
     return HostError(
         f"The files in {folder} cannot be used: {reason}.",
         code=ErrorCode.HOST_NOT_READY,

@@ -2,7 +2,7 @@
 
 Laws:
 - The same types and the same meaning on SQLite and PostgreSQL; what one of them could not keep exactly is encoded (:class:`Moment`,
-  :class:`Words`, :class:`Document`).
+  :class:`Word`, :class:`Words`, :class:`Document`).
 - What is asked for has an index that answers it in order, so that a page costs its rows and not the table's.
 - Numbers of events come from a row of ``counters`` that stays locked until their transaction has committed: their order is that of
   commits, on any number of nodes, and a number that was given is never given again.
@@ -105,6 +105,25 @@ class Words(_Kept):
         return value.decode("utf-8", "surrogatepass")
 
 
+class Word(_Kept):
+    """A short text that we made: an id, a name that was checked. What could never be one is looked for as something else, and not found."""
+
+    impl: _Impl = String
+    cache_ok: bool | None = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def kept(self, value: str) -> str:
+        """To the database."""
+        return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+    def given(self, value: str) -> str:
+        """From it."""
+        return value
+
+
 class Document(_Kept):
     """A value as JSON in ASCII, which any text column holds; fields that it did not have when it was written get their defaults.
 
@@ -140,11 +159,11 @@ metadata = MetaData()
 sandboxes = Table(
     "sandboxes",
     metadata,
-    Column("id", String(24), primary_key=True),
-    Column("node", String(4), nullable=False),
-    Column("owner", String(12), nullable=False),
+    Column("id", Word(24), primary_key=True),
+    Column("node", Word(4), nullable=False),
+    Column("owner", Word(12), nullable=False),
     Column("name", Words),
-    Column("state", String(16), nullable=False),
+    Column("state", Word(16), nullable=False),
     Column("spec", Document(SandboxSpec), nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment),
@@ -154,7 +173,7 @@ sandboxes = Table(
     Column("exit_detail", Words, nullable=False),
     Column("ended_at", Moment),
     Column("idempotency_key", Words),
-    Column("request_digest", String(64)),
+    Column("request_digest", Word(64)),
     Index("sandboxes_by_node", "node", "state"),
     Index("sandboxes_by_owner", "owner", "created_at", "id"),
     Index("sandboxes_by_age", "created_at", "id"),
@@ -165,7 +184,7 @@ sandboxes = Table(
 labels = Table(
     "labels",
     metadata,
-    Column("sandbox", String(24), ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
+    Column("sandbox", Word(24), ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
     Column("name", Words, nullable=False),
     Column("value", Words, nullable=False),
     PrimaryKeyConstraint("sandbox", "name", name="labels_pkey"),
@@ -175,9 +194,9 @@ labels = Table(
 keys = Table(
     "keys",
     metadata,
-    Column("id", String(12), primary_key=True),
-    Column("name", String(63), nullable=False),
-    Column("sha256", String(64), nullable=False),
+    Column("id", Word(12), primary_key=True),
+    Column("name", Word(63), nullable=False),
+    Column("sha256", Word(64), nullable=False),
     Column("operator", Boolean(create_constraint=False), nullable=False),
     Column("quota", Document(Quota), nullable=False),
     Column("created_at", Moment, nullable=False),
@@ -188,14 +207,14 @@ Index("keys_by_name", keys.c.name, unique=True, sqlite_where=keys.c.revoked_at.i
 files = Table(
     "files",
     metadata,
-    Column("id", String(21), primary_key=True),
-    Column("owner", String(12), nullable=False),
+    Column("id", Word(21), primary_key=True),
+    Column("owner", Word(12), nullable=False),
     Column("filename", Words, nullable=False),
     Column("media_type", Words, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
+    Column("sha256", Word(64), nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("sandbox", String(24)),
+    Column("sandbox", Word(24)),
     Index("files_by_owner", "owner", "created_at", "id"),
     Index("files_by_age", "created_at", "id"),
 )
@@ -203,12 +222,12 @@ files = Table(
 executions = Table(
     "executions",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("owner", String(12), nullable=False),
-    Column("sandbox", String(24), nullable=False),
-    Column("kind", String(16), nullable=False),
+    Column("id", Word(32), primary_key=True),
+    Column("owner", Word(12), nullable=False),
+    Column("sandbox", Word(24), nullable=False),
+    Column("kind", Word(16), nullable=False),
     Column("created_at", Moment, nullable=False),
-    Column("status", String(16), nullable=False),
+    Column("status", Word(16), nullable=False),
     Column("language", Words),
     Column("code", Words),
     Column("argv", Document(list[str])),
@@ -219,7 +238,7 @@ executions = Table(
     Column("stderr_omitted_bytes", BigInteger, nullable=False),
     Column("duration_s", Double),
     Column("error", Words),
-    Column("origin", String(32), nullable=False),
+    Column("origin", Word(32), nullable=False),
     Column("files", Integer),
     Index("executions_by_owner", "owner", "created_at", "id"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
@@ -235,8 +254,8 @@ Index(
 runs = Table(
     "runs",
     metadata,
-    Column("month", String(7), nullable=False),
-    Column("owner", String(12), nullable=False),
+    Column("month", Word(7), nullable=False),
+    Column("owner", Word(12), nullable=False),
     Column("begun", BigInteger, nullable=False),
     PrimaryKeyConstraint("month", "owner", name="runs_pkey"),
 )
@@ -246,10 +265,10 @@ events = Table(
     "events",
     metadata,
     Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("type", String(64), nullable=False),
+    Column("type", Word(64), nullable=False),
     Column("at", Moment, nullable=False),
-    Column("owner", String(12), nullable=False),
-    Column("sandbox", String(24)),
+    Column("owner", Word(12), nullable=False),
+    Column("sandbox", Word(24)),
     Column("data", Document(dict[str, Any]), nullable=False),
     Index("events_by_owner", "owner", "sequence"),
     Index("events_by_sandbox", "sandbox", "sequence"),
@@ -259,6 +278,6 @@ events = Table(
 counters = Table(
     "counters",
     metadata,
-    Column("name", String(32), primary_key=True),
+    Column("name", Word(32), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )

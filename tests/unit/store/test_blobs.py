@@ -1,0 +1,81 @@
+"""Bytes in a folder: what a killed process left, what is not ours, and what a full disk says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.model.errors import ErrorCode, HostError, LimitError
+from sandlot.model.ids import new_file_id
+from sandlot.store.blobs import explained, open_blobs
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+async def pieces(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield bytes(MIB)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_what_a_killed_process_left_half_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    blobs = await open_blobs(folder)
+    whole = new_file_id()
+    await blobs.write(whole, pieces(1))
+    (folder / f"{new_file_id()}#1").write_bytes(b"half")
+    assert await blobs.ids() == {whole}
+    assert await (await open_blobs(folder)).ids() == {whole}
+    assert names(folder) == [whole]
+
+
+async def test_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    await open_blobs(tmp_path / "files")
+    assert stat.S_IMODE(os.stat(tmp_path / "files").st_mode) == 0o700  # noqa: PTH116
+
+
+async def test_a_full_disk_is_said_and_leaves_nothing_of_the_upload(small_disk: Path) -> None:
+    blobs = await open_blobs(small_disk / "files")
+    first = new_file_id()
+    await blobs.write(first, pieces(1))
+    with pytest.raises(LimitError) as full:
+        await blobs.write(new_file_id(), pieces(5))
+    assert full.value.code is ErrorCode.DISK_FULL
+    assert full.value.hint
+    assert names(small_disk / "files") == [first]
+    await blobs.remove(first)
+    await blobs.write(new_file_id(), pieces(1))
+
+
+async def test_a_place_that_is_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "files").write_bytes(b"")
+    with pytest.raises(HostError) as refused:
+        await open_blobs(tmp_path / "files")
+    assert str(tmp_path / "files") in refused.value.message
+
+
+def test_errors_of_the_system_are_said_in_words() -> None:
+    assert isinstance(explained(OSError(errno.ENOSPC, "No space left on device"), Path("/x")), LimitError)
+    read_only = explained(OSError(errno.EROFS, "Read-only file system"), Path("/x"))
+    assert isinstance(read_only, HostError)
+    assert "Read-only file system" in read_only.message

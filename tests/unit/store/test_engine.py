@@ -1,0 +1,289 @@
+"""A database that is open: what its errors are to us, what it does with a full disk, a damaged file, a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import exc, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.storage import Store
+from sandlot.store import engine
+from sandlot.store.database import open_store
+from sandlot.testing.stores.bench import NASTY, event, every_event, execution, sandbox
+from tests.support.postgres import Cluster, cluster
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with little room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "small", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with open_store(tmp_path / "rows.db") as store:
+            await store.events.add([event()])
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in listed(tmp_path)}
+    finally:
+        os.umask(before)
+    assert modes == {"rows.db": 0o600, "rows.db-wal": 0o600, "rows.db-shm": 0o600}
+
+
+async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
+    async with engine.opened(tmp_path / "rows.db") as database:
+
+        async def settings(connection: AsyncConnection) -> list[object]:
+            return [(await connection.execute(text(f"PRAGMA {name}"))).scalar() for name in ("journal_mode", "synchronous", "foreign_keys")]
+
+        assert await database.write(settings) == ["wal", 2, 1]
+
+
+async def test_a_full_disk_is_said_and_takes_nothing_of_what_was_confirmed(small_disk: Path) -> None:
+    kept = sandbox(name="kept")
+    async with open_store(small_disk / "rows.db") as store:
+        await store.sandboxes.save(kept, event(sandbox=kept.id))
+        large = [execution(stdout="x" * 65536) for _ in range(100)]
+        with pytest.raises(HostError) as full:
+            await store.executions.save(large)
+        assert "the disk is full" in full.value.message
+        assert full.value.hint
+        assert await store.sandboxes.get(kept.id) == kept
+        assert await store.executions.get(large[0].id) is None, "all or none"
+    async with open_store(small_disk / "rows.db") as store:
+        assert await store.sandboxes.get(kept.id) == kept
+        assert len(await every_event(store)) == 1
+
+
+async def test_a_disk_that_became_full_takes_rows_again_once_there_is_room(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    async with open_store(small_disk / "rows.db") as store:
+        fill(filler)
+        with pytest.raises(HostError, match="the disk"):
+            await add_events(store, 1000)
+        counted = len(await every_event(store))
+        filler.unlink()
+        await store.events.add([event()])
+        assert [one.sequence for one in await every_event(store)] == list(range(1, counted + 2))
+
+
+async def test_a_disk_that_cannot_be_written_to_is_said(small_disk: Path) -> None:
+    async with open_store(small_disk / "rows.db") as store:
+        await store.events.add([event()])
+    remount(small_disk, "ro")
+    with pytest.raises(HostError) as refused:
+        async with open_store(small_disk / "rows.db"):
+            pass
+    assert "rows.db cannot be opened: Read-only file system" in refused.value.message
+    assert refused.value.hint
+    remount(small_disk, "rw")
+    async with open_store(small_disk / "rows.db") as store:
+        assert await store.events.last() == 1
+
+
+@pytest.mark.parametrize("damage", ["no database at all", "the middle"])
+async def test_a_damaged_file_is_said_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "rows.db"
+    async with open_store(file) as store:
+        await store.events.add([event(data={"text": "x" * 1000}) for _ in range(2000)])
+    content = bytearray(file.read_bytes())
+    if damage == "the middle":
+        content[8192:-4096] = os.urandom(len(content) - 12288)
+    else:
+        content = bytearray(os.urandom(len(content)))
+    file.write_bytes(content)
+    with pytest.raises(HostError) as damaged:
+        await use(file)
+    assert str(file) in damaged.value.message
+    assert "damaged" in damaged.value.message
+    assert "Restore it from a backup" in damaged.value.hint
+    assert len(file.read_bytes()) == len(content)
+
+
+async def test_another_process_that_writes_is_waited_for(tmp_path: Path) -> None:
+    async with open_store(tmp_path / "rows.db") as store:
+        other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        writing = asyncio.create_task(store.events.add([event()]))
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        assert await store.events.last() == 0, "who reads is not kept waiting"
+        other.execute("COMMIT")
+        other.close()
+        await writing
+        assert await store.events.last() == 1
+
+
+async def test_another_process_that_never_ends_is_named_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAIT_S", 0.2)
+    async with open_store(tmp_path / "rows.db") as store:
+        other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UnavailableError, match="Another process has held the database") as busy:
+            await store.events.add([event()])
+        assert busy.value.retryable
+        other.close()
+        await store.events.add([event()])
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+async def test_a_server_that_is_not_there_is_said_without_the_password() -> None:
+    with pytest.raises(UnavailableError) as refused:
+        async with open_store("postgresql://user:hush-hush@127.0.0.1:9/sandlot"):
+            pass
+    assert refused.value.retryable
+    assert "hush-hush" not in told(refused.value)
+
+
+@pytest.mark.parametrize("url", ["mysql://u:hush-hush@h/d", "hush-hush", "postgresql://u:hush-hush@h:port/d", "postgresql://u:hush/hush-hush@h/d"])
+async def test_a_url_that_is_none_is_said_without_the_password(url: str) -> None:
+    with pytest.raises(SandlotError) as refused:
+        async with open_store(url):
+            pass
+    assert "SANDLOT_DATABASE_URL" in refused.value.hint + refused.value.message
+    if url.startswith("mysql"):
+        assert isinstance(refused.value, InvalidRequestError)
+        assert "hush" not in told(refused.value)
+    assert "hush-hush@" not in told(refused.value)
+
+
+async def test_a_database_or_a_user_that_is_not_there_is_said(postgres: Cluster) -> None:
+    for url in (postgres.url("nowhere"), postgres.url("postgres", user="nobody")):
+        with pytest.raises(HostError, match="refuses this service") as refused:
+            async with open_store(url):
+                pass
+        assert "SANDLOT_DATABASE_URL" in refused.value.hint
+
+
+async def test_a_user_who_owns_nothing_is_said(postgres: Cluster) -> None:
+    name = postgres.database().partition("?")[0].rpartition("/")[2]
+    postgres.query("CREATE USER stranger")
+    with pytest.raises(HostError, match="permission denied"):
+        async with open_store(postgres.url(name, user="stranger")):
+            pass
+
+
+async def test_connections_that_the_server_cut_are_made_anew(postgres: Cluster) -> None:
+    url = postgres.database()
+    async with open_store(url) as store:
+        await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
+        postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sandlot'")
+        assert await store.events.last() == 5
+        await asyncio.gather(*(store.events.add([event()]) for _ in range(5)))
+        assert [one.sequence for one in await every_event(store)] == list(range(1, 11))
+
+
+async def test_ids_that_no_text_of_the_server_can_hold_are_not_there(postgres: Cluster) -> None:
+    async with open_store(postgres.database()) as store:
+        for id_ in ("\0", "\ud800", "x" * 100, NASTY):
+            assert await store.sandboxes.get(id_) is None  # type: ignore[arg-type]
+            assert await store.executions.get(id_) is None  # type: ignore[arg-type]
+            assert await store.keys.revoke(id_, event().at) is None
+            assert await store.events.page(owner=None, sandbox=id_, after=0, limit=1) == []  # type: ignore[arg-type]
+
+
+# -- what an error is --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "statement, values, kind",
+    [("SELECT nonsense", None, InternalError), ("INSERT INTO t VALUES (:secret)", {"secret": "hush"}, InternalError)],
+)
+async def test_a_refused_statement_is_a_defect_and_tells_no_value(
+    tmp_path: Path, statement: str, values: dict[str, str] | None, kind: type[Exception]
+) -> None:
+    async with engine.opened(tmp_path / "rows.db") as database:
+        with pytest.raises(kind) as refused:
+            await database.write(lambda connection: connection.execute(text(statement), values))
+    assert isinstance(refused.value, SandlotError)
+    assert refused.value.code is ErrorCode.INTERNAL
+    assert "hush" not in told(refused.value)
+
+
+def test_what_is_no_databases_is_silence() -> None:
+    assert isinstance(engine.translated(ConnectionRefusedError(111, "refused"), "x"), UnavailableError)
+    assert isinstance(engine.translated(exc.TimeoutError("no connection"), "x"), UnavailableError)
+    assert isinstance(engine.translated(exc.ArgumentError("ours"), "x"), InternalError)
+
+
+async def test_work_goes_on_where_who_waits_is_cancelled() -> None:
+    done = asyncio.Event()
+
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+        done.set()
+
+    task = asyncio.create_task(engine.finished(work()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set(), "the cancellation is raised once the work is over"
+
+
+async def add_events(store: Store, count: int) -> None:
+    for _ in range(count):
+        await store.events.add([event(data={"text": "x" * 10_000})])
+
+
+async def use(file: Path) -> None:
+    async with open_store(file) as store:
+        await every_event(store)
+        await store.events.add([event()])
+
+
+def listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as out:
+        try:
+            while out.write(bytes(4096)):
+                pass
+        except OSError:
+            return
+
+
+def remount(folder: Path, mode: str) -> None:
+    for _ in range(100):  # what was just closed may take a moment to let go
+        if subprocess.run(["mount", "-o", f"remount,{mode}", folder], check=False, capture_output=True).returncode == 0:
+            return
+        time.sleep(0.05)
+    raise AssertionError(mode)
+
+
+def told(error: BaseException) -> str:
+    """All that a log would show of it."""
+    found, seen = "", error
+    while True:
+        found += f"{seen!r} {seen} {getattr(seen, 'fields', '')}"
+        if seen.__cause__ is None:
+            return found
+        seen = seen.__cause__
