@@ -145,7 +145,12 @@ async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
     more, gone = True, 0
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECT_S):
-            found, more = await before.made()
+            try:
+                found, more = await before.made()
+            except SandboxEndedError:
+                raise
+            except SandlotError as error:  # such as a run that killed all of its user's processes, the one that looked among them
+                _log.warning("files.not_found", sandbox=box.id, code=str(error.code))
             for file in found[:KEPT_FILES]:
                 if file.size_bytes + sum(record.size_bytes for record in kept) > KEPT_BYTES:
                     continue

@@ -180,8 +180,10 @@ def answer(session: SandboxId, done: Finished, kept: Kept, timeout_s: float) -> 
     stderr = done.stderr.text()
     if late:
         stderr = noted(stderr, f"Sandlot ended this run after {timeout_s:.0f} seconds; start what takes longer in the background.")
-    if kept.left or kept.more:
-        of = f"{len(kept.records) + kept.left}{' or more' if kept.more else ''}"
+    if kept.more:
+        stderr = noted(stderr, f"Sandlot kept {len(kept.records)} files that this run made; there may be others, which are where the run left them.")
+    elif kept.left:
+        of = len(kept.records) + kept.left
         stderr = noted(stderr, f"Sandlot kept {len(kept.records)} of {of} files that this run made; the others are where the run left them.")
     return ExecuteAnswer(
         session_id=session,

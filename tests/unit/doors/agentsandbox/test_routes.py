@@ -188,6 +188,9 @@ async def test_a_large_tree_is_looked_through_by_a_program_inside(http: httpx.As
     assert len(many["files"]) == 40
     few = ok(await http.post(f"{HERE}/v1/execute", json={"code": "echo new > d7/new; echo changed > d8/f8; rm d9/f9; touch d1/.hidden", **ran}), 200)
     assert sorted(file["filename"] for file in few["files"]) == ["f8", "new"]
+    killed = ok(await http.post(f"{HERE}/v1/execute", json={"code": "pkill -KILL -fx '.*changes.*'; echo done > d1/done; echo $?", **ran}), 200)
+    assert (killed["stdout"], killed["return_code"], killed["files"]) == ("0\n", 0, [])
+    assert "there may be others" in killed["stderr"]
     over = ok(await http.post(f"{HERE}/v1/execute", json={"code": "cd /output; for i in $(seq 60); do echo $i > $i; done", **ran}), 200)
     assert (len(over["files"]), over["files_omitted"]) == (outputs.KEPT_FILES, 10)
     assert "50 of 60 files" in over["stderr"]

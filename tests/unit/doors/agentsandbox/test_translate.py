@@ -112,7 +112,7 @@ def test_a_run_that_was_ended_says_so_below_what_it_wrote() -> None:
 def test_files_that_were_not_kept_are_counted() -> None:
     told = translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3), 110)
     assert (told.files_omitted, told.stderr) == (3, "Sandlot kept 1 of 4 files that this run made; the others are where the run left them.\n")
-    assert "1 of 4 or more files" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
+    assert "there may be others" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
 
 
 def test_output_that_was_cut_says_how_much_is_missing() -> None:
