@@ -27,7 +27,7 @@ def upload(
     media_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Such as text/csv. (default: by its name)")] = None,
     in_json: InJson = False,
 ) -> None:
-    """Keep files; prints their ids, for 'sandlot create --file' and the API."""
+    """Keep files; prints their ids, for 'sandlot create --file-id' and the API."""
     from sandlot.sdk import Client
 
     if name is not None and len(paths) > 1:
