@@ -1,0 +1,235 @@
+"""Promise: whoever asks with the id of something that is somebody else's hears what he would hear if it did not exist: 404, on every route.
+
+The matrix is made from the app's routes: a new one with an id in its path is asked by itself, and one whose request needs a body or a query
+to be a right one fails here until it says which. Every request is first made by the stranger, for whom there is nothing; then by the owner,
+for whom there is, so that a 404 is about whose it is and not about the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIWebSocketRoute, iter_route_contexts
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from sandlot.server.app import create_routes
+from sandlot.server.serve import answering
+from sandlot.web import listen
+from tests.support.service import Bench
+from tests.support.serving import at, folder
+from tests.support.until import until
+
+__all__ = ["at", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What makes a request to a route a right one.
+
+    Args:
+        json: Its body.
+        content: Its body, where it is no JSON.
+        query: Its query.
+        last: Whether what it is about is gone afterwards.
+    """
+
+    json: Any = None
+    content: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    last: bool = False
+
+
+PATH = {"path": "/workspace/file"}
+RIGHT: Mapping[str, Asked] = {
+    "PATCH /v1/sandboxes/{sandbox}": Asked({"timeout": 600}),
+    "DELETE /v1/sandboxes/{sandbox}": Asked(last=True),
+    "POST /v1/sandboxes/{sandbox}/code": Asked({"code": "1"}),
+    "POST /v1/sandboxes/{sandbox}/processes": Asked({"command": "true"}),
+    "POST /v1/sandboxes/{sandbox}/processes/{process}/signal": Asked({"signal": "SIGCONT"}),
+    "POST /v1/sandboxes/{sandbox}/processes/{process}/stdin": Asked(content=b"x"),
+    "GET /v1/sandboxes/{sandbox}/files": Asked(query={"path": "/workspace"}),
+    "DELETE /v1/sandboxes/{sandbox}/files": Asked(query={"path": "/workspace/folder"}, last=True),
+    "GET /v1/sandboxes/{sandbox}/files/content": Asked(query=PATH),
+    "PUT /v1/sandboxes/{sandbox}/files/content": Asked(content=b"x", query=PATH),
+    "GET /v1/sandboxes/{sandbox}/files/stat": Asked(query=PATH),
+    "POST /v1/sandboxes/{sandbox}/files/directories": Asked({"path": "/workspace/folder"}),
+    "POST /v1/sandboxes/{sandbox}/files/move": Asked({"path": "/workspace/file", "to": "/workspace/file", "overwrite": True}),
+    "GET /v1/sandboxes/{sandbox}/files/exists": Asked(query=PATH),
+    "GET /v1/sandboxes/{sandbox}/files/archive": Asked(query={"path": "/workspace"}),
+    "POST /v1/sandboxes/{sandbox}/files/archive": Asked(content=bytes(1024), query={"path": "/workspace"}),
+    "GET /v1/sandboxes/{sandbox}/files/watch": Asked(query={"path": "/workspace"}),
+    "POST /v1/sandboxes/{sandbox}/files/sign": Asked(PATH),
+    "POST /v1/sandboxes/{sandbox}/files/inject": Asked({"file_ids": ["{file}"], "path": "/workspace"}),
+    "POST /v1/sandboxes/{sandbox}/files/keep": Asked(PATH),
+    "GET /v1/sandboxes/{sandbox}/processes/{process}/wait": Asked(query={"timeout": "0"}),
+    "POST /v1/sandboxes/{sandbox}/processes/{process}/resize": Asked({"rows": 24, "cols": 80}),
+    "DELETE /v1/files/{file}": Asked(last=True),
+    "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
+    "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
+    "DELETE /agentsandbox/v1/files/{file}": Asked(last=True),
+}
+"""Requests that are more than their path."""
+
+NOBODYS: Mapping[str, str] = {"/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is"}
+"""Routes with an id that is nobody's secret, and why."""
+
+IN_BODIES: Sequence[tuple[str, str, Any]] = (
+    ("POST", "/v1/sandboxes", {"template": "base", "files": ["{file}"]}),
+    ("POST", "{own}/files/inject", {"file_ids": ["{file}"], "path": "/workspace"}),
+    ("POST", "/agentsandbox/v1/execute", {"code": "1", "session_id": "{session}"}),
+    ("POST", "/agentsandbox/v1/execute", {"code": "1", "file_ids": ["{file}"]}),
+    ("POST", "/agentsandbox/v1/sessions", {"file_ids": ["{file}"]}),
+)
+"""Requests that name somebody else's in their body; ``{own}`` is the stranger's own sandbox."""
+
+LISTS: Mapping[str, str] = {
+    "/v1/sandboxes": "sandboxes",
+    "/v1/sandboxes?state=running,stopped": "sandboxes",
+    "/v1/files": "files",
+    "/v1/executions": "executions",
+    "/v1/executions?sandbox={sandbox}": "executions",
+    "/v1/events": "events",
+    "/v1/events?sandbox={sandbox}": "events",
+    "/agentsandbox/v1/sessions": "sessions",
+    "/agentsandbox/v1/files": "files",
+}
+"""Lists, and what theirs is called: one's own only."""
+
+
+@dataclass
+class Two:
+    """Two keys, and what belongs to the first."""
+
+    owner: httpx.AsyncClient
+    stranger: httpx.AsyncClient
+    port: int
+    secret: str
+    ids: Mapping[str, str]
+
+
+@pytest.fixture
+async def two(at: Bench) -> AsyncIterator[Two]:
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(answering(at.service, [listener]))
+        secrets = [(await at.service.keys.create(name))[1] for name in ("owner", "stranger")]
+        owner, stranger = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}, timeout=60)
+            )
+            for secret in secrets
+        ]
+        yield Two(owner, stranger, port, secrets[1], await belongings(owner))
+
+
+async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
+    """One of everything that has an id: the name that it has in paths, and the id."""
+    url = await sandbox(owner)
+    body = {"command": "cat", "pty": {}, "background": True}
+    ran = (await owner.post(f"{url}/processes", json=body)).json()
+    assert (await owner.put(f"{url}/files/content", params=PATH, content=b"secret")).status_code == 200
+    executed = (await owner.post(f"{url}/code", json={"code": "1"})).json()
+
+    async def is_logged() -> bool:
+        return (await owner.get(f"/v1/executions/{executed['execution']}")).is_success
+
+    await until(is_logged)
+    session = (await owner.post("/agentsandbox/v1/sessions", json={})).json()["session_id"]
+    return {
+        "sandbox": url.rpartition("/")[2],
+        "session": session,
+        "process": ran["process"],
+        "file": await file(owner),
+        "execution": executed["execution"],
+    }
+
+
+async def file(owner: httpx.AsyncClient) -> str:
+    """The id of a new one in the file store."""
+    id_: str = (await owner.post("/v1/files", params={"filename": "name"}, content=b"secret")).json()["id"]
+    return id_
+
+
+async def sandbox(owner: httpx.AsyncClient) -> str:
+    """The address of a new one."""
+    made = await owner.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})
+    return f"/v1/sandboxes/{made.json()['id']}"
+
+
+def routes() -> list[str]:
+    """All routes whose path has somebody's id in it."""
+    found = []
+    for context in iter_route_contexts(create_routes().routes):
+        path, route = str(context.path), context.original_route
+        if "{" in path and path not in NOBODYS:
+            socket = isinstance(route, APIWebSocketRoute)
+            methods = {"WEBSOCKET"} if socket else set(getattr(route, "methods", None) or ()) - {"HEAD", "OPTIONS"}
+            found += [f"{method} {path}" for method in methods]
+    return sorted(found)
+
+
+def named(text: str, ids: Mapping[str, str]) -> str:
+    """A text with the ids for their names."""
+    return re.sub(r"{(\w+)}", lambda found: ids[found[1]], text)
+
+
+async def status(two: Two, who: httpx.AsyncClient, route: str, ids: Mapping[str, str]) -> tuple[int, Any]:
+    """What somebody is answered: status and, of a failure, its body without what differs by id."""
+    method, _, path = route.partition(" ")
+    asked, url = RIGHT.get(route, Asked()), named(path, ids)
+    if method == "WEBSOCKET":
+        try:
+            async with connect(f"ws://127.0.0.1:{two.port}{url}", additional_headers={"Authorization": who.headers["Authorization"]}):
+                return 101, ""
+        except InvalidStatus as refused:
+            return refused.response.status_code, ""
+    content = asked.content if asked.json is None else named(json.dumps(asked.json), ids).encode()
+    headers = {} if asked.json is None else {"Content-Type": "application/json"}
+    async with who.stream(method, url, content=content, params=dict(asked.query), headers=headers) as answer:
+        return answer.status_code, "" if answer.is_success else (await answer.aread()).decode()
+
+
+async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two) -> None:
+    asked = routes()
+    assert len(asked) > 30
+    unknown = {name for route in asked for name in re.findall(r"{(\w+)", route)} - set(two.ids)
+    assert unknown == set(), "belongings() has to make one of each"
+    heard = {route: await status(two, two.stranger, route, two.ids) for route in asked}
+    assert {route: answer for route, answer in heard.items() if answer[0] != 404} == {}
+    # Those that end something come last, the largest of them at the very end.
+    for route in sorted(asked, key=lambda route: (RIGHT.get(route, Asked()).last, -route.count("/"))):
+        # A file can be removed by two routes: each has one of its own.
+        ids = {**two.ids, "file": await file(two.owner)} if "{file}" in route else two.ids
+        answer = await status(two, two.owner, route, ids)
+        assert answer[0] not in {400, 404, 422}, f"{route}: {answer}, so a stranger's 404 says nothing"
+
+
+async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two) -> None:
+    ids = {**two.ids, "own": await sandbox(two.stranger)}
+    for method, path, body in IN_BODIES:
+        answer = await two.stranger.request(
+            method, named(path, ids), content=named(json.dumps(body), ids), headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 404, f"{method} {path} {body}: {answer.status_code} {answer.text}"
+    assert len((await two.stranger.get("/v1/sandboxes")).json()["sandboxes"]) == 1
+
+
+async def test_lists_hold_ones_own_only(two: Two) -> None:
+    for url, items in LISTS.items():
+        answer = await two.stranger.get(named(url, two.ids))
+        assert answer.status_code in {200, 404}, answer.text
+        assert answer.status_code == 404 or answer.json()[items] == [], url
+        assert (await two.owner.get(named(url, two.ids))).json()[items], url
+    for url in ("/v1/keys", "/metrics"):
+        assert (await two.stranger.get(url)).status_code == 403
+    assert (await two.stranger.delete("/v1/keys/owner")).status_code == 403
+    assert (await two.owner.get("/v1/sandboxes")).status_code == 200
