@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 
+from sandlot.guest.files.folders import open_folder
 from sandlot.guest.files.paths import As
 
 TYPE_CHECKING = False
@@ -119,8 +120,7 @@ class _Removal:
         os.rmdir(name, dir_fd=self._fd)
 
     def _open(self, name: str) -> None:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        opened = os.open(name, flags, dir_fd=self._fd) if self._fd >= 0 else os.open(name, flags)
+        opened = open_folder(name, self._fd if self._fd >= 0 else None)
         self.close()
         self._fd = opened
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import stat
 
+from sandlot.guest.files.folders import open_folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMES = 100_000
 """Of one folder that are looked at; more would be a memory's worth of names."""
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 Identity = tuple[int, int]
 
@@ -86,7 +87,7 @@ def walk(root: str, *, follow: bool = True) -> Iterator[Folder]:
     while pending:
         inside, identity = pending.pop()
         try:
-            fd = os.open(f"{root}/{inside}" if inside else root, _FLAGS)
+            fd = open_folder(f"{root}/{inside}" if inside else root)
         except OSError as error:
             if not inside:
                 raise

@@ -14,6 +14,7 @@ import os
 import stat
 import zlib
 
+from sandlot.guest.files.folders import open_folder
 from sandlot.guest.programs.talk import REQUESTS, Refused, failed, serve
 from sandlot.protocol import tar
 
@@ -27,7 +28,6 @@ INFLATED_BYTES = 256 * 1024
 """At once: what a bomb becomes is written, and the disk's limit stops it."""
 HELD_FOLDERS = 64
 """Levels whose folders stay open for what follows; deeper ones are opened each time."""
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 MAGIC_BYTES = 6
@@ -281,7 +281,7 @@ class Unpacking:
 def _enter(fd: int, name: str, *, make: bool) -> int:
     """A folder in an open one; made where there is none."""
     try:
-        return os.open(name, _OPEN, dir_fd=fd)
+        return open_folder(name, fd)
     except FileNotFoundError:
         if not make:
             raise
@@ -289,7 +289,7 @@ def _enter(fd: int, name: str, *, make: bool) -> int:
         os.mkdir(name, 0o755, dir_fd=fd)
     except FileExistsError:
         pass  # somebody else was faster
-    return os.open(name, _OPEN, dir_fd=fd)
+    return open_folder(name, fd)
 
 
 def _beside() -> str:
