@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import httpx
 import pytest
 
 from sandlot import Sandbox, SandlotError
+from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk import Progress
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
@@ -165,3 +169,47 @@ def same(one: Path, other: Path) -> bool:
                 return False
             if not piece:
                 return True
+
+
+def test_the_command_line_has_all_of_it(
+    service: LocalService, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    (tmp_path / "tree/sub/data").write_bytes(b"\x00data\xff")
+
+    def said(*words: str, status: int = 0) -> bytes:
+        assert dispatch(list(words)) == status
+        out, err = capfdbinary.readouterr()
+        assert status or err == b"", "nothing moves where there is no terminal"
+        return out if status == 0 else err
+
+    at = f"{sandbox.id}:cli"
+    assert json.loads(said("cp", "--json", "tree", at)) == {"files": 1, "bytes": 6}
+    assert said("fs", "cat", f"{at}/sub/data") == b"\x00data\xff"
+    said("fs", "mkdir", f"{at}/new/er")
+    said("fs", "mv", f"{at}/sub/data", "cli/new")
+    assert [entry["name"] for entry in json.loads(said("fs", "ls", f"{at}/new", "--json"))] == ["data", "er"]
+    assert [line.split()[-1] for line in said("fs", "ls", f"{at}/new").splitlines()] == [b"NAME", b"data", b"er/"]
+    assert json.loads(said("fs", "stat", f"{at}/new/data", "--json"))["size"] == 6
+    assert said("fs", "url", f"{at}/new/data").startswith(b"/v1/signed/files/content?")
+    said("cp", f"{at}/new", "back")
+    assert (tmp_path / "back/data").read_bytes() == b"\x00data\xff"
+    assert b"not empty" in said("fs", "rm", at, status=1)
+    said("fs", "rm", "-r", at)
+    assert b"There is no" in said("fs", "stat", at, status=1)
+    assert b"ID:PATH" in said("fs", "ls", "here", status=2)
+
+
+def test_a_watch_on_the_command_line_ends_with_the_folder(service: LocalService, sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkdir told")
+    environ = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
+    command = [sys.executable, "-m", "sandlot.cli", "fs", "watch", "--json", f"{sandbox.id}:told"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as watching:
+        settle(lambda: helpers(sandbox), 1)
+        sandbox.commands.run("sleep 0.2; touch told/a; sleep 0.2; rm -r told")
+        out, _ = watching.communicate()
+    first = json.loads(out.splitlines()[0])
+    assert (first["kind"], first["path"]) == ("created", "/workspace/told/a")
+    assert watching.returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.cli.copy import Place, place
+from sandlot.cli.fs.copy import Place, place
 
 ID = "sb-abcd-abcdefghijklmnop"
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sandlot.cli.fs.bar import Bar
+from sandlot.cli.output import note, size
 
 if TYPE_CHECKING:
     from sandlot.sdk import Sandbox
@@ -44,6 +49,7 @@ def cp(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file or folder: PATH, or ID:PATH in a sandbox (relative to /workspace).")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Where to, likewise. An existing folder, or one written with '/', takes it in.")],
     user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="Act in the sandbox as 'user' or 'root'. (default: user)")] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print what was copied, as JSON.")] = False,
 ) -> None:
     """Copy files and folders into a sandbox, or out of one."""
     from sandlot.sdk import Sandbox
@@ -53,12 +59,18 @@ def cp(
         raise typer.BadParameter("One of SRC and DST has to be ID:PATH in a sandbox, the other a path here.")
     sandbox = Sandbox.connect(here.sandbox or there.sandbox or "")
     try:
-        if there.sandbox is not None:
-            sandbox.files.upload(here.path, _in_sandbox(sandbox, here, there, user), user=user)
-        else:
-            sandbox.files.download(here.path, _here(here, there), user=user)
+        with Bar(Path(here.path).name) as bar:
+            if there.sandbox is not None:
+                files = sandbox.files.upload(here.path, _in_sandbox(sandbox, here, there, user), user=user, on_progress=bar.tell)
+            else:
+                files = sandbox.files.download(here.path, _here(here, there), user=user, on_progress=bar.tell)
     finally:
         sandbox.close()
+    copied = 0 if bar.last is None else bar.last.done_bytes
+    if in_json:
+        typer.echo(json.dumps({"files": files, "bytes": copied}))
+    elif sys.stderr.isatty():
+        note(f"{files} {'file' if files == 1 else 'files'}, {size(copied)}")
 
 
 def _in_sandbox(sandbox: Sandbox, source: Place, target: Place, user: str | None) -> str:

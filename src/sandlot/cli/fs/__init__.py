@@ -1,0 +1,1 @@
+"""Files of sandboxes on the command line: ``sandlot cp`` and ``sandlot fs``."""
