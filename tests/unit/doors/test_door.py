@@ -49,6 +49,15 @@ async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: Bench
 
 
 @EVERY_DOOR
+@pytest.mark.parametrize("header, prefix", [("Authorization", "Bearer "), ("X-API-Key", "")])
+async def test_a_key_is_taken_in_either_header(door: Door, at: Bench, header: str, prefix: str) -> None:
+    _, secret = await at.service.keys.create("somebody")
+    async with tcp_client(at.service) as http:
+        assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + secret}), ErrorCode.NOT_FOUND)
+        assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + "other"}), ErrorCode.UNAUTHENTICATED)
+
+
+@EVERY_DOOR
 async def test_what_there_is_not_is_told_in_its_shape(door: Door, http: httpx.AsyncClient) -> None:
     for path in ("", "/", "/nope", "/v1", "/v1/nope/%00/..", "/v1/" + "x" * 3000, "/%ff"):
         response = await http.get(door.prefix + path)
