@@ -43,9 +43,8 @@ from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
-from sandlot.sdk.access import KeyInfo, NewKey, Whoami
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
-from sandlot.sdk.info import Entry, FileEvent, ProcessInfo, SandboxInfo, Usage
+from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Usage, Whoami
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.transfer import Progress
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sandlot.model.access import Quota
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
-from sandlot.sdk.access import KeyInfo, NewKey, Whoami, quota_body
+from sandlot.sdk.info import KeyInfo, NewKey, Whoami, quota_body
 
 if TYPE_CHECKING:
     from sandlot.sdk._sync.client import Client
