@@ -59,6 +59,14 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{seconds}s"
 
 
+def span(seconds: float) -> str:
+    """How long something took, in the largest fitting unit: ``0.3s``, ``40s``, ``5m``, ``3h``, ``2d``. Pure."""
+    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "m")):
+        if seconds >= 2 * unit_s:
+            return f"{int(seconds // unit_s)}{unit}"
+    return f"{seconds:.1f}s" if seconds < 10 else f"{int(seconds)}s"  # noqa: PLR2004 - two digits either way
+
+
 def size(value: int) -> str:
     """Bytes for a person, in the units that options take: ``512M``, ``1.5G``."""
     for unit_bytes, unit in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):

@@ -71,6 +71,14 @@ class AsyncCommandHandle:
     def __aiter__(self) -> AsyncGenerator[Output]:
         return self._output(follow=True)
 
+    def output(self, *, follow: bool = True) -> AsyncGenerator[Output]:
+        """Its output from where this handle stands, piece by piece.
+
+        Args:
+            follow: Until the command ends; otherwise only what there is by now.
+        """
+        return self._output(follow=follow)
+
     async def wait(self, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> CommandResult:
         """Wait for its end.
 

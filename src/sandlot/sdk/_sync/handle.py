@@ -72,6 +72,14 @@ class CommandHandle:
     def __iter__(self) -> Generator[Output]:
         return self._output(follow=True)
 
+    def output(self, *, follow: bool = True) -> Generator[Output]:
+        """Its output from where this handle stands, piece by piece.
+
+        Args:
+            follow: Until the command ends; otherwise only what there is by now.
+        """
+        return self._output(follow=follow)
+
     def wait(self, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> CommandResult:
         """Wait for its end.
 

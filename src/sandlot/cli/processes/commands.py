@@ -1,0 +1,109 @@
+"""``sandlot shell``, ``ps``, ``logs`` and ``kill``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandlot.cli.arguments import InJson, SandboxId, asking
+from sandlot.cli.output import as_json, note, pairs, span, table
+
+if TYPE_CHECKING:
+    from sandlot.sdk import ProcessInfo
+
+SHOWN_CHARS = 80
+"""Of a command, in a table."""
+
+ProcessId = Annotated[str, typer.Argument(metavar="PROCESS", help="The process, by its id (`sandlot ps` lists them).")]
+
+
+def shell(
+    *,
+    sandbox: SandboxId,
+    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="Program and arguments, behind '--'. (default: bash)")] = None,
+    attach: Annotated[str | None, typer.Option("--attach", "-a", metavar="PROCESS", help="Go back to a terminal that was detached from.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to start in. (default: /workspace)")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'. (default: user)")] = None,
+    detach_key: Annotated[str, typer.Option("--detach-key", metavar="KEY", help="'ctrl-' and a letter or one of ]\\^_ , or 'none'.")] = "ctrl-]",
+) -> None:
+    """Open a shell in a sandbox, or any program that wants a terminal.
+
+    Ctrl-] detaches: the program goes on, and `sandlot shell ID --attach PROCESS` goes back to it. Every other key is the program's.
+    The exit status is the program's, as with `sandlot exec`; it is 0 after detaching.
+    """
+    from sandlot.cli.passthrough import run_until_signal
+    from sandlot.cli.processes.shell import Visit, key_code, visit
+
+    if attach is not None and (command or env or cwd or user):
+        raise typer.BadParameter("--attach goes back to a program as it runs: it takes no command, environment, folder or user.")
+    argv = command[1:] if command and command[0] == "--" else command
+    asked = Visit(
+        sandbox=sandbox, argv=tuple(argv or ()), process=attach, env=pairs(env, "--env"), cwd=cwd, user=user, detach_code=key_code(detach_key)
+    )
+    raise typer.Exit(run_until_signal(visit(asked)))
+
+
+def ps(
+    *,
+    sandbox: SandboxId,
+    running: Annotated[bool, typer.Option("--running", "-r", help="Only those that run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
+    in_json: InJson = False,
+) -> None:
+    """List the processes that were started in a sandbox: running ones, and the last ones that ended."""
+    from sandlot.sdk import Sandbox
+
+    with asking() as client:
+        found = [info for info in Sandbox.connect(sandbox, client=client).commands.list() if info.running or not running]
+    if in_json:
+        typer.echo(as_json(found))
+    elif quiet:
+        for info in found:
+            typer.echo(info.id)
+    elif found:
+        table(["PROCESS", "PID", "STATE", "TIME", "TERMINAL", "COMMAND"], [_row(info) for info in found])
+    else:
+        note("Nothing was started in it.")
+
+
+def logs(
+    *,
+    sandbox: SandboxId,
+    process: ProcessId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what it writes, until it ends.")] = False,
+) -> None:
+    """Print what a process wrote, as far as the sandbox keeps it: its output to standard output, its errors to standard error."""
+    from sandlot.cli.passthrough import run_until_signal
+    from sandlot.cli.processes.shell import print_output
+
+    raise typer.Exit(run_until_signal(print_output(sandbox, process, follow=follow)))
+
+
+def kill(
+    *,
+    sandbox: SandboxId,
+    processes: Annotated[list[str], typer.Argument(metavar="PROCESS", help="The processes, by their ids.")],
+    signal: Annotated[str, typer.Option("--signal", "-s", metavar="SIGNAL", help="A name, such as TERM, or a number.")] = "KILL",
+) -> None:
+    """End processes of a sandbox, with all that they started, or send them another signal."""
+    from sandlot.sdk import Sandbox
+
+    gone = False
+    with asking() as client:
+        commands = Sandbox.connect(sandbox, client=client).commands
+        for process in processes:
+            if commands.kill(process, int(signal) if signal.isdecimal() else signal):
+                typer.echo(process)
+            else:
+                note(f"sandlot: {process} does not run.")
+                gone = True
+    raise typer.Exit(1 if gone else 0)
+
+
+def _row(info: ProcessInfo) -> list[str]:
+    state = "running" if info.running else f"{info.reason} {info.exit_code}"
+    command = " ".join(info.argv)
+    shown = command if len(command) <= SHOWN_CHARS else f"{command[: SHOWN_CHARS - 1]}…"
+    return [info.id, str(info.pid), state, span(info.duration_s), "yes" if info.pty else "-", shown]
