@@ -200,7 +200,8 @@ class _Exchange:
     def log(self, metrics: Metrics) -> None:
         took_s = time.perf_counter() - self._began_s
         failure = self._scope["state"].get("failure")
-        metrics.requested(self._scope["method"], getattr(self._scope.get("route"), "path", None), self.status, took_s)
+        route = getattr(self._scope.get("route"), "path", None)  # a door's says nothing of the door's prefix
+        metrics.requested(self._scope["method"], route and self._teller.prefix + route, self.status, took_s)
         if failure is not None:
             metrics.failed(failure)
         _log.info(
