@@ -1,0 +1,156 @@
+"""``sandlot keys``: the same with a service that runs and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from sandlot.cli.keys import _spelled
+from sandlot.cli.main import dispatch
+from sandlot.model.access import UNBOUNDED, Quota
+from sandlot.model.specs import GIB
+from sandlot.sdk import AsyncClient, Client, ConflictError, ForbiddenError, NotFoundError
+from sandlot.server.serve import answering
+from sandlot.web import listen
+from tests.support.service import Bench, bench
+
+BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
+BOUNDS += ["--max-upload", "1M", "--max-executions", "1000"]
+BOUND = Quota(sandboxes=3, lifetime_s=600, cpus=2.5, memory_bytes=8 * GIB, disk_bytes=20 * GIB, upload_bytes=1 << 20, executions_per_month=1000)
+
+
+class Command:
+    """``sandlot`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str, status: int = 0) -> str:
+        self._capsys.readouterr()
+        assert dispatch(["keys", *arguments]) == status
+        out, err = self._capsys.readouterr()
+        assert (status == 0) or err.startswith("sandlot: ")
+        return out
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Without a service."""
+    for name in [name for name in os.environ if name.startswith("SANDLOT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
+    return Command(capsys)
+
+
+@pytest.fixture
+async def at(tmp_path: Path, keys: Command) -> AsyncIterator[Bench]:
+    """With one."""
+    del keys
+    # Its log would be on the command's standard output, which is this process's.
+    with capture_logs():
+        async with bench(tmp_path) as made, answering(made.service, [listen.unix_socket(made.service.settings.socket)]):
+            yield made
+
+
+def everything(keys: Command) -> None:
+    """What is tried in both cases."""
+    secret = keys("create", "--name", "plain").splitlines()[-1]
+    assert secret.startswith("sandlot_")
+    made = json.loads(keys("create", "--name", "bound", *BOUNDS, "--json"))
+    assert made["quota"] == asdict(BOUND)
+    assert made["operator"] is False
+    boss = json.loads(keys("create", "--name", "boss", "--operator", "--json"))
+    assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
+    free = json.loads(keys("create", "--name", "free", "--max-sandboxes", "-1", "--json"))
+    assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
+    keys("create", "--name", "plain", status=1)
+    keys("create", "--name", "no name", status=1)
+    keys("create", "--name", "x", "--max-memory", "much", status=1)
+    listed = json.loads(keys("list", "--json"))
+    assert [each["name"] for each in listed] == ["plain", "bound", "boss", "free"]
+    assert secret not in json.dumps(listed)
+    lines = [line.split() for line in keys("list").splitlines()]
+    assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "QUOTA"]
+    assert [(line[1], line[2], line[4]) for line in lines[1:]] == [
+        ("plain", "no", "sandboxes=50"),
+        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000"),
+        ("boss", "yes", "-"),
+        ("free", "no", "-"),
+    ]
+    assert keys("revoke", "plain").strip() == listed[0]["id"]
+    keys("revoke", "plain", status=1)
+    assert json.loads(keys("revoke", listed[1]["id"], "--json")) == {"revoked": listed[1]["id"]}
+    assert [each["name"] for each in json.loads(keys("list", "--json"))] == ["boss", "free"]
+
+
+def test_without_a_service(keys: Command) -> None:
+    assert keys("list") == ""
+    everything(keys)
+
+
+async def test_with_a_service(at: Bench, keys: Command) -> None:
+    await asyncio.to_thread(everything, keys)
+    assert [record.name for record in await at.service.keys.list()] == ["boss", "free"]
+
+
+async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> None:
+    secret = (await asyncio.to_thread(keys, "create", "--name", "a")).splitlines()[-1]
+    assert at.service.keys.verify(secret) is not None
+    await asyncio.to_thread(keys, "revoke", "a")
+    assert at.service.keys.verify(secret) is None
+
+
+async def test_the_client_has_the_same_verbs(at: Bench) -> None:
+    async with AsyncClient(url=f"unix://{at.service.settings.socket}") as client:
+        made = await client.keys.create("mine", quota=BOUND)
+        assert made.quota == BOUND
+        assert [each.name for each in await client.keys.list()] == ["mine"]
+        me = await client.keys.whoami()
+        assert (me.id, me.operator, me.quota, me.used.sandboxes) == ("local", True, UNBOUNDED, 0)
+        with pytest.raises(ConflictError):
+            await client.keys.create("mine")
+        await client.keys.revoke(made.id)
+        with pytest.raises(NotFoundError):
+            await client.keys.revoke("mine")
+
+
+async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    _, plain = await at.service.keys.create("plain", quota=Quota(sandboxes=7))
+    _, boss = await at.service.keys.create("boss", operator=True)
+
+    def use() -> None:
+        with Client(url=url, api_key=plain) as client:
+            me = client.keys.whoami()
+            assert (me.name, me.operator, me.quota) == ("plain", False, Quota(sandboxes=7))
+            with pytest.raises(ForbiddenError):
+                client.keys.list()
+        with Client(url=url, api_key=boss) as client:
+            assert [each.name for each in client.keys.list()] == ["plain", "boss"]
+            assert client.keys.create("third").key.startswith("sandlot_")
+            client.keys.revoke("third")
+
+    async with answering(at.service, [listener]):
+        await asyncio.to_thread(use)
+
+
+def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Path, keys: Command) -> None:
+    async def seen() -> None:
+        async with bench(tmp_path) as at:  # it answers on no socket, so that the command takes the store
+            secret = (await asyncio.to_thread(keys, "create", "--name", "late")).splitlines()[-1]
+            while at.service.keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
+                await asyncio.sleep(0.01)
+
+    asyncio.run(seen())
+
+
+def test_a_quota_of_none_is_a_dash() -> None:
+    assert _spelled(UNBOUNDED) == "-"
