@@ -18,7 +18,7 @@ async def test_the_description_is_complete(http: httpx.AsyncClient) -> None:
         assert what["summary"], (path, method)
         assert what["description"], (path, method)
         assert "4XX" in what["responses"], (path, method)
-        assert any(status.startswith("2") for status in what["responses"]), (path, method)
+        assert any(status.startswith(("1", "2")) for status in what["responses"]), (path, method)
 
 
 async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.AsyncClient) -> None:
@@ -37,5 +37,4 @@ async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.A
 
 
 async def test_unused_ways_to_describe_it_are_off(http: httpx.AsyncClient) -> None:
-    for path in ("/docs", "/redoc"):
-        assert (await http.get(path)).status_code == 404
+    assert (await http.get("/redoc")).status_code == 404

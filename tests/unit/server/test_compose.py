@@ -40,17 +40,20 @@ async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
     assert box.exit.detail == "the service was stopped"
 
 
-async def test_what_an_earlier_one_left_is_swept_before_anything_else(folder: Path) -> None:
-    class Sweeping(BareDriver):
-        kept: object = None
-
-        async def sweep(self, keep: object) -> int:
-            self.kept = keep
-            return 3
-
-    driver = Sweeping(folder)
+async def test_what_an_earlier_one_left_is_swept(folder: Path) -> None:
+    driver = BareDriver(folder)
+    swept = driver.faults.hold("sweep")
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}):
-        assert driver.kept == ()
+        await driver.faults.reach("sweep")
+        swept.set()
+    assert driver.swept_besides == [frozenset()]
+
+
+async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) -> None:
+    driver = BareDriver(folder)
+    driver.faults.raises["sweep"] = [OSError("no")]
+    async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
+        assert (await service.sandboxes.figures()).sandboxes == 0
 
 
 def test_every_installed_driver_is_there() -> None:

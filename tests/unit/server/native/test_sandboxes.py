@@ -24,8 +24,11 @@ FIELDS = {
     "network",
     "limits",
     "timeout",
+    "persistent",
+    "idle_timeout",
     "created_at",
     "expires_at",
+    "ended_at",
     "node",
     "exit",
 }
@@ -153,7 +156,10 @@ async def test_what_can_be_changed_is_told(http: httpx.AsyncClient) -> None:
         ({"timeout": 0}, 400, "invalid_request", None),
         ({"timeout": "300"}, 400, "invalid_request", "timeout"),
         ({"timeout": True}, 400, "invalid_request", "timeout"),
-        ({"timeout": None}, 400, "invalid_request", "timeout"),
+        ({"timeout": 100, "persistent": True}, 400, "invalid_request", "timeout"),
+        ({"idle_timeout": 1}, 400, "invalid_request", "idle_timeout"),
+        ({"files": ["file-none"]}, 404, "file_not_found", None),
+        ({"snapshot": "s"}, 501, "unsupported", "snapshot"),
         ({"timeout": 10**400}, 400, "invalid_request", "timeout"),
         ({"env": {"A": 1}}, 400, "invalid_request", "env.A"),
         ({"env": {"A": "\0"}}, 400, "invalid_request", None),
@@ -217,7 +223,7 @@ async def test_unknown_ids_and_routes(http: httpx.AsyncClient) -> None:
     for id_ in ("sb-aaaa-aaaaaaaaaaaaaaaa", "x", "..", "%00", "%ff", "a" * 2000):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/usage"), ("GET", "/processes"), ("GET", "/files?path=/")):
             response = await http.request(method, f"/v1/sandboxes/{id_}{path}")
-            assert response.status_code in {404, 405}, response.text
+            assert response.status_code in {400, 404, 405}, response.text  # the client makes another path of '..'
             assert response.headers["content-type"] == "application/problem+json"
     problem(await http.get("/"), 404, "not_found")
     response = await http.put("/v1/sandboxes")
@@ -253,3 +259,43 @@ async def test_a_host_that_cannot_says_why(at: Bench, http: httpx.AsyncClient) -
     at.driver.faults.raises["prepare"] = [HostError("No loop device is free.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
     found = problem(await http.post("/v1/sandboxes", json={"template": "base"}), 503, "host_not_ready")
     assert (found["detail"], found["hint"], found["retryable"]) == ("No loop device is free.", "Free one.", False)
+
+
+async def test_one_that_is_persistent_has_no_timeout_until_it_is_given_one(http: httpx.AsyncClient) -> None:
+    made = (await http.post("/v1/sandboxes", json={"template": "base", "persistent": True, "idle_timeout": 60, "limits": {"pids": 32768}})).json()
+    assert (made["persistent"], made["timeout"], made["expires_at"], made["idle_timeout"]) == (True, None, None, 60)
+    url = f"/v1/sandboxes/{made['id']}"
+    given = (await http.patch(url, json={"timeout": 100, "idle_timeout": 0})).json()
+    assert (given["persistent"], given["timeout"], given["idle_timeout"]) == (False, 100, None)
+    assert (await http.patch(url, json={"persistent": True})).json()["expires_at"] is None
+    problem(await http.patch(url, json={"persistent": True, "timeout": 1}), 400, "invalid_request")
+
+
+async def test_listed_by_state_and_metadata(http: httpx.AsyncClient) -> None:
+    ids = [
+        (await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"user": name, "a=b": "c d"}, "limits": {"pids": 32768}})).json()[
+            "id"
+        ]
+        for name in ("alice", "bob", "alice")
+    ]
+    await http.delete(f"/v1/sandboxes/{ids[0]}")
+
+    async def listed(**query: str | list[str]) -> list[str]:
+        return [box["id"] for box in (await http.get("/v1/sandboxes", params=query)).json()["sandboxes"]]
+
+    assert await listed() == ids[1:]
+    assert await listed(metadata="user=alice") == [ids[2]]
+    assert await listed(metadata=["user=alice", "user=alice"], state="running, stopped") == [ids[0], ids[2]]
+    assert await listed(state="stopped") == [ids[0]]
+    assert await listed(state="stopped", metadata="user=bob") == []
+    for wrong in ({"state": "gone"}, {"metadata": "user"}, {"cursor": "x"}):
+        problem(await http.get("/v1/sandboxes", params=wrong), 400, "invalid_request")
+
+
+async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.AsyncClient) -> None:
+    body = {"template": "base", "limits": {"pids": 32768}}
+    first, second = [await http.post("/v1/sandboxes", json=body, headers={"Idempotency-Key": "one"}) for _ in range(2)]
+    assert (first.status_code, first.json()) == (201, second.json())
+    problem(await http.post("/v1/sandboxes", json={**body, "name": "n"}, headers={"Idempotency-Key": "one"}), 409, "conflict")
+    problem(await http.post("/v1/sandboxes", json=body, headers={"Idempotency-Key": "a b"}), 400, "invalid_request")
+    assert at.sandboxes.held == 1
