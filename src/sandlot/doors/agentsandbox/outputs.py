@@ -23,7 +23,7 @@ from sandlot.core.content.changes import Mark
 from sandlot.core.records.filestore import FileStore
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Entry
-from sandlot.model.errors import ForbiddenError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MIB, WORKSPACE, User
 
@@ -42,6 +42,8 @@ ANSWER_S = 10.0
 """Of the time that a client waits, for what comes after its run."""
 COLLECT_S = 8.0
 """Of these, for its files."""
+AT_ONCE = 4
+"""Files that are kept side by side: most of the time of each is waiting for the host's disk."""
 KEPT_FILES = 50
 KEPT_BYTES = 100 * MIB
 
@@ -130,42 +132,51 @@ class Kept:
 
 
 async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
-    """Find the files that a run made, and keep them.
+    """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
         store: Where they are kept.
         box: Where they are.
         before: What there was before the run.
-
-    Raises:
-        SandboxEndedError: The sandbox has ended.
     """
-    kept: list[FileRecord] = []
     found: Sequence[Found] = ()
     more, gone = True, 0
+    kept: dict[int, FileRecord] = {}
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def keep(number: int, file: Found) -> None:
+        nonlocal gone
+        async with turns:
+            try:
+                kept[number] = await store.keep(box, file.path)
+            except NotFoundError:
+                gone += 1  # a process that was left in the background has removed it
+            except (ForbiddenError, InvalidRequestError):
+                pass  # its user cannot read it, or it is no file any more
+            except SandlotError as error:
+                _log.warning("files.not_kept", sandbox=box.id, code=str(error.code))
+
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECT_S):
             try:
                 found, more = await before.made()
-            except SandboxEndedError:
-                raise
-            except SandlotError as error:  # such as a run that killed all of its user's processes, the one that looked among them
+            except SandlotError as error:  # such as of a run that killed all of its user's processes, the one that looked among them
                 _log.warning("files.not_found", sandbox=box.id, code=str(error.code))
-            for file in found[:KEPT_FILES]:
-                if file.size_bytes + sum(record.size_bytes for record in kept) > KEPT_BYTES:
-                    continue
-                try:
-                    kept.append(await store.keep(box, file.path))
-                except NotFoundError:
-                    gone += 1  # a process that was left in the background has removed it
-                except SandboxEndedError:
-                    raise
-                except (ForbiddenError, InvalidRequestError, LimitError):
-                    continue  # its user cannot read it, it is no file any more, it has grown
-                except SandlotError as error:
-                    # The run is over and has a result, whatever becomes of its files.
-                    _log.warning("files.not_kept", sandbox=box.id, code=str(error.code))
-    return Kept(kept, len(found) - len(kept) - gone, more)
+            async with asyncio.TaskGroup() as group:
+                for number, file in enumerate(chosen(found)):
+                    group.create_task(keep(number, file))
+    return Kept([kept[number] for number in sorted(kept)], len(found) - len(kept) - gone, more)
+
+
+def chosen(found: Sequence[Found]) -> list[Found]:
+    """Those of some files, in their order, that are kept. Pure."""
+    few: list[Found] = []
+    left_bytes = KEPT_BYTES
+    for file in found:
+        if len(few) < KEPT_FILES and file.size_bytes <= left_bytes:
+            few.append(file)
+            left_bytes -= file.size_bytes
+    return few
 
 
 def ordered(found: Iterable[Found]) -> list[Found]:

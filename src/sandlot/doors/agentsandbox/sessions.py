@@ -112,10 +112,11 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
         try:
             command = await _written(box, what, body.code, code)
             spec = translate.process(what, command, env, box.spec.env, core.clock.monotonic_s() - began_s)
-            done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
+            try:
+                done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
+            except SandboxEndedError as error:
+                return translate.ended(box.id, error)
             kept = await outputs.collect(core.files, box, before)
-        except SandboxEndedError as error:
-            return translate.ended(box.id, error)
         finally:
             before.close()
             if body.session_id is not None:

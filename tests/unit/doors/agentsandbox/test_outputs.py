@@ -93,7 +93,7 @@ async def test_what_takes_too_long_is_left(at: Bench, box: Sandbox, monkeypatch:
     assert (await outputs.collect(at.service.core.files, box, before)).more
 
 
-@pytest.mark.parametrize("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE])
+@pytest.mark.parametrize("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
 async def test_a_run_has_its_result_whatever_becomes_of_its_files(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
     async def refuses(*_: object, **__: object) -> None:
         raise class_of(code)("no", code=code)
