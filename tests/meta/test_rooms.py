@@ -19,7 +19,11 @@ MAX_MODULES = 12  # "about ten", without __init__ and __main__; sub-rooms count 
 
 #: What runs inside of a sandbox, where nothing is installed: folder -> what it may import beside the standard library. The
 #: programs are started as files, with a copy of protocol/values.py next to them.
-INSIDE = {"protocol": ("sandlot.protocol",), "guest": ("sandlot.protocol", "sandlot.guest"), "guest/programs": ("values",)}
+INSIDE = {
+    "protocol": ("sandlot.protocol",),
+    "guest": ("sandlot.protocol", "sandlot.guest"),
+    "guest/programs": ("values", "sandlot.protocol", "sandlot.guest"),
+}
 
 
 @pytest.mark.parametrize("module", modules(PACKAGE), ids=name)

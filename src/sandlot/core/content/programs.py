@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import structlog
 
-from sandlot.core.runs.processes import STDOUT
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.payload import program_argv
@@ -96,7 +95,7 @@ class Program:
                 raise await self._box.explain(error) from None
             if isinstance(event, Lost):
                 raise self._broken()
-            if event.channel == STDOUT:
+            if event.channel == schema.STDOUT:
                 return event.data
             self._take(event.data)
         return self._told.pop(0)

@@ -13,6 +13,7 @@ import signal as signals
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 
+from sandlot.core.content.programs import is_program
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.records.following import watch
 from sandlot.core.runs import inputs
@@ -294,9 +295,9 @@ async def wait(box: Sandbox, id_: str, timeout_s: float | None = None) -> Outcom
 
 
 async def listing(box: Sandbox) -> list[ProcessInfo]:
-    """The processes that were started through the service: running ones, and the last ones that ended."""
+    """The processes that were started through the service: running ones, and the last ones that ended; none of Sandlot's own."""
     async with box.using() as link:
-        return list(await link.processes())
+        return [info for info in await link.processes() if not is_program(info.argv)]
 
 
 async def look(box: Sandbox, id_: str) -> ProcessInfo:

@@ -141,6 +141,7 @@ async def test_a_watch_that_nobody_follows_any_more_ends(http: httpx.AsyncClient
         async for _ in events(answer):
             break
         assert await helpers(box) == 1
+        assert (await http.get(url + "/processes")).json()["processes"] == [], "ours are nobody's"
 
 
 async def test_whether_something_is_there(http: httpx.AsyncClient, url: str) -> None:
