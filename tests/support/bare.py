@@ -71,8 +71,9 @@ class Faults:
 class BareInstance:
     """One guest that runs."""
 
-    def __init__(self, ref: str, folder: Path, process: asyncio.subprocess.Process, faults: Faults) -> None:
+    def __init__(self, ref: str, limits: Limits, folder: Path, process: asyncio.subprocess.Process, faults: Faults) -> None:
         self.ref = ref
+        self.limits = limits
         self.folder = folder
         self.process = process
         self.changes: list[Change] = []
@@ -101,6 +102,7 @@ class BareInstance:
         """Nothing limits it; what it was told is kept for the test."""
         await self._faults.at("configure")
         self.changes.append(change)
+        self.limits = change.over(self.limits)
 
     async def pause(self) -> None:
         raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)
@@ -166,7 +168,7 @@ class BareBlank:
             for fd in (read, write, log):
                 os.close(fd)
         # Between exec and the guest's own open of the pipes there is always this process, so nobody sees an end of file.
-        instance = BareInstance(spec.id, self._folder, process, self._faults)
+        instance = BareInstance(spec.id, spec.limits, self._folder, process, self._faults)
         self._made.append(instance)
         return instance
 

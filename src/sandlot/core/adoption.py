@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import structlog
 
@@ -21,7 +22,7 @@ from sandlot.core.life import Means, guest_deadline_s
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
-from sandlot.model.errors import NotFoundError, SandlotError
+from sandlot.model.errors import ConflictError, NotFoundError, SandlotError
 from sandlot.model.ports import Blank, Driver, Exit, ExitReason, Instance
 from sandlot.model.records import SandboxRecord
 from sandlot.model.states import State
@@ -74,6 +75,9 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
             return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)
         holdings.append(instance)
         box.instance = instance
+        if instance.limits != box.spec.limits:  # a change of them was cut in half, and its driver has settled it
+            box.spec = replace(box.spec, limits=instance.limits)
+            means.promised(box)
         exits = asyncio.ensure_future(instance.wait())
         try:
             link = box.link = await life.first_answer(box, _greeted(box, means.greet, means.clock, instance), exits)
@@ -134,6 +138,8 @@ async def _greeted(box: Sandbox, greet: Greet, clock: Clock, instance: Instance)
             # Said again: of a change that was cut in half, what is recorded holds.
             left_s = max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
             await link.set_deadline(guest_deadline_s(left_s))
+        with contextlib.suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
+            await link.set_limits(pids=box.spec.limits.pids)
     except BaseException:
         await link.aclose()
         raise

@@ -77,6 +77,7 @@ class Means:
         turns: Bounds how many are created, or taken over, at once.
         register: Records where it is.
         prepare: What is done in it before its client is told that it runs.
+        promised: Tells the node what it may use, where that turns out to be another than what is recorded.
     """
 
     driver: Driver
@@ -86,6 +87,7 @@ class Means:
     turns: asyncio.Semaphore
     register: Register
     prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
+    promised: Callable[[Sandbox], None] = lambda _box: None
 
 
 def state_after(why: Exit) -> State:

@@ -258,6 +258,9 @@ class Sandboxes:
         _log.info("sandbox.created", sandbox=box.id, template=spec.template, isolation=isolation)
         return box
 
+    def _promised(self, box: Sandbox) -> None:
+        self._ledger.promised_before(box.id, self._supply.drivers[box.spec.isolation].takes(box.spec.limits))
+
     def _of(self, owner: OwnerId) -> list[Sandbox]:
         return [box for box, _ in self._lives.values() if box.owner == owner]
 
@@ -266,9 +269,9 @@ class Sandboxes:
         box.journal = self._register.journal
         box.monthly = self._register.monthly
         driver = self._supply.drivers[box.spec.isolation]
-        means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare)
+        means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare, self._promised)
         if course is adoption.take_over:
-            self._ledger.promised_before(box.id, driver.takes(box.spec.limits))
+            self._promised(box)
         task = asyncio.create_task(live(box, means, course), name=f"sandbox {box.id}")
         self._lives[box.id] = (box, task)
         task.add_done_callback(lambda _: self._gone(box))

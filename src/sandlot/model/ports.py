@@ -208,6 +208,11 @@ class Instance(Protocol):
 
     ref: str
 
+    @property
+    def limits(self) -> Limits:
+        """What it may use now; of one that was adopted, what a change came to that a service was killed in."""
+        ...
+
     async def connect(self) -> ByteStream:
         """A new byte stream to the guest; a stream opened before must be closed first."""
         ...

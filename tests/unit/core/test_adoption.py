@@ -19,7 +19,7 @@ from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEnd
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
-from sandlot.model.specs import ProcessSpec, SandboxSpec, User
+from sandlot.model.specs import GIB, ProcessSpec, SandboxSpec, User
 from sandlot.model.states import State
 from sandlot.server.compose import Service
 from tests.support.bare import BareDriver
@@ -195,6 +195,18 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
         assert ended.exit is not None
         assert (ended.state, ended.exit.detail) == (State.STOPPED, UNFINISHED)
         assert ended.spec.env == {}
+
+
+async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+    driver.instances[0].limits = replace(box.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
+    async with serving(tmp_path, driver) as second:
+        again = second.sandboxes.find(box.id, ALICE)
+        await again.within_reach()
+        assert again.spec.limits == driver.instances[0].limits
+        assert (await second.sandboxes.figures()).promised.memory_bytes == GIB // 2
+        assert await output(second, box.id, "bash", "-c", "ulimit -u") == "30000\n"
 
 
 async def test_events_tell_a_life_once_each(tmp_path: Path, driver: BareDriver) -> None:

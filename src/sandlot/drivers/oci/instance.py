@@ -59,6 +59,11 @@ class OciInstance:
         self._changing = asyncio.Lock()
         self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
 
+    @property
+    def limits(self) -> Limits:
+        """What it may use now."""
+        return self._record.limits
+
     async def connect(self) -> ByteStream:
         """A new byte stream to the guest.
 
