@@ -1,0 +1,119 @@
+"""What a service keeps, on a real one that is killed and started anew: files, what ran, what happened; by the SDK and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from sandlot import AsyncClient, Sandbox
+from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.sdk import EventInfo, ExecutionInfo
+from tests.support.localservice import LocalService
+
+MIB = 1024 * 1024
+
+
+def command(service: LocalService, *arguments: str) -> str:
+    env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
+    done = subprocess.run([sys.executable, "-m", "sandlot.cli", *arguments], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ended(service: LocalService, execution: str) -> ExecutionInfo:
+    while (found := service.client.executions.get(execution)).status == "running":
+        time.sleep(0.05)
+    return found
+
+
+def test_files_go_from_here_into_a_sandbox_and_back(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "data set.csv"
+    source.write_bytes(os.urandom(3 * MIB))
+    moved: list[int] = []
+    kept = service.client.files.upload(source, on_progress=lambda told: moved.append(told.done_bytes))
+    assert (kept.filename, kept.media_type, kept.size_bytes, moved[-1]) == ("data set.csv", "text/csv", 3 * MIB, 3 * MIB)
+    assert kept.sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
+    (entry,) = service.client.files.inject(sandbox.id, [kept.id], path="/workspace/in")
+    assert sandbox.commands.run("sha256sum < '/workspace/in/data set.csv'").stdout.split()[0] == kept.sha256
+    back = service.client.files.keep(sandbox.id, entry.path, filename="back.csv")
+    assert service.client.files.download(back.id, tmp_path).read_bytes() == source.read_bytes()
+    assert service.client.files.read(back.id) == source.read_bytes()
+    page = service.client.files.list(limit=1)
+    assert ([file.id for file in page], page.total) == ([back.id], 2)
+    for each in (kept, back):
+        service.client.files.delete(each.id)
+    with pytest.raises(SandlotError) as gone:
+        service.client.files.get(kept.id)
+    assert gone.value.code is ErrorCode.FILE_NOT_FOUND
+
+
+def test_the_command_line_has_all_of_it(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("content")
+    id_ = command(service, "files", "upload", str(tmp_path / "a.txt")).strip()
+    assert "a.txt" in command(service, "files", "ls")
+    assert json.loads(command(service, "files", "ls", "--json"))["total"] == 1
+    assert command(service, "files", "download", id_, str(tmp_path / "b.txt")).strip() == str(tmp_path / "b.txt")
+    assert (tmp_path / "b.txt").read_text() == "content"
+    assert command(service, "files", "rm", id_).strip() == id_
+    ran = sandbox.run_code("print('seen in the log')")
+    assert ran.error is None
+    (run,) = json.loads(command(service, "executions", "--sandbox", sandbox.id, "--limit", "1", "--json"))
+    assert (run["code"], run["stdout"]) == ("print('seen in the log')", "seen in the log\n")
+    assert "seen in the log" in command(service, "executions", run["id"])
+    events = json.loads(command(service, "events", "--sandbox", sandbox.id, "--json"))
+    assert [event["type"] for event in events] == ["sandbox.created"]
+    assert "sandbox.created" in command(service, "events", "-f", "--after", "0", "--limit", "1")
+
+
+def test_what_was_kept_is_there_after_the_service_was_killed(service: LocalService, sandbox: Sandbox) -> None:
+    kept = service.client.files.upload(b"x" * MIB, filename="kept")
+    sandbox.commands.run("mkfifo /tmp/go")
+    handle = sandbox.commands.run("echo begun; read -r x < /tmp/go; echo $x; exit 7", background=True)
+    time.sleep(1.2)  # what a kill may cost is a second
+    half = half_sent(service, 20 * MIB)
+    seen: list[EventInfo] = []
+    follower = Thread(target=lambda: asyncio.run(first_end(service, seen)))
+    follower.start()
+    time.sleep(0.3)
+    service.end(signal.SIGKILL)
+    half.close()
+    sandbox_files = service.data_dir / "files"
+    service.start()
+    assert [path.name for path in sandbox_files.iterdir()] == [kept.id]
+    assert service.client.files.read(kept.id) == b"x" * MIB
+    sandbox.commands.run("echo went > /tmp/go")
+    done = ended(service, handle.id)
+    assert (done.status, done.exit_code, done.stdout) == ("exited", 7, "begun\nwent\n")
+    service.client.files.delete(kept.id)
+    sandbox.kill()
+    follower.join(timeout=60)
+    assert [event.type for event in seen] == ["sandbox.adopted", "sandbox.ended"]
+
+
+async def first_end(service: LocalService, seen: list[EventInfo]) -> None:
+    """Follow what happens until a sandbox ends, whatever becomes of the service meanwhile."""
+    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
+        async for event in client.events.follow():
+            seen.append(event)
+            if event.type == "sandbox.ended":
+                return
+
+
+def half_sent(service: LocalService, size: int) -> socket.socket:
+    """An upload that does not come to its end."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(service.data_dir / "sandlot.sock"))
+    head = f"POST /v1/files?filename=half HTTP/1.1\r\nHost: x\r\nContent-Length: {2 * size}\r\n\r\n"
+    connection.sendall(head.encode() + b"x" * size)
+    return connection
