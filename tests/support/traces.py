@@ -116,7 +116,7 @@ def descriptors(pid: int) -> Counter[str]:
             found[_NUMBER.sub("N", str(entry.readlink()))] += 1
         except FileNotFoundError:
             continue
-    return Counter({name: count - (READERS + 1 if _POOLED.search(name) else 0) for name, count in found.items()})
+    return Counter({name: max(0, count - (READERS + 1 if _POOLED.search(name) else 0)) for name, count in found.items()})
 
 
 def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
