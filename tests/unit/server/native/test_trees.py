@@ -30,8 +30,9 @@ async def helpers(box: Sandbox) -> int:
 
 
 @pytest.fixture
-async def box(at: Bench, url: str) -> AsyncIterator[Sandbox]:
+async def box(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator[Sandbox]:
     """The sandbox of the test; in the end nothing that ran in it for the service may be left."""
+    assert not http.is_closed, "it is looked at before the service stops"
     here = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     yield here
 
