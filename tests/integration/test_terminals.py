@@ -1,0 +1,228 @@
+"""Terminals and processes in real sandboxes of both kinds: `sandlot shell` on a terminal of this host, and what outlives a killed service."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.model.errors import ConflictError
+from sandlot.model.specs import MIB
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
+    with local_service(isolation=request.param) as running:
+        yield running
+
+
+class Desk:
+    """A terminal of this host with a `sandlot` on it, and somebody who reads and types."""
+
+    def __init__(self, service: LocalService, *arguments: str, rows: int = 24, cols: int = 80) -> None:
+        self.ours, theirs = os.openpty()
+        self.resize(rows, cols)
+        self.before = termios.tcgetattr(theirs)
+        env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir), "TERM": "xterm"}
+        env.pop("SANDLOT_URL", None)
+        # Its session leads it to its terminal: a shell's way, so that the size that changes is told to it.
+        command = [sys.executable, "-P", "-c", _LEAD, sys.executable, "-P", "-m", "sandlot.cli", *arguments]
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
+        self._theirs = theirs
+        self.shown = b""
+
+    def until(self, wanted: bytes) -> bytes:
+        """Read until something is shown; what was, up to and with it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while wanted not in self.shown:
+            assert time.monotonic() < deadline, (wanted, self.shown)
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.shown += os.read(self.ours, 65536)
+        at = self.shown.index(wanted) + len(wanted)
+        told, self.shown = self.shown[:at], self.shown[at:]
+        return told
+
+    def type(self, data: bytes) -> None:
+        os.write(self.ours, data)
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def ended(self) -> int:
+        """Its exit status; the terminal must be as it was."""
+        status = self.process.wait(timeout=PATIENCE_S)
+        assert termios.tcgetattr(self._theirs) == self.before
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.ours)
+        os.close(self._theirs)
+
+
+_LEAD = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@contextmanager
+def desk(service: LocalService, *arguments: str, rows: int = 24, cols: int = 80) -> Iterator[Desk]:
+    here = Desk(service, *arguments, rows=rows, cols=cols)
+    try:
+        yield here
+    finally:
+        here.close()
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_a_shell_is_used_resized_detached_from_and_gone_back_to(service: LocalService, user: str) -> None:
+    with service.create() as sandbox:
+        with desk(service, "shell", sandbox.id, "--user", user, rows=30, cols=90) as here:
+            here.until(b"$ " if user == "user" else b"# ")
+            here.type(b"id -un; stty size; echo $TERM\n")
+            here.until(f"{user}\r\n30 90\r\nxterm\r\n".encode())
+            here.type(b"sleep 4401\n")
+            here.until(b"sleep 4401\r\n")
+            time.sleep(0.3)  # the shell has to have started it
+            here.type(b"\x03")
+            here.type(b"echo status $?\n")
+            here.until(b"status 130")
+            here.type(b"python3 -q\n")
+            here.until(b">>> ")
+            here.type(b"import os; 6 * 7, os.get_terminal_size()\n")
+            here.until(b"(42, os.terminal_size(columns=90, lines=30))")
+            here.resize(50, 120)
+            here.type(b"exit()\n")
+            here.until(b"$ " if user == "user" else b"# ")
+            here.type(b"stty size; kept=here\n")
+            here.until(b"50 120\r\n")
+            here.type(b"\x1d")
+            told = here.until(b"goes back").decode()
+            assert here.ended() == 0
+        found = re.search(r"--attach ([0-9a-f]{32})", told)
+        assert found is not None
+        with desk(service, "shell", sandbox.id, "--attach", found[1]) as here:
+            here.until(b"kept=here\r\n")  # what was shown before is shown again
+            here.type(b"echo still $kept; exit 7\n")
+            here.until(b"still here\r\n")
+            assert here.ended() == 7
+
+
+def test_a_signal_to_sandlot_leaves_the_terminal_as_it_was_and_the_program_running(service: LocalService) -> None:
+    with service.create() as sandbox:
+        with desk(service, "shell", sandbox.id, "--", "cat") as here:
+            here.type(b"words\n")
+            here.until(b"words\r\nwords\r\n")
+            here.process.send_signal(signal.SIGTERM)
+            assert here.ended() == 143
+        (left,) = [info for info in sandbox.commands.list() if info.running]
+        assert left.pty
+        with desk(service, "kill", sandbox.id, left.id) as here:
+            assert here.ended() == 0
+        with desk(service, "shell", sandbox.id, "--", "no-such-program") as here:
+            assert here.ended() == 127
+
+
+def test_output_is_followed_and_processes_are_listed(service: LocalService) -> None:
+    with service.create() as sandbox:
+        handle = sandbox.commands.start("echo one; echo err >&2; read x; echo two $x", stdin=True)
+        with desk(service, "logs", "-f", sandbox.id, handle.id) as here:
+            here.until(b"one")
+            handle.send_stdin("more\n")
+            here.until(b"two more")
+            assert here.ended() == 0
+        with desk(service, "ps", sandbox.id) as here:
+            told = here.until(b"echo one").decode()
+            assert handle.id in told
+            assert "exited 0" in told
+            assert here.ended() == 0
+
+
+def test_a_timeout_and_a_cancelled_run_kill_what_ignores_signals_and_left_the_group(service: LocalService) -> None:
+    stubborn = "trap '' TERM INT HUP; (trap '' TERM HUP; setsid sh -c \"trap '' TERM HUP; sleep 4402\" & sleep 4402) & sleep 4402"
+    with service.create() as sandbox:
+        done = sandbox.commands.run(stubborn, timeout=1)
+        assert (done.reason, done.exit_code) == ("timeout", 137)
+        until(lambda: not sleeping(sandbox, "4402"))
+        with service.client.event_stream("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": stubborn, "timeout": None}) as told:
+            assert next(told).name == "started"
+            until(lambda: sleeping(sandbox, "4402"))
+        until(lambda: not sleeping(sandbox, "4402"))  # whoever asked has gone away
+        screen = sandbox.pty.create(stubborn)
+        until(lambda: sleeping(sandbox, "4402"))
+        assert screen.kill()
+        assert screen.wait().exit_code == 137
+        screen.close()
+        until(lambda: not sleeping(sandbox, "4402"))
+
+
+def test_what_was_started_and_typed_outlives_a_killed_service(service: LocalService) -> None:
+    sandbox = service.create()
+    background = sandbox.commands.start(["cat"], stdin=True)
+    assert background.send_stdin("before,", offset=0) == 7
+    screen = sandbox.pty.create("stty -echo; echo ready; read x; echo got $x; exit 5")
+    assert screen.read() == b"ready\r\n"
+    service.end(signal.SIGKILL)
+    service.start()
+    again = sandbox.commands.connect(background.id)
+    assert again.send_stdin("before,after", offset=0) == 12, "what is said again is done once"
+    again.close_stdin()
+    assert again.wait().stdout == "before,after"
+    with pytest.raises(ConflictError):
+        again.send_stdin("late")
+    with sandbox.pty.connect(screen.id, offset=screen.offset) as back:
+        back.send("line\n")
+        assert b"".join(back) == b"got line\r\n"
+        assert back.result is not None
+        assert back.result.exit_code == 5
+    screen.close()
+    sandbox.kill()
+
+
+def test_a_flood_on_a_terminal_takes_bounded_memory_of_the_service(service: LocalService) -> None:
+    with service.create() as sandbox:
+        sandbox.pty.create(["true"]).close()
+        before = resident_bytes(service.pid)
+        screens = [sandbox.pty.create("stty -opost; head -c 60000000 /dev/zero; echo end") for _ in range(3)]
+        infos: list[int] = []
+        while len(infos) < 2 or infos[-1] != infos[-2]:  # nobody reads them: they come to stand still
+            time.sleep(1)
+            infos.append(sum(info.stdout_bytes for info in sandbox.commands.list() if info.running))
+        assert infos[-1] < 3 * 10 * MIB
+        assert resident_bytes(service.pid) - before < 32 * MIB
+        assert sandbox.commands.run("echo fine").stdout == "fine\n"
+        for screen in screens:
+            shown = sum(len(piece) for piece in screen)
+            assert shown == 60_000_004
+            screen.close()
+
+
+def sleeping(sandbox: Sandbox, word: str) -> bool:
+    return sandbox.commands.run(f"pgrep -f 'sleep {word[0]}[{word[1]}]{word[2:]}'", user="root").exit_code == 0
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

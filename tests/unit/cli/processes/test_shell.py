@@ -1,0 +1,87 @@
+"""The parts of a shell that need no sandbox: its keys, and a terminal that is given back as it was."""
+
+from __future__ import annotations
+
+import os
+import termios
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import typer
+
+from sandlot.cli.processes import shell
+
+if TYPE_CHECKING:
+    from sandlot.sdk import AsyncTerminal
+
+
+@pytest.mark.parametrize("text,code", [("ctrl-]", 0x1D), ("ctrl-p", 0x10), ("Ctrl-P", 0x10), ("ctrl-\\", 0x1C), ("ctrl-_", 0x1F), ("none", None)])
+def test_a_key_and_the_byte_that_it_sends(text: str, code: int | None) -> None:
+    assert shell.key_code(text) == code
+
+
+@pytest.mark.parametrize("text", ["", "ctrl-", "ctrl-ab", "alt-x", "x", "ctrl-1", "ctrl-é"])
+def test_what_is_no_key(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        shell.key_code(text)
+
+
+class Screen:
+    """Takes what is typed."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.ended = False
+
+    async def send(self, data: bytes) -> None:
+        self.sent += data
+
+    async def send_eof(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize(
+    "typed,code,sent,detached",
+    [
+        ([b"ls\n", b"\x1d"], 0x1D, b"ls\n", True),
+        ([b"ls\x1drest"], 0x1D, b"ls", True),
+        ([b"a\x1db", b"c"], None, b"a\x1dbc", False),
+        ([b"\x03\x1a\x13\xff\x00"], 0x1D, b"\x03\x1a\x13\xff\x00", False),
+        ([], 0x1D, b"", False),
+    ],
+)
+async def test_what_is_typed_reaches_the_program_up_to_the_key(typed: list[bytes], code: int | None, sent: bytes, *, detached: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in typed:
+            yield piece
+
+    screen = Screen()
+    assert await shell._type(cast("AsyncTerminal", screen), pieces(), code) == detached  # noqa: SLF001 - what the keys do
+    assert (screen.sent, screen.ended) == (sent, not detached)
+
+
+def _fail_in(terminal: int) -> None:
+    with shell.raw(terminal) as is_terminal:
+        assert is_terminal
+        assert not termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
+        raise RuntimeError
+
+
+def test_a_terminal_is_raw_and_then_as_it_was_whatever_happens() -> None:
+    ours, theirs = os.openpty()
+    try:
+        before = termios.tcgetattr(theirs)
+        with pytest.raises(RuntimeError):
+            _fail_in(theirs)
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    reading, writing = os.pipe()
+    try:
+        with shell.raw(reading) as is_terminal:
+            assert not is_terminal
+    finally:
+        os.close(reading)
+        os.close(writing)
