@@ -181,6 +181,7 @@ class Server(uvicorn.Server):
         _log.info("stopping", sandboxes=self._service.sandboxes.held)
         # No new client finds it; those that had, are told that it stops.
         self._service.settings.socket.unlink(missing_ok=True)
+        self._service.core.events.close()  # whoever follows them would keep the connection for as long as it may
         closing = asyncio.create_task(self._service.sandboxes.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from sandlot.model.access import OPERATOR
 from tests.support.http import problem
-from tests.support.service import Bench, tcp_client
+from tests.support.service import Bench, client, tcp_client
 from tests.support.until import until
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -51,6 +51,16 @@ async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench,
     for wrong in ({"after": "-1"}, {"after": "x"}, {"cursor": "x"}, {"limit": "0"}, {"limit": "1001"}, {"after": str(2**63)}):
         problem(await http.get("/v1/events", params=wrong), 400, "invalid_request")
     problem(await http.get("/v1/events", headers={**EVENTS, "Last-Event-ID": "x"}), 400, "invalid_request")
+
+
+async def test_whoever_follows_is_told_that_the_service_stops(at: Bench) -> None:
+    told: list[str] = []
+    async with client(at.service) as http, http.stream("GET", "/v1/events", headers=EVENTS) as response:
+        at.service.stop.set()
+        told += [line async for line in lines(response)]
+    assert told[-2] == "event: failure"
+    failure = json.loads(told[-1].removeprefix("data: "))
+    assert (failure["code"], failure["retryable"], failure["fields"]["after"]) == ("service_unavailable", True, 0)
 
 
 async def test_what_ran_is_paged_newest_first(http: httpx.AsyncClient, url: str) -> None:
