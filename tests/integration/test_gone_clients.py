@@ -1,0 +1,179 @@
+"""Clients that go away in the middle, and clients that do not read: nothing of them stays, and their sandbox goes on answering.
+
+Whatever a request was in the middle of, its processes end, its half-written files are gone, the service holds nothing open for it; and an
+answer that nobody takes costs bounded memory on every route that streams one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.server.app import create_routes
+from sandlot.server.document import document
+from tests.support.localservice import LocalService, local_service
+from tests.support.traces import NOTHING, descriptors, memory_bytes, settle
+
+MIB = 1 << 20
+LARGE_BYTES = 16 * MIB
+TIMES = 3
+READERS = 16
+GROWTH_BYTES = 96 * MIB
+"""For 16 answers that nobody takes: each its windows and buffers, and the allocator's slack. Kept whole they would take a quarter of a gigabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, and how much of it is sent.
+
+    Args:
+        line: Method and path; ``{box}`` is the sandbox's address, ``{file}`` a large file of the file store, ``{flood}`` a process.
+        body: As JSON.
+        length: Instead: of a body of which only ``sent`` bytes come.
+        sent: The same.
+        accept: Of the answer.
+        read: Bytes to take of the answer before the client goes.
+        wait_s: Seconds to wait before it goes.
+    """
+
+    line: str
+    body: Mapping[str, object] | None = None
+    length: int = 0
+    sent: int = 0
+    accept: str = "application/json"
+    read: int = 0
+    wait_s: float = 0.0
+
+    def encoded(self, names: Mapping[str, str]) -> bytes:
+        """What is sent."""
+        if self.line == TERMINAL:
+            return self.line.format_map(names).encode()
+        content = b"x" * self.sent if self.body is None else json.dumps(self.body).encode()
+        kind = "application/octet-stream" if self.body is None else "application/json"
+        head = f"{self.line.format_map(names)} HTTP/1.1\r\nhost: x\r\naccept: {self.accept}\r\ncontent-type: {kind}\r\n"
+        return f"{head}content-length: {self.length or len(content)}\r\n\r\n".encode() + content
+
+
+EVENTS = "text/event-stream"
+TERMINAL = (
+    "GET {box}/processes/{screen}/terminal HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    "sec-websocket-version: 13\r\nsec-websocket-key: c2FuZGxvdC1zYW5kbG90IQ==\r\n\r\n"
+)
+"""A whole request: nothing is added to it."""
+STREAMED: Mapping[str, Request] = {
+    "POST /v1/sandboxes/{sandbox}/processes": Request("POST {box}/processes", {"argv": ["cat", "/dev/zero"]}, accept=EVENTS, read=100_000),
+    "GET /v1/sandboxes/{sandbox}/processes/{process}/output": Request("GET {box}/processes/{flood}/output", accept=EVENTS, read=100_000),
+    "POST /v1/sandboxes/{sandbox}/code": Request("POST {box}/code", {"code": "while True: print('x' * 1000)"}, accept=EVENTS, read=100_000),
+    "GET /v1/sandboxes/{sandbox}/files/content": Request("GET {box}/files/content?path=/workspace/large", read=100_000),
+    "GET /v1/sandboxes/{sandbox}/files/archive": Request("GET {box}/files/archive?path=/workspace", read=100_000),
+    "GET /v1/sandboxes/{sandbox}/files/watch": Request("GET {box}/files/watch?path=/workspace", accept=EVENTS, read=1),
+    "GET /v1/signed/files/content": Request("GET {signed}", read=100_000),
+    "GET /v1/files/{file}/content": Request("GET /v1/files/{file}/content", read=100_000),
+    "GET /v1/events": Request("GET /v1/events?after=0", accept=EVENTS, read=1),
+}
+"""Every operation whose answer comes piece by piece."""
+
+CUT: Mapping[str, Request] = {
+    **STREAMED,
+    "an upload": Request("PUT {box}/files/content?path=/workspace/half", length=10 * MIB, sent=MIB, wait_s=0.1),
+    "an upload into the file store": Request("POST /v1/files?filename=half", length=10 * MIB, sent=MIB, wait_s=0.1),
+    "a tar": Request("POST {box}/files/archive?path=/workspace/half", length=10 * MIB, sent=1000, wait_s=0.2),
+    "a create": Request("POST /v1/sandboxes", {"template": "base", "timeout": 30}),
+    "a create that is nearly done": Request("POST /v1/sandboxes", {"template": "base", "timeout": 30}, wait_s=0.3),
+    "a terminal": Request(TERMINAL, read=100, wait_s=0.1),
+    "a command": Request("POST {box}/processes", {"command": "sleep 600 | sleep 600"}, wait_s=0.2),
+    "a cell": Request("POST {box}/code", {"code": "import time; time.sleep(600)"}, wait_s=0.2),
+    "a body of JSON": Request("POST {box}/code", length=MIB, sent=1000),
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with local_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def names(service: LocalService) -> Iterator[Mapping[str, str]]:
+    """What requests are about."""
+    with service.create(timeout=1800, memory=512 * MIB, disk=512 * MIB) as box:
+        box.files.write("/workspace/large", (b"x" * MIB for _ in range(LARGE_BYTES // MIB)))
+        flood = box.commands.run(["sh", "-c", "cat /dev/zero"], background=True)
+        content = b"y" * LARGE_BYTES
+        kept = service.client.request("POST", "/v1/files", params={"filename": "large"}, content=content)
+        url = f"/v1/sandboxes/{box.id}"
+        signed = service.client.request("POST", f"{url}/files/sign", body={"path": "/workspace/large"})["url"]
+        typed = {"command": "cat /dev/zero", "pty": {}, "background": True}
+        screen = service.client.request("POST", f"{url}/processes", body=typed)["process"]
+        yield {"box": url, "id": box.id, "flood": flood.id, "file": kept["id"], "signed": signed, "screen": screen}
+        service.client.request("DELETE", f"/v1/files/{kept['id']}")
+
+
+def test_every_operation_that_streams_its_answer_is_here() -> None:
+    streams = {
+        f"{method.upper()} {path}"
+        for path, methods in document(create_routes().routes)["paths"].items()
+        for method, operation in methods.items()
+        for status, answer in operation["responses"].items()
+        if status.startswith("2") and set(answer.get("content", ())) - {"application/json", "text/plain"}
+    }
+    assert streams - set(STREAMED) == set()
+
+
+@pytest.mark.parametrize("what", CUT)
+def test_a_client_that_goes_away_leaves_nothing(service: LocalService, names: Mapping[str, str], what: str) -> None:
+    sandbox = Sandbox.connect(names["id"], client=service.client)
+    boxes, running = service.refs(), processes(sandbox)
+    service.client.close()
+    opened = service.descriptors()
+    for _ in range(TIMES):
+        with connection(service) as link:
+            link.sendall(CUT[what].encoded(names))
+            taken = 0
+            while taken < CUT[what].read:
+                taken += len(link.recv(CUT[what].read - taken)) or pytest.fail("it ended")
+            time.sleep(CUT[what].wait_s)
+    settle(lambda: processes(sandbox), running)
+    settle(lambda: [box.id for box in service.client.sandboxes()], [names["id"]])
+    settle(lambda: service.traces(keep=boxes), NOTHING)
+    assert sandbox.run_code("6 * 7").text == "42"
+    assert sandbox.commands.run("find /workspace -mindepth 1 -type f").stdout == "/workspace/large\n"
+    assert [each["filename"] for each in service.client.request("GET", "/v1/files")["files"]] == ["large"]
+    service.client.close()
+    settle(lambda: descriptors(service.pid) - opened, type(opened)())  # no more than before
+
+
+@pytest.mark.parametrize("what", [*STREAMED, "a terminal"])
+def test_an_answer_that_nobody_takes_is_held_in_bounded_memory(service: LocalService, names: Mapping[str, str], what: str) -> None:
+    sandbox = Sandbox.connect(names["id"], client=service.client)
+    running, before_bytes, most_bytes = processes(sandbox), memory_bytes(service.pid), 0
+    with contextlib.ExitStack() as stack:
+        for _ in range(READERS):
+            stack.enter_context(connection(service)).sendall(CUT[what].encoded(names))
+        for _ in range(6):
+            time.sleep(0.2)
+            most_bytes = max(most_bytes, memory_bytes(service.pid))
+        assert sandbox.commands.run("echo alive").stdout == "alive\n"
+    assert most_bytes - before_bytes < GROWTH_BYTES
+    settle(lambda: processes(sandbox), running)
+
+
+def processes(sandbox: Sandbox) -> list[tuple[str, ...]]:
+    """What runs in it."""
+    return sorted(each.argv for each in sandbox.commands.list() if each.running)
+
+
+@contextlib.contextmanager
+def connection(service: LocalService) -> Iterator[socket.socket]:
+    """A client."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(60)
+        link.connect(str(service.data_dir / "sandlot.sock"))
+        yield link
