@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from sandlot.model.errors import CODES
 from sandlot.server.app import create_routes
 from sandlot.server.document import TAGS, document
 from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.errors import MEDIA_TYPE
+from tests.meta.tree import ROOT
 
 APP = create_routes()
 DOCUMENT = document(APP.routes)
@@ -85,6 +87,12 @@ def test_a_models_fields_say_what_their_names_do_not() -> None:
         if not (schema.get("description") or "$ref" in schema)
     ]
     assert mute == []
+
+
+def test_the_guide_lists_every_code_with_its_status() -> None:
+    guide = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = {code: (int(status), again == "yes") for code, status, again in re.findall(r"^\| `(\w+)` \| (\d+) \| (\w*) ?\|", guide, re.MULTILINE)}
+    assert listed == {str(code): told for code, told in CODES.items()}
 
 
 def _references(part: object) -> Iterator[str]:
