@@ -48,6 +48,11 @@ class Cluster:
         self.query(f"CREATE DATABASE {name}")
         return self.url(name)
 
+    def restart(self) -> None:
+        """Stop it, whoever is connected, and start it again."""
+        ended(self.process)
+        self.process = started(self.folder)
+
     def query(self, statement: str, database: str = "postgres") -> str:
         where = ["-h", str(self.folder), "-U", USER, "-d", database]
         command = [str(programs() / "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", *where, "-c", statement]
@@ -71,26 +76,31 @@ def cluster() -> Iterator[Cluster]:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        with running(folder) as process:
-            yield Cluster(folder, process)
+        made = Cluster(folder, started(folder))
+        try:
+            yield made
+        finally:
+            ended(made.process)
     finally:
         shutil.rmtree(folder)
 
 
-@contextlib.contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path) -> subprocess.Popen[bytes]:
     """Run a cluster that was made."""
     command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=INT"]
     command += [str(programs() / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
-    try:
-        ends = time.monotonic() + START_TIMEOUT_S
-        while subprocess.run([programs() / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < ends, (folder / "log").read_text()
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)  # its "fast" shutdown
-        process.wait(STOP_TIMEOUT_S)
+    ends = time.monotonic() + START_TIMEOUT_S
+    while subprocess.run([programs() / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
+        if process.poll() is not None or time.monotonic() > ends:
+            ended(process)
+            raise AssertionError((folder / "log").read_text())
+        time.sleep(0.05)
+    return process
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """End it in the way that it calls fast: clients are cut off, and what is committed stays."""
+    process.send_signal(signal.SIGINT)
+    process.wait(STOP_TIMEOUT_S)

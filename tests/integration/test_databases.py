@@ -1,0 +1,117 @@
+"""Whole services on a real PostgreSQL: one that ends and comes back, and two nodes that share a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.model.access import OPERATOR, Principal, Quota
+from sandlot.model.errors import HostError, LimitError, NotFoundError
+from sandlot.server.compose import Service
+from sandlot.server.settings import Settings
+from tests.support.postgres import Cluster, cluster
+from tests.support.service import BASE, bench, client
+from tests.support.until import until
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def settings(postgres: Cluster) -> Settings:
+    return Settings(database_url=postgres.database())
+
+
+def folder(tmp_path: Path, name: str) -> Path:
+    made = tmp_path / name
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def principal(service: Service, secret: str) -> Principal:
+    found = service.keys.verify(secret)
+    assert found is not None
+    return found
+
+
+async def test_a_service_on_postgresql_does_all_that_it_does(tmp_path: Path, settings: Settings) -> None:
+    async with bench(tmp_path, settings) as at, client(at.service) as http:
+        box = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}, "metadata": {"team": "red"}})).json()
+        done = (await http.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "printf 'a\\0b'"})).json()
+        assert done["stdout"] == "a\0b"
+        kept = (await http.post("/v1/files?filename=x.bin", content=b"\0" * 100_000)).json()
+        assert (await http.get(f"/v1/files/{kept['id']}/content")).content == b"\0" * 100_000
+        (ran,) = (await http.get("/v1/executions")).json()["executions"]
+        assert (ran["status"], ran["stdout"]) == ("exited", "a\0b")
+        assert (await http.delete(f"/v1/sandboxes/{box['id']}")).status_code == 204
+        ended = (await http.get("/v1/sandboxes", params={"state": "stopped", "metadata": "team=red"})).json()["sandboxes"]
+        assert [each["id"] for each in ended] == [box["id"]]
+        events = (await http.get("/v1/events")).json()["events"]
+        assert [each["sequence"] for each in events] == list(range(1, len(events) + 1))
+        assert {"sandbox.created", "sandbox.ended"} <= {each["type"] for each in events}
+        # Whatever an id is, the database takes it as one that is not there.
+        for path in ("/v1/sandboxes/%00", "/v1/executions/%00", "/v1/files/%00", "/v1/events?sandbox=%00", "/v1/executions?sandbox=%00"):
+            assert (await http.get(path)).status_code in {200, 400, 404}, path
+
+
+async def test_two_nodes_share_keys_and_counts_and_leave_each_others_sandboxes_alone(tmp_path: Path, settings: Settings) -> None:
+    async with bench(folder(tmp_path, "one"), settings) as one, bench(folder(tmp_path, "two"), settings) as two:
+        assert one.service.node != two.service.node
+        record, secret = await one.service.keys.create("shared", quota=Quota(executions_per_month=1))
+        await until(lambda: two.service.keys.verify(secret) is not None)
+        who = principal(two.service, secret)
+        box = await two.sandboxes.create(BASE, who)
+        with box.counted():
+            pass
+        await two.service.core.monthly.flush()
+        await one.service.core.monthly.flush()
+        assert one.service.core.monthly.used(record.id) == 1
+        mine = await one.sandboxes.create(BASE, who)
+        with pytest.raises(LimitError), mine.counted():
+            raise AssertionError
+        assert [each.id for each in one.sandboxes.all(OPERATOR)] == [mine.id]
+        with pytest.raises(NotFoundError):
+            await one.sandboxes.look(box.id, OPERATOR)
+        await one.service.keys.revoke("shared")
+        await until(lambda: two.service.keys.verify(secret) is None)
+
+
+async def test_a_node_that_starts_anew_finds_what_it_had_and_settles_no_others(tmp_path: Path, settings: Settings) -> None:
+    async with bench(folder(tmp_path, "one"), settings) as other:
+        theirs = await other.sandboxes.create(BASE, OPERATOR)
+        async with bench(folder(tmp_path, "two"), settings) as at:
+            ours = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, metadata={"a": "b"}), OPERATOR)
+        (tmp_path / "two" / "driver").rmdir()
+        async with bench(folder(tmp_path, "two"), settings) as again:
+            found = await again.sandboxes.look(ours.id, OPERATOR)
+            assert found.ended.is_set()
+            assert dict(found.metadata) == {"a": "b"}
+            assert again.sandboxes.all(OPERATOR) == []
+        assert [each.id for each in other.sandboxes.all(OPERATOR)] == [theirs.id]
+        assert not theirs.ended.is_set()
+
+
+async def test_a_database_that_cannot_be_used_keeps_the_service_from_starting(tmp_path: Path, postgres: Cluster) -> None:
+    with pytest.raises(HostError, match="refuses this service"):
+        async with bench(tmp_path, Settings(database_url=postgres.url("nowhere"))):
+            raise AssertionError
+
+
+async def test_a_service_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
+    with cluster() as own:
+        async with bench(tmp_path, replace(Settings(), database_url=own.database())) as at:
+            box = await at.sandboxes.create(BASE, OPERATOR)
+            _, secret = await at.service.keys.create("a")
+            own.restart()
+            assert at.service.keys.verify(secret) is not None
+            assert await at.service.store.events.last() >= 1
+            assert not box.ended.is_set()
+            again = await at.sandboxes.create(BASE, OPERATOR)
+            await at.sandboxes.kill(again.id, OPERATOR)
