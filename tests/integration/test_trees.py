@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from sandlot import Sandbox, SandlotError
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk import Progress
+from tests.support.archives import archive, entry
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.traces import settle
 
@@ -213,3 +216,21 @@ def test_a_watch_on_the_command_line_ends_with_the_folder(service: LocalService,
     first = json.loads(out.splitlines()[0])
     assert (first["kind"], first["path"]) == ("created", "/workspace/told/a")
     assert watching.returncode == 0
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_what_a_killed_service_ran_inside_is_ended_by_the_next_and_leaves_nothing_half(isolation: str) -> None:
+    with local_service(isolation=isolation) as dying:
+        sandbox = dying.create()
+        sandbox.files.write("/workspace/in/big", "old")
+        half = archive(entry("big", content=bytes(4_000_000)))[:2_000_000]
+        head = f"POST /v1/sandboxes/{sandbox.id}/files/archive?path=/workspace/in HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(dying.data_dir / "sandlot.sock"))
+            client.sendall(head + half)
+            settle(lambda: sandbox.commands.run("ls -A in").stdout.count("\n"), 2)
+            dying.end(signal.SIGKILL)
+        dying.start()
+        again = Sandbox.connect(sandbox.id, client=dying.client)
+        settle(lambda: (again.commands.run("ls -A in").stdout, helpers(again)), ("big\n", 0))
+        assert again.files.read("/workspace/in/big") == "old"
