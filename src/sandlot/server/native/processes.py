@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.content import changes
 from sandlot.core.content.changes import Mark
+from sandlot.core.records.executions import Journal
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
-from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.processes import (
     EndedAnswer,
     ExitedAnswer,
@@ -64,9 +65,11 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
         if streams.wanted(request):
             run = await unless_gone(request, processes.start(box, spec, stdin=stdin))
             marked, mark = mark, None
-            return streams.events(request, _told(run, mark=marked), lambda: _closed(run, marked))
+            return streams.events(request, _told(run, mark=marked, journal=core_of(request).executions), lambda: _closed(run, marked))
         done = await unless_gone(request, processes.run(box, spec, stdin=stdin))
         changed = None if mark is None else await unless_gone(request, mark.changed())
+        if changed is not None:
+            core_of(request).executions.tell_files(done.outcome.process, len(changed[0]))
         return reply(FinishedAnswer.finished(done, changed))
     finally:
         if mark is not None:
@@ -137,7 +140,9 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
     return int(stdout_from), int(stderr_from)
 
 
-async def _told(run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None) -> AsyncIterator[bytes]:
+async def _told(
+    run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, journal: Journal | None = None
+) -> AsyncIterator[bytes]:
     yield streams.event("started", {"process": run.id, "pid": run.pid})
     output = streams.OutputEvents(offsets)
     async for item in run:
@@ -147,7 +152,10 @@ async def _told(run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mar
         yield told
     if not run.running:
         outcome = await run.outcome()
-        ended = ExitedAnswer.of(outcome) if mark is None else EndedAnswer.with_files(outcome, await mark.changed())
+        changed = None if mark is None else await mark.changed()
+        if changed is not None and journal is not None:
+            journal.tell_files(outcome.process, len(changed[0]))
+        ended = ExitedAnswer.of(outcome) if changed is None else EndedAnswer.with_files(outcome, changed)
         yield streams.event("exit", ended.model_dump(mode="json"))
 
 

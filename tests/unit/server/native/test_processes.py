@@ -260,3 +260,5 @@ async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: 
     assert (name, [file["path"] for file in ended["files"]]) == ("exit", ["/workspace/old"])
     assert "files" not in (await told(http, url + "/processes", {"command": "true"}))[-1][1]
     assert (await http.get(url + "/processes")).json()["processes"][-1]["argv"][-1] == "true", "what looked is in no list"
+    logged = (await http.get("/v1/executions")).json()["executions"]
+    assert [run["files"] for run in logged] == [None, 1, 2, None], "and in no log"
