@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SHOWN_ARGUMENTS = 64
 SHOWN_ARGUMENT = 512
+ARRIVAL_S = 3.0
+"""How soon whoever starts a program on a terminal looks at it: so long nothing of it is dropped."""
 LINGER_S = 0.05
 """How long output that comes after the end of a process itself is waited for where somebody still holds the pipe."""
 
@@ -200,9 +202,13 @@ class Process:
     def _detached(self, entry: tuple[Call, Reader]) -> None:
         self.readers.remove(entry)
         self.outputs.detach(entry[1])
-        self.outputs.held = True
-        self._guest.loop.after(HOLD_S, self._release)
+        self.hold(HOLD_S)
         self.refresh()
+
+    def hold(self, seconds: float) -> None:
+        """Drop nothing of its output for a moment, in which somebody comes to read it."""
+        self.outputs.held = True
+        self._guest.loop.after(seconds, self._release)
 
     def _release(self) -> None:
         self.outputs.held = False

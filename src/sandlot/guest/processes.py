@@ -12,7 +12,7 @@ import os
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.pipes import InputPipe, OutputPipe, open_pipe
-from sandlot.guest.process import Process
+from sandlot.guest.process import ARRIVAL_S, Process
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.guest.terminals import TERM, TerminalInput, TerminalOutput, open_terminal
@@ -59,6 +59,8 @@ class Processes:
         process = self._by_id.get(call.id)
         if process is None:
             process = self._spawn(call.id, call.args)
+            if process.is_terminal and not call.args["attach"]:
+                process.hold(ARRIVAL_S)
         if call.args["attach"]:
             process.attach(call, 0, 0)
         else:

@@ -145,8 +145,10 @@ def start(
         for fd in lowest:
             os.close(fd)
     try:
-        # Closed by a successful exec; a failed one tells its errno: "OSError:<hex errno>:<where>".
-        report = os.read(status_read, 4096)
+        # Closed by a successful exec; a failed one tells its errno: "OSError:<hex errno>:<where>", in several writes.
+        report = b""
+        while piece := os.read(status_read, 4096):
+            report += piece
     finally:
         os.close(status_read)
     if report:

@@ -11,7 +11,7 @@ from sandlot.core.runs import inputs, processes, terminals
 from sandlot.core.runs.processes import STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost, Output
-from sandlot.model.errors import ConflictError, InvalidRequestError
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
 from tests.support.until import until
 
@@ -150,6 +150,16 @@ async def test_one_that_never_reads_holds_up_its_typist_only(box: Sandbox) -> No
     with pytest.raises(ConflictError):
         await typing
     await run.detach()
+
+
+@pytest.mark.parametrize(
+    "argv,cwd,code", [(("no-such",), None, "path_not_found"), (("/etc/passwd",), None, "permission_denied"), (("true",), "/no", "path_not_found")]
+)
+async def test_what_cannot_run_on_one_says_why_each_time(box: Sandbox, argv: tuple[str, ...], cwd: str | None, code: str) -> None:
+    for _ in range(5):
+        with pytest.raises(SandlotError) as refused:
+            await processes.start(box, ProcessSpec(argv, cwd=cwd, rows=24, cols=80))
+        assert str(refused.value.code) == code
 
 
 async def opened(box: Sandbox, command: str, *, user: User = User.USER, timeout_s: float | None = 60) -> Run:
