@@ -225,7 +225,8 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
 def _postgresql(env: Mapping[str, str], name: str) -> str | None:
     url = _text(env, name, "")
     if url and not url.startswith(("postgresql://", "postgres://")):
-        raise _bad(name, f"{url.partition(':')[0][:20]}:...", "postgresql://USER:PASSWORD@HOST/DATABASE")
+        scheme, mark, _ = url.partition("://")  # no more of it is shown: it may hold a password
+        raise _bad(name, f"{scheme[:20]}{mark}..." if mark else "...", "postgresql://USER:PASSWORD@HOST/DATABASE")
     return url or None
 
 

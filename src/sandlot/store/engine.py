@@ -205,7 +205,7 @@ def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[s
 def _postgresql(url: str) -> Database:
     if not url.startswith(_SCHEMES):
         raise InvalidRequestError(
-            f"The URL of the database begins with {url.partition(':')[0][:20]!r}; it must be postgresql://...",
+            "The URL of the database does not begin with postgresql://.",
             hint="Set SANDLOT_DATABASE_URL to postgresql://USER:PASSWORD@HOST/DATABASE, or unset it: then the database is a file of SQLite's.",
         )
 

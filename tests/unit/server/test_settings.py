@@ -79,6 +79,19 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
     )
 
 
+def test_the_database_is_a_file_of_the_data_directory_unless_it_is_said() -> None:
+    assert Settings.from_env({"SANDLOT_DATA_DIR": "/d"}).database == Path("/d/sandlot.db")
+    assert Settings.from_env({"SANDLOT_DATABASE_URL": "postgres://h/d"}).database == "postgres://h/d"
+
+
+def test_a_password_of_the_database_is_shown_nowhere() -> None:
+    assert "hush" not in repr(Settings.from_env({"SANDLOT_DATABASE_URL": "postgresql://u:hush@h/d"}))
+    for url in ("mysql://u:hush@h/d", "hush", "/hush.db"):
+        with pytest.raises(InvalidRequestError, match="SANDLOT_DATABASE_URL") as refused:
+            Settings.from_env({"SANDLOT_DATABASE_URL": url})
+        assert "hush" not in str(refused.value)
+
+
 def test_the_docs_have_every_setting() -> None:
     documented = set(re.findall(r"^\| `(SANDLOT_\w+)` \|", (ROOT / "docs/node.md").read_text(), re.MULTILINE))
     assert documented == {f"SANDLOT_{field.name.upper()}" for field in fields(Settings)}

@@ -166,9 +166,9 @@ async def test_a_url_that_is_none_is_said_without_the_password(url: str) -> None
         async with open_store(url):
             pass
     assert "SANDLOT_DATABASE_URL" in refused.value.hint + refused.value.message
-    if url.startswith("mysql"):
+    if not url.startswith("postgresql"):
         assert isinstance(refused.value, InvalidRequestError)
-        assert "hush" not in told(refused.value)
+    assert "hush" not in str(refused.value)
     assert "hush-hush@" not in told(refused.value)
 
 
