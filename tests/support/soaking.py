@@ -4,6 +4,7 @@ Laws:
 - Everything that is done at random comes from one seed, which is told.
 - Whatever a client does has results that it knows beforehand. Anything else is a failure, told with what that client did before.
 - Only what chaos explains is excused: a service that was killed meanwhile, one that is full, a sandbox that its own bomb ended.
+- A sandbox outlives its service: after a restart it runs and has its files, unless what was done in it may have ended it.
 - Nothing takes longer than ``PATIENCE_S``: that is a hang, and a failure.
 """
 
@@ -24,7 +25,7 @@ from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk import Client
 from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService
-from tests.support.soakwork import WORK, Unexpected, Work
+from tests.support.soakwork import WORK, Unexpected, Work, expect
 from tests.support.traces import memory_bytes
 
 PATIENCE_S = 240.0
@@ -33,9 +34,6 @@ HISTORY = 40
 GROWTH_BYTES = 96 << 20
 """What a service may have grown by at its end: what it keeps of ended sandboxes, and what its allocator does not give back."""
 SIZES = ("96M", "128M", "192M")
-
-_AWAY = {ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_NOT_FOUND}
-"""What a client hears of a service that was killed: nobody answers, or one that was just started knows no such sandbox."""
 
 
 @dataclass
@@ -97,15 +95,30 @@ class Chaos:
             self._tally.failures.append(f"the service grew from {self._memory_bytes >> 20} to {now >> 20} MiB")
 
 
-class Worker:
-    """One client: makes a sandbox, does some things in it, ends it in some way, again and again."""
+class Calm:
+    """No chaos at all."""
 
-    def __init__(self, service: LocalService, chaos: Chaos, tally: Tally, seed: int) -> None:
-        self.client = Client(data_dir=service.data_dir, autostart=False)
+    epoch = 0
+    down = False
+
+
+class Worker:
+    """One client: makes a sandbox, does some things in it, ends it in some way, again and again.
+
+    Args:
+        client: How it reaches the service.
+        chaos: What may happen to the service meanwhile.
+        tally: Where it counts.
+        seed: Where its choices come from.
+        work: What it may do.
+    """
+
+    def __init__(self, client: Client, chaos: Chaos | Calm, tally: Tally, seed: int, work: Sequence[Work] = WORK) -> None:
+        self.client = client
         self.random = random.Random(seed)
         self.history: deque[str] = deque(maxlen=HISTORY)
         self.since_s = time.monotonic()
-        self._service = service
+        self._work = work
         self._chaos = chaos
         self._tally = tally
 
@@ -130,14 +143,29 @@ class Worker:
             time.sleep(self.random.uniform(0.1, 1.0))
             return
         sandbox, lives = made[0], True
+        mark = f"{self.random.getrandbits(60):x}"
+        marked = self._step("mark", lambda: sandbox.files.write("/home/user/mark", mark))
         for _ in range(self.random.randint(1, 8)):
-            work = self.random.choices(WORK, weights=[each.weight for each in WORK])[0]
+            work = self.random.choices(self._work, weights=[each.weight for each in self._work])[0]
+            epoch = self._chaos.epoch
             lives = self._step(f"{work.name} {isolation}", lambda work=work: work.do(sandbox, self.random, self.client), work) and not work.last  # type: ignore[misc]
+            if epoch != self._chaos.epoch and marked and not (work.may_end or work.last):
+                lives = self._survived(sandbox, mark)
             if not lives or stop.is_set():
                 break
-        self._step(f"kill {isolation}", lambda: self.client.kill(sandbox.id))
+        while not self._step(f"kill {isolation}", lambda: self.client.kill(sandbox.id)) and not self._tally.failures:
+            time.sleep(0.1)
         if self.random.random() < 0.2:
             self._step(f"kill again {isolation}", lambda: self.client.kill(sandbox.id))
+
+    def _survived(self, sandbox: Sandbox, mark: str) -> bool:
+        def look() -> None:
+            expect(sandbox.info().state, "running")
+            expect(sandbox.files.read("/home/user/mark"), mark)
+
+        while not self._step("survived", look) and not self._tally.failures:
+            time.sleep(0.1)
+        return True
 
     def _step(self, what: str, do: Callable[[], object], work: Work | None = None) -> bool:
         """Do one thing; whether it was done, and the sandbox may be used further."""
@@ -165,10 +193,10 @@ class Worker:
         return True
 
     def _excuse(self, error: SandlotError, *, chaotic: bool, work: Work | None) -> str | None:
-        if chaotic and (error.code in _AWAY or error.code is ErrorCode.SANDBOX_ENDED):
+        if chaotic and error.code is ErrorCode.SERVICE_UNAVAILABLE:
             return "cut by a restart"
-        if error.code is ErrorCode.SANDBOX_NOT_FOUND and self._chaos.epoch:
-            return "its service was killed"
+        if chaotic and error.code is ErrorCode.SANDBOX_ENDED and work is not None and (work.may_end or work.last):
+            return "ended while its service was away"
         if error.code is ErrorCode.BUSY:
             return "full"
         if error.code is ErrorCode.SANDBOX_ENDED and work is not None and str(error.fields.get("reason")) in work.may_end:
@@ -192,7 +220,7 @@ def soak(service: LocalService, *, seconds: float, seed: int, clients: int = 6, 
     """
     tally, stop, calm = Tally(), threading.Event(), threading.Event()
     chaos = Chaos(service, tally, seed, chaos_pause_s)
-    workers = [Worker(service, chaos, tally, seed + number + 1) for number in range(clients)]
+    workers = [Worker(Client(data_dir=service.data_dir, autostart=False), chaos, tally, seed + number + 1) for number in range(clients)]
     threads = [threading.Thread(target=worker.run, args=(stop,), daemon=True) for worker in workers]
 
     def rage() -> None:
@@ -207,19 +235,51 @@ def soak(service: LocalService, *, seconds: float, seed: int, clients: int = 6, 
     ends_s = time.monotonic() + seconds
     while time.monotonic() < ends_s and not tally.failures:
         time.sleep(0.5)
-        _watch(workers, threads, tally)
+        _watch(workers, threads, tally, service)
     calm.set()
     raging.join(120)
     stop.set()
     while any(thread.is_alive() for thread in threads) and not any("hangs" in why for why in tally.failures):
         time.sleep(0.2)
-        _watch(workers, threads, tally)
+        _watch(workers, threads, tally, service)
     if not tally.failures:
         chaos.measure()
     return tally
 
 
-def _watch(workers: Sequence[Worker], threads: Sequence[threading.Thread], tally: Tally) -> None:
+def crowd(service: LocalService, clients: Sequence[Client], *, seconds: float, seed: int, looks: int = 5) -> tuple[Tally, list[int]]:
+    """Let a crowd do what no sandbox ends of, and look at the service's memory meanwhile.
+
+    Args:
+        service: It.
+        clients: Each is one of them.
+        seconds: How long.
+        seed: Where all that is random comes from.
+        looks: How often its memory is looked at, evenly.
+
+    Returns:
+        What happened, and bytes at each look.
+    """
+    tally, stop, seen = Tally(), threading.Event(), list[int]()
+    work = [each for each in WORK if not (each.may_end or each.last)]
+    workers = [Worker(client, Calm(), tally, seed + number, work) for number, client in enumerate(clients)]
+    threads = [threading.Thread(target=worker.run, args=(stop,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for _ in range(looks):
+        ends_s = time.monotonic() + seconds / looks
+        while time.monotonic() < ends_s and not tally.failures:
+            time.sleep(0.5)
+            _watch(workers, threads, tally, service)
+        seen.append(memory_bytes(service.pid))
+    stop.set()
+    while any(thread.is_alive() for thread in threads) and not any("hangs" in why for why in tally.failures):
+        time.sleep(0.2)
+        _watch(workers, threads, tally, service)
+    return tally, seen
+
+
+def _watch(workers: Sequence[Worker], threads: Sequence[threading.Thread], tally: Tally, service: LocalService) -> None:
     for worker, thread in zip(workers, threads, strict=True):
         spent_s = time.monotonic() - worker.since_s
         if thread.is_alive() and spent_s > PATIENCE_S:
@@ -227,5 +287,5 @@ def _watch(workers: Sequence[Worker], threads: Sequence[threading.Thread], tally
             where = "".join(traceback.format_stack(frame)) if frame is not None else ""
             tally.failures.append(f"a client hangs for {spent_s:.0f} s\n{where}\n" + "\n".join(worker.history))
             with suppress(Exception):
-                tally.failures.append(worker._service.log())  # noqa: SLF001 - ours
+                tally.failures.append(service.log())
             return
