@@ -1,0 +1,85 @@
+"""What is recorded of a sandbox, in which order, and what becomes of it where nothing can be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sandlot.core.records.register import record_of, revived
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.updates import Update
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.records import NewEvent, SandboxRecord
+from sandlot.model.states import State
+from sandlot.store.sandboxes import Sandboxes as Table
+from tests.support.clock import ManualClock
+from tests.support.service import BASE, Bench
+
+ALICE = Principal(OwnerId("a" * 12), "alice")
+Fails = Callable[[SandboxRecord], bool]
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fails]]:
+    """What was saved, and what is not: a disk that is full for some records."""
+    done: list[SandboxRecord] = []
+    fails: list[Fails] = []
+    really = Table.save
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        if any(each(record) for each in fails):
+            raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+        await really(table, record, event)
+        done.append(record)
+
+    monkeypatch.setattr(Table, "save", save)
+    return done, fails
+
+
+async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    box = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
+    assert saved[0][-1].ref == at.driver.instances[0].ref
+    await at.sandboxes.kill(box.id, ALICE)
+    assert [record.state for record in saved[0]][2:] == [State.STOPPING, State.STOPPED]
+    assert [record.spec.env for record in saved[0]] == [{"TOKEN": "secret"}] * 3 + [{}]
+
+
+@pytest.mark.parametrize("state", [State.CREATING, State.RUNNING])
+async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], state: State) -> None:
+    saved[1].append(lambda record: record.state is state)
+    with pytest.raises(HostError):
+        await at.sandboxes.create(BASE, ALICE)
+    assert at.sandboxes.all(ALICE) == []
+    assert at.driver.left() == []
+    saved[1].clear()
+    assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
+
+
+async def test_what_cannot_be_recorded_is_removed_all_the_same(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    box = await at.sandboxes.create(BASE, ALICE)
+    saved[1].append(lambda _record: True)
+    await at.sandboxes.kill(box.id, ALICE)
+    assert at.sandboxes.find(box.id, ALICE).state is State.STOPPED
+
+
+async def test_a_change_that_cannot_be_recorded_is_none(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    box = await at.sandboxes.create(replace(BASE, metadata={"a": "1"}), ALICE)
+    before = box.expires_at, box.spec, box.idle_timeout_s
+    saved[1].append(lambda _record: True)
+    with pytest.raises(HostError):
+        await at.sandboxes.update(box.id, ALICE, Update(timeout_s=1000, metadata={"b": "2"}, idle_timeout_s=60))
+    assert (box.expires_at, box.spec, box.idle_timeout_s) == before
+    assert box.metadata == {"a": "1"}
+
+
+async def test_a_record_and_its_sandbox_say_the_same(at: Bench, box: Sandbox, clock: ManualClock) -> None:
+    await at.sandboxes.update(box.id, OPERATOR, Update(idle_timeout_s=60, metadata={"k": "v"}))
+    record = record_of(box, at.service.node)
+    assert await at.service.store.sandboxes.get(box.id) == record
+    again = revived(record, box.budget, clock)
+    assert record_of(again, at.service.node) == record
+    assert again.deadline_monotonic_s == box.deadline_monotonic_s
