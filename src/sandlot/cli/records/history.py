@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sandlot.cli.arguments import InJson, asking, live_ids
-from sandlot.cli.output import age, as_json, note, plain, table
+from sandlot.cli.output import age, as_json, note, plain, table, visible
 
 if TYPE_CHECKING:
     from sandlot.sdk import EventInfo, ExecutionInfo
@@ -36,9 +36,10 @@ def events(
     with asking() as client:
         if follow:
             for count, happened in enumerate(client.events.follow(after=after, sandbox=sandbox), 1):
-                typer.echo(json.dumps(plain(happened)) if in_json else "  ".join(_told(happened)))
+                typer.echo(json.dumps(plain(happened)) if in_json else visible("  ".join(_told(happened))))
                 if count == limit:
-                    return
+                    break
+            return
         found = client.events.list(after=after or 0, sandbox=sandbox, limit=limit)
     if in_json:
         typer.echo(as_json(found))
