@@ -31,10 +31,8 @@ def page() -> str:
     """The whole page."""
     arrows = [f"    {now} --> {then}\n" for now in State for then in State if then in TRANSITIONS[now]]
     ends = [f"    {state} --> [*]\n" for state in State if is_terminal(state)]
-    rows = [
-        f"| `{state}` | {_kind(state)} | {', '.join(f'`{then}`' for then in State if then in TRANSITIONS[state]) or 'nothing'} | {SETTLEMENT[state]} |\n"
-        for state in State
-    ]
+    then = {state: ", ".join(f"`{each}`" for each in State if each in TRANSITIONS[state]) or "nothing" for state in State}
+    rows = [f"| `{state}` | {_kind(state)} | {then[state]} | {SETTLEMENT[state]} |\n" for state in State]
     return "".join([HEAD, f"    [*] --> {State.CREATING}\n", *arrows, *ends, TABLE, *rows])
 
 

@@ -34,7 +34,19 @@ VERSION = "3.11"
 
 ROOTS = (
     *("_posixsubprocess", "abc", "array", "ast", "base64", "binascii", "bisect", "builtins", "codecs", "collections", "collections.abc"),
-    *("contextlib", "copy", "ctypes", "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.utf_8", "enum", "errno", "fcntl", "fnmatch"),
+    *(
+        "contextlib",
+        "copy",
+        "ctypes",
+        "encodings.ascii",
+        "encodings.idna",
+        "encodings.latin_1",
+        "encodings.utf_8",
+        "enum",
+        "errno",
+        "fcntl",
+        "fnmatch",
+    ),
     *(
         "__future__",
         "functools",
