@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -35,11 +36,19 @@ def end(folder: Path, number: signal.Signals) -> None:
     assert ended
 
 
+def empty(folder: Path) -> None:
+    """Remove the sandboxes of a state directory, which would outlive its service."""
+    with contextlib.suppress(UnavailableError), Client(data_dir=folder, autostart=False) as client:
+        for box in client.sandboxes():
+            client.kill(box.id)
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     # Not pytest's own, whose path may be too long for a unix socket.
     path = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     yield path
+    empty(path)
     end(path, signal.SIGTERM)
     shutil.rmtree(path)
 
@@ -79,11 +88,13 @@ def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
 
 def test_a_client_that_comes_while_the_service_leaves_gets_the_next_one(folder: Path) -> None:
     with Client(data_dir=folder) as client:
-        Sandbox.create("base", client=client)
+        kept = Sandbox.create("base", client=client)
         first = client.stop_service().pid
         with Client(data_dir=folder) as next_client, Sandbox.create("base", client=next_client) as sandbox:
             assert sandbox.run_code("6 * 7").text == "42"
             assert next_client.version()["pid"] != first
+            assert kept.id in {box.id for box in next_client.sandboxes()}
+            next_client.kill(kept.id)
 
 
 def test_a_service_that_does_not_start_shows_its_log(folder: Path) -> None:

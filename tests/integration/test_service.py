@@ -81,34 +81,38 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_with_its_sandboxes_and_tells_those_who_wait(number: signal.Signals) -> None:
+def test_a_signal_ends_it_without_its_sandboxes_and_tells_those_who_wait(number: signal.Signals) -> None:
     with local_service() as service:
         url = create(service)
         answers: list[httpx.Response] = []
         waiting = [
             threading.Thread(target=lambda path=path, body=body: answers.append(post(service, url + path, body)))
-            for path, body in (("/processes", {"command": "sleep 100"}), ("/code", {"code": "import time; time.sleep(100)"}))
+            for path, body in (
+                ("/processes", {"command": "sleep 1; echo on > /workspace/proof"}),
+                ("/code", {"code": "import time; time.sleep(100)"}),
+            )
         ]
         for thread in waiting:
             thread.start()
-        time.sleep(1)
+        time.sleep(0.5)
         assert service.end(number) == 0, service.log()
         for thread in waiting:
             thread.join()
-        assert [(each.status_code, each.json()["fields"]["detail"]) for each in answers] == [(410, "the service was stopped")] * 2
+        told = [(each.status_code, each.json()["code"], each.json()["retryable"]) for each in answers]
+        assert told == [(503, "service_stopping", False)] * 2
         assert not (service.data_dir / "sandlot.sock").exists()
-        settle(service.traces, NOTHING)
         service.start()
+        command = {"command": "until grep -s on /workspace/proof; do sleep 0.1; done"}
+        assert post(service, url + "/processes", command).json()["stdout"] == "on\n", "what was begun went on"
 
 
-def test_a_second_signal_ends_it_at_once_and_the_next_one_cleans_up() -> None:
+def test_a_second_signal_ends_it_at_once_and_the_next_one_takes_over() -> None:
     with local_service() as service:
-        for _ in range(3):
-            create(service)
+        urls = {create(service) for _ in range(3)}
         os.kill(service.pid, signal.SIGTERM)
         assert service.end(signal.SIGINT) in {0, 128 + signal.SIGINT}, service.log()
         service.start()
-        settle(service.traces, NOTHING)
+        assert {f"/v1/sandboxes/{box.id}" for box in service.client.sandboxes()} == urls
 
 
 def test_a_local_service_leaves_when_nothing_lived_for_a_while(folder: Path) -> None:
