@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
+from urllib.parse import urlsplit
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
@@ -209,21 +209,33 @@ def _until_nothing_runs(sandbox: Sandbox) -> None:
         time.sleep(0.1)
 
 
-def _connection(client: Client) -> http.client.HTTPConnection:
-    path = client.target.socket
-    assert path is not None
-    return _UnixConnection(path)
+def _connection(client: Client) -> _Connection:
+    return _Connection(client)
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("sandlot", timeout=ANSWER_S)
-        self._path = path
+class _Connection(http.client.HTTPConnection):
+    """One that a client of the SDK would make, in the test's own hands.
+
+    Args:
+        client: Knows where the service is, and the key.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(urlsplit(client.target.base_url).netloc, timeout=ANSWER_S)
+        self._target = client.target
 
     def connect(self) -> None:
+        if self._target.socket is None:
+            super().connect()
+            return
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        self.sock.connect(str(self._target.socket))
+
+    def putrequest(self, method: str, url: str, skip_host: bool = False, skip_accept_encoding: bool = False) -> None:  # noqa: FBT001, FBT002 - as it is
+        super().putrequest(method, url, skip_host, skip_accept_encoding)
+        if self._target.api_key is not None:
+            self.putheader("X-API-Key", self._target.api_key)
 
 
 OOM = frozenset({"oom"})
