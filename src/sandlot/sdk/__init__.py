@@ -44,7 +44,7 @@ from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
-from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Usage, Whoami
+from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.transfer import Progress
 
@@ -102,6 +102,7 @@ __all__ = [
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "Stopping",
     "StoredFile",
     "StoredFiles",
     "Terminal",
