@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.localservice import TEMPLATE, LocalService
+from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle, traces
 
 KEPT = {"files", "lock", "node", "sandboxes", "sandlot.db", "service.log", "signing.key"}
@@ -56,6 +57,7 @@ def service() -> Iterator[LocalService]:
         yield made
     finally:
         made.end(signal.SIGKILL)
+        sweep(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -24,6 +24,7 @@ from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
 from sandlot.sdk.local import answers
+from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, Traces, descriptors, settle, traces
 
 TEMPLATE = "base"
@@ -164,4 +165,5 @@ def local_service(env: Mapping[str, str] | None = None, *, isolation: str | None
         settle(service.traces, NOTHING)
     finally:
         service.end(signal.SIGKILL)
+        sweep(folder)
         shutil.rmtree(folder, ignore_errors=True)

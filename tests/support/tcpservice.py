@@ -17,6 +17,7 @@ from pathlib import Path
 from sandlot.sdk.config import SOCKET
 from sandlot.sdk.local import answers
 from tests.support.localservice import START_PATIENCE_S, LocalService
+from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle
 
 
@@ -87,4 +88,5 @@ def tcp_service(env: Mapping[str, str] | None = None) -> Iterator[TcpService]:
         settle(service.traces, NOTHING)
     finally:
         service.end(signal.SIGKILL)
+        sweep(folder)
         shutil.rmtree(folder, ignore_errors=True)

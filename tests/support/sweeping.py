@@ -1,0 +1,23 @@
+"""What a test's service left alive, removed: sandboxes outlive their service, and a test that failed must not leave any."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from sandlot.server import state
+from sandlot.server.compose import own_drivers
+from sandlot.server.settings import Settings
+
+
+def sweep(data_dir: Path) -> int:
+    """Remove every sandbox of a state directory whose service has ended; how many there were."""
+    if not (data_dir / state.NODE).exists():
+        return 0
+
+    async def work() -> int:
+        drivers = own_drivers(replace(Settings(), data_dir=data_dir), state.node(data_dir))
+        return sum([await driver.sweep(keep=()) for driver in drivers.values()])
+
+    return asyncio.run(work())
