@@ -72,7 +72,7 @@ class Mark:
             async with self._box.using():
                 await self._program.tell({})
                 async for told in self._program:
-                    found += _changes(told)
+                    found += parsed(told)
                 result = await self._program.result()
         finally:
             self.close()
@@ -109,7 +109,7 @@ async def mark(box: Sandbox, folders: Sequence[str], user: User) -> Mark:
     return Mark(box, program)
 
 
-def _changes(told: Any) -> list[Change]:  # noqa: ANN401 - a guest's word
+def parsed(told: Any) -> list[Change]:  # noqa: ANN401 - a guest's word
     """What one message of the program comes to.
 
     Raises:

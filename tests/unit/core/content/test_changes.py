@@ -1,0 +1,69 @@
+"""What a run changed, asked of a sandbox; and a guest that forges the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sandlot.core.content import changes
+from sandlot.core.content.changes import Change
+from sandlot.core.runs import processes
+from sandlot.model.errors import ConflictError, InvalidRequestError
+from sandlot.model.specs import ProcessSpec, User, shell_argv
+from tests.support.service import Bench
+from tests.support.serving import at, folder
+from tests.support.until import until
+
+__all__ = ["at", "folder"]
+
+
+async def test_a_run_reports_what_it_created_and_changed(at: Bench) -> None:
+    box = await at.sandbox()
+    found: Sequence[Change] = ()
+    more = True
+    for command in ("echo old > kept; echo old > changed", "echo new > changed; mkdir -p sub; echo new > sub/.hidden"):
+        async with await changes.mark(box, ["/workspace"], User.USER) as marked:
+            await processes.run(box, ProcessSpec(argv=shell_argv(command)))
+            found, more = await marked.changed()
+    assert [(change.path, change.created, change.size_bytes) for change in found] == [
+        ("/workspace/changed", False, 4),
+        ("/workspace/sub/.hidden", True, 4),
+    ]
+    assert not more
+    assert isinstance(found[0], Change)
+    assert found[0].modified_ns > 1 << 60
+    await until(lambda: box.activity.held == 0)
+
+
+async def test_a_mark_that_is_lost_is_said_and_one_that_nobody_asks_ends(at: Bench) -> None:
+    box = await at.sandbox()
+    marked = await changes.mark(box, ["/workspace"], User.USER)
+    async with box.using() as link:
+        (program,) = await link.processes()
+        await link.signal(program.process, 9)
+    with pytest.raises(ConflictError):
+        await marked.changed()
+    (await changes.mark(box, ["/workspace"], User.USER)).close()
+
+    async def none() -> bool:
+        async with box.using() as link:
+            return list(await link.processes()) == []
+
+    await until(none)
+
+
+@pytest.mark.parametrize("folders", [[], ["relative"], ["/x"] * 17, ["/a\0b"]])
+async def test_folders_that_are_none_are_refused(at: Bench, folders: list[str]) -> None:
+    with pytest.raises(InvalidRequestError):
+        await changes.mark(await at.sandbox(), folders, User.USER)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [b"bytes", {}, {"files": 1}, {"files": [1]}, {"files": [{}]}, {"files": [{"path": "/a", "created": 1, "size": 1, "modified_ns": 1}]}]
+    + [{"files": [{"path": "/a", "created": True, "size": size, "modified_ns": 1}]} for size in (-1, 1 << 64, True, "1")],
+)
+def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
+    with pytest.raises(ConflictError):
+        changes.parsed(told)

@@ -1,0 +1,71 @@
+"""The tar codec: what it writes it reads, wherever the bytes are cut, and nothing that it is fed breaks it otherwise than by its own error."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.protocol import tar
+from tests.support.archives import archive, entry
+
+names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=60)
+paths = st.lists(names.filter(lambda name: name not in {".", ".."}), min_size=1, max_size=6).map("/".join)
+
+
+def read(raw: bytes, step: int) -> list[tuple[tar.Member, bytes]]:
+    """All members and their contents, fed in pieces of that size."""
+    reader, found = tar.Reader(), list[tuple[tar.Member, bytes]]()
+    for at in range(0, len(raw), step):
+        for event in reader.feed(raw[at : at + step]):
+            if isinstance(event, tar.Member):
+                found.append((event, b""))
+            elif isinstance(event, memoryview):
+                found[-1] = (found[-1][0], found[-1][1] + bytes(event))
+    reader.close()
+    return found
+
+
+@given(st.lists(st.tuples(paths, st.binary(max_size=2000)), max_size=4), st.integers(1, 3000))
+def test_what_is_written_is_read_wherever_it_is_cut(files: list[tuple[str, bytes]], step: int) -> None:
+    raw = b""
+    for path, content in files:
+        raw += tar.head(tar.Member(path, tar.FILE, size=len(content), mode=0o640, mtime_s=7)) + content + tar.padding(len(content))
+    found = read(raw + tar.END, step)
+    assert [(member.name, content, member.mode, member.mtime_s) for member, content in found] == [(*file, 0o640, 7) for file in files]
+
+
+@given(paths, st.integers(0, 1 << 40), st.sampled_from([tar.FILE, tar.FOLDER, tar.SYMLINK]))
+def test_python_reads_its_heads(path: str, size: int, kind: str) -> None:
+    member = tar.Member(path, kind, size=size if kind == tar.FILE else 0, target="../" + path if kind == tar.SYMLINK else "")
+    with tarfile.open(fileobj=io.BytesIO(tar.head(member) + tar.END)) as opened:
+        told = opened.next()
+    assert told is not None
+    assert (told.name, told.size, told.linkname) == (path.rstrip("/"), member.size, member.target)
+
+
+@given(st.binary(max_size=3000), st.integers(0, 2600), st.integers(1, 1000))
+def test_whatever_it_is_fed_it_fails_by_its_own_error_alone(noise: bytes, at: int, step: int) -> None:
+    raw = archive(entry("a" * 150, content=b"x" * 700), entry("link", tarfile.SYMTYPE, target="b"))
+    with suppress(tar.TarError):
+        read(raw[:at] + noise + raw[at + len(noise) :], step)
+
+
+@pytest.mark.parametrize("name,expected", [("a/b", ["a", "b"]), ("./a//b/", ["a", "b"]), (".", []), ("", []), ("...", ["..."]), ("a..", ["a.."])])
+def test_a_name_is_parts_below_the_folder(name: str, expected: list[str]) -> None:
+    assert tar.parts(name) == expected
+
+
+@pytest.mark.parametrize("target,depth", [("a", 0), ("a/b", 0), ("./a", 0), ("../a", 1), ("../../a/b", 2), ("..", 1)])
+def test_a_link_may_stay_inside(target: str, depth: int) -> None:
+    tar.check_target(tar.Member("l", tar.SYMLINK, target=target), depth)
+
+
+@pytest.mark.parametrize("target,depth", [("", 0), ("/a", 3), ("..", 0), ("../../a", 1), ("a/..", 3), ("a/../..", 3), ("../a/..", 3), ("a\0", 0)])
+def test_a_link_may_not_lead_out(target: str, depth: int) -> None:
+    with pytest.raises(tar.TarError, match="'l'"):
+        tar.check_target(tar.Member("l", tar.SYMLINK, target=target), depth)
