@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
@@ -66,6 +67,14 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
         await _serve(socket, box, run, offset=query.stdout_from or 0)
     finally:
         await run.detach()
+
+
+@router.get("/{process}/terminal", include_in_schema=False)
+async def plain_request(sandbox: str, process: str, request: Request) -> Response:
+    """Say to somebody who asks without a WebSocket what it takes."""
+    await processes.look(sandbox_of(request, sandbox), process)
+    error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
+    return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> None:

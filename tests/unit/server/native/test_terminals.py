@@ -153,6 +153,14 @@ async def test_what_cannot_be_on_a_terminal_or_tracked(http: httpx.AsyncClient, 
     problem(await http.post(f"{url}/processes", json=body), 400, "invalid_request")
 
 
+async def test_a_plain_request_is_told_what_it_takes(http: httpx.AsyncClient, url: str) -> None:
+    process = await started(http, url, "sleep 4354")
+    told = await http.get(f"{url}/processes/{process}/terminal")
+    problem(told, 426, "invalid_request")
+    assert told.headers["upgrade"] == "websocket"
+    problem(await http.get(f"{url}/processes/{'0' * 32}/terminal"), 404, "process_not_found")
+
+
 async def started(http: httpx.AsyncClient, url: str, command: str, *, rows: int = 24, cols: int = 80) -> str:
     response = await http.post(f"{url}/processes", json={"command": command, "pty": {"rows": rows, "cols": cols}, "background": True})
     assert response.status_code == 201, response.text
