@@ -117,7 +117,9 @@ def test_files_come_and_go(sandbox: Sandbox, tmp_path: Path) -> None:
     assert files.download("/workspace/up", tmp_path / "down") == 3
     for number in range(3):
         assert (tmp_path / "down" / str(number) / "file").read_bytes() == (tmp_path / "up" / str(number) / "file").read_bytes()
-    assert files.remove("/workspace/up") == 7
+    with files.watch("/workspace") as events:
+        assert files.remove("/workspace/up") == 7
+        assert next(event for event in events if event.kind == "removed").path == "/workspace/up"
     assert not files.exists("/workspace/up")
 
 
