@@ -63,7 +63,7 @@ async def test_its_end_is_waited_for_without_reading(box: Sandbox) -> None:
 
 
 async def test_the_end_is_told_also_while_somebody_reads_slowly(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, sh("head -c 1500000 /dev/zero"))
+    id_, _ = await processes.launch(box, sh("head -c 700000 /dev/zero"))
     slow = await processes.follow(box, id_, stdout_from=0, stderr_from=0)
     try:
         done = await processes.wait(box, id_, 60)
