@@ -22,6 +22,8 @@ import httpx
 PATIENCE_S = 90.0
 """Until a service that does not answer counts as one that hangs."""
 AGAIN_S = 0.02
+PAUSE_S = 0.05
+"""Between two steps of a client: what is killed is under load, not starved."""
 AWAY = "service_unavailable"
 
 
@@ -108,6 +110,7 @@ class Client(threading.Thread):
                 try:
                     self.step()
                     self.steps += 1
+                    self.ordeal.stopped.wait(PAUSE_S)
                 except Cut:
                     self.cuts += 1
                     self.patiently(self.recover)
