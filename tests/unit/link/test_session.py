@@ -26,7 +26,7 @@ def state(link: Link) -> str:
 
 async def test_a_guest_is_greeted_woken_and_asked() -> None:
     async def info(call: PeerCall) -> None:
-        call.result(generation=1, identity="sb-test", uptime_s=1.5, processes=2, tasks=5, streams=1)
+        call.result(generation=1, identity="sb-test", uptime_s=1.5, processes=2, tasks=5, cpu_s=0.25, streams=1)
 
     async with linked({"guest.info": info}, asleep=True) as (link, peer):
         assert state(link) == "asleep"
@@ -40,7 +40,7 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
         assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, "deadline_s": 9.5, "workspace": "/workspace"}
         told = await link.info()
-        assert (told.identity, told.uptime_s, told.processes, told.tasks) == ("sb-test", 1.5, 2, 5)
+        assert (told.identity, told.uptime_s, told.processes, told.tasks, told.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
             await wake(link)
 
