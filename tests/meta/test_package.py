@@ -89,9 +89,11 @@ def run(wheel: Path) -> Iterator[Run]:
         ]
         run(*install, "--require-hashes", "--requirement", ROOT / "requirements.lock")
         run(*install, wheel)
-        yield run
-        run("sandlot", "rm", "--all")
-        run("sandlot", "stop")
+        try:
+            yield run
+        finally:
+            run("sandlot", "rm", "--all")
+            run("sandlot", "stop")
         assert list((data / "sandboxes").iterdir()) == []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
