@@ -40,7 +40,7 @@ from sandlot.core.updates import Hands, Update, update
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, Exit, ExitReason, Reading
+from sandlot.model.ports import Driver, Exit, ExitReason, Reading, Resources
 from sandlot.model.records import SandboxRecord
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import SETTLEMENT, Settlement, State
@@ -59,8 +59,8 @@ _log = structlog.get_logger("sandlot.core")
 
 
 def _stopping() -> UnavailableError:
-    hint = "Try again once it has started anew."
-    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint=hint, fields={"retry_after_s": 1})
+    fields = {"retry_after_s": 1}
+    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again in a moment.", fields=fields)
 
 
 class Sandboxes:
@@ -277,11 +277,7 @@ class Sandboxes:
         task.add_done_callback(lambda _: self._gone(box))
 
     def find(self, id_: str, who: Principal) -> Sandbox:
-        """A sandbox by its id, ended ones that are remembered included; somebody else's is not found.
-
-        Raises:
-            NotFoundError: ``sandbox_not_found``.
-        """
+        """A sandbox by its id, ended ones that are remembered included; somebody else's is ``sandbox_not_found``."""
         box = self._known(id_)
         if box is not None and who.sees(box.owner):
             return box
@@ -370,6 +366,10 @@ class Sandboxes:
             SandboxEndedError: It has ended.
         """
         return await used(self.find(id_, who))
+
+    async def check_disk(self) -> None:
+        """Refuse to write more to the host's disk while it is short of space, whoever took it; ``busy``."""
+        self._ledger.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self._ledger.look())
 
     async def figures(self) -> Figures:
         """What this node may promise, and what it has promised."""

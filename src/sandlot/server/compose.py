@@ -167,8 +167,12 @@ async def open_service(
         blobs = await open_blobs(settings.files)
         budget = Budget(settings.buffer_bytes)
         time = clock or SystemClock()
+
+        async def room() -> None:
+            await sandboxes.check_disk()
+
         records = await opened.enter_async_context(
-            open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)])
+            open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)], room)
         )
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,

@@ -50,7 +50,13 @@ class Records:
 
 @asynccontextmanager
 async def open_records(
-    settings: Settings, node: NodeId, store: Store, blobs: Blobs, clock: Clock, states: Callable[[], Iterable[State]]
+    settings: Settings,
+    node: NodeId,
+    store: Store,
+    blobs: Blobs,
+    clock: Clock,
+    states: Callable[[], Iterable[State]],
+    room: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[Records]:
     """Write down what happens; in the end, what is left of it.
 
@@ -61,6 +67,7 @@ async def open_records(
         blobs: Where the bytes of files are kept.
         clock: The time.
         states: Gives the state of every sandbox that there is now.
+        room: Refuses to keep more files while the host is short of disk space.
     """
     metrics = Metrics(states)
     keys = Keys(store.keys, clock)
@@ -69,7 +76,7 @@ async def open_records(
     await keys.look()
     monthly = Monthly(store.executions, clock, keys.quota_of)
     await monthly.open()
-    files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes)
+    files = FileStore(store.files, blobs, clock, max_bytes=settings.upload_max_bytes, room=room)
     await files.open()
     journal = Journal(store.executions, node, clock, metrics)
     retention = Retention(store, settings.keep, clock, metrics)

@@ -58,6 +58,14 @@ class Ledger:
         """
         capacity.check_ever(asked, reading, self._shares)
 
+    def check_pressure(self, asked: Resources, reading: Reading) -> None:
+        """Refuse to give anything of which the host itself runs short.
+
+        Raises:
+            UnavailableError: ``busy``: so it is.
+        """
+        capacity.check_pressure(asked, reading, self._shares)
+
     def promise(self, holder: str, asked: Resources, reading: Reading) -> None:
         """Promise something to somebody who has no promise yet.
 

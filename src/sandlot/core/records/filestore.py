@@ -57,10 +57,21 @@ class FileStore:
         blobs: Their bytes.
         clock: The time.
         max_bytes: The largest that is taken, whoever sends it.
+        room: Refuses to keep anything more while the host is short of disk space.
         new_id: Makes ids.
     """
 
-    def __init__(self, records: FileTable, blobs: Blobs, clock: Clock, *, max_bytes: int, new_id: Callable[[], FileId] = new_file_id) -> None:
+    def __init__(
+        self,
+        records: FileTable,
+        blobs: Blobs,
+        clock: Clock,
+        *,
+        max_bytes: int,
+        room: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        new_id: Callable[[], FileId] = new_file_id,
+    ) -> None:
+        self._room = room
         self._records = records
         self._blobs = blobs
         self._clock = clock
@@ -94,6 +105,7 @@ class FileStore:
         Raises:
             InvalidRequestError: The name or the type is none.
             LimitError: ``too_large``; ``quota_exceeded``; ``disk_full``.
+            UnavailableError: ``busy``: the host is short of disk space.
         """
         check_filename(filename)
         kind = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
@@ -207,6 +219,8 @@ class FileStore:
         return lambda box: self.inject(box, records)
 
     async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
+        if self._room is not None:
+            await self._room()
         id_ = self._new_id()
         size = await self._blobs.write(id_, content)
         record = FileRecord(

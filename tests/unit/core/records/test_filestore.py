@@ -15,13 +15,13 @@ from sandlot.core.content import files as content
 from sandlot.core.records.filestore import FileStore, check_filename, check_media_type, media_type_of, tidy_filename
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.records import FileId
 from sandlot.model.specs import User
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import START, ManualClock
-from tests.support.service import Bench
+from tests.support.service import BOUNDLESS, Bench, bench
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 MAX_BYTES = 5 * 1024 * 1024
@@ -63,6 +63,23 @@ async def test_what_is_uploaded_is_there_until_it_is_removed(store: FileStore, t
     with pytest.raises(NotFoundError):
         await store.get(ALICE, record.id)
     assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_nothing_more_is_kept_while_the_host_is_short_of_disk_space(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> None:
+    async def room() -> None:
+        raise UnavailableError("The host is short of disk.", code=ErrorCode.BUSY)
+
+    short = FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES, room=room)
+    with pytest.raises(UnavailableError):
+        await short.upload(ALICE, pieces(b"x"), filename="x")
+    assert await blobs.ids() == frozenset()
+
+
+async def test_a_service_looks_at_its_host_before_it_keeps_one(tmp_path: Path) -> None:
+    full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
+    async with bench(tmp_path, read_host=lambda: full) as at:
+        with pytest.raises(UnavailableError):
+            await at.service.core.files.upload(ALICE, pieces(b"x"), filename="x")
 
 
 async def test_an_empty_file_is_one(store: FileStore) -> None:
