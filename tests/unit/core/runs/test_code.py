@@ -42,7 +42,7 @@ async def test_a_timeout_interrupts_and_the_variables_stay(box: Sandbox) -> None
 
 
 async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(box: Sandbox) -> None:
-    done = await asyncio.gather(*(code.execute(box, Cell(f"import time; time.sleep(0.3); print({n})", timeout_s=0.8)) for n in range(5)))
+    done = await asyncio.gather(*(code.execute(box, Cell(f"import time; time.sleep(0.5); print({n})", timeout_s=2.0)) for n in range(5)))
     assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
     assert {each.outcome.status for each in done} == {"ok"}
 
