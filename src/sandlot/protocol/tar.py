@@ -6,6 +6,7 @@ a name or a size does not fit it.
 
 Laws:
 - An archive is hostile: nothing is made of what is only announced, every head is checked, and what is refused is named.
+- However long an archive is, reading it takes a few megabytes of memory at most.
 - Files, folders, symbolic and hard links only. Devices, pipes, sparse files and parts of a larger archive are refused.
 - A name is what the file system will get: text by UTF-8, with PEP 383's surrogates where it is none.
 """
@@ -30,6 +31,8 @@ NAME_BYTES = 255
 PATH_BYTES = 4095
 LATEST_S = 253402300799
 """The end of the year 9999."""
+KEPT = frozenset({b"path", b"linkpath", b"size", b"SANDLOT.code", b"SANDLOT.error", b"GNU.sparse"})
+"""Keywords of pax headers that mean something here. Others are passed over: what they say is not kept, however much it is."""
 _FITS_BYTES = 8**11
 _SHOWN = 200
 
@@ -187,7 +190,7 @@ class Reader:
 
     @property
     def said(self) -> dict[str, str]:
-        """The words of the whole archive (pax's global header), as text."""
+        """The words of the whole archive (pax's global header) that mean something here, as text."""
         return {key: value.decode("utf-8", "replace") for key, value in self._global.items()}
 
     def close(self) -> None:
@@ -197,8 +200,7 @@ class Reader:
             TarError: There should be.
         """
         if not self.ended:
-            after = f" after its entry {shown(self._last)}" if self._last else ""
-            raise TarError(f"The archive breaks off{after}." if self.began else "This is no tar archive.", self._last)
+            raise TarError(f"The archive breaks off{self._after()}." if self.began else "This is no tar archive.", self._last)
 
     def _head(self, block: bytes) -> Member | None:
         if not any(block):
@@ -221,7 +223,7 @@ class Reader:
         self._last = name
         if kind == b"V":  # the label of a volume
             return None
-        if kind in _REFUSED or any(key.startswith("GNU.sparse") for key in extended):
+        if kind in _REFUSED or "GNU.sparse" in extended:
             raise TarError(f"The archive's entry {shown(name)} {_REFUSED.get(kind, _REFUSED[b'S'])}.", name)
         if kind not in _KINDS:
             raise TarError(f"The archive's entry {shown(name)} is of an unknown kind, {kind!r}.", name)
@@ -280,7 +282,7 @@ class Reader:
         return len(piece)
 
     def _records(self, data: bytes) -> dict[str, bytes]:
-        """A pax header's records: a number, a blank, KEY=VALUE and a line feed; the number is the length of the whole."""
+        """Those of a pax header's records that mean something: a number (the length of the whole), a blank, KEY=VALUE and a line feed."""
         found, at = {}, 0
         while at < len(data):
             digits, space, _ = data[at : at + 20].partition(b" ")
@@ -291,7 +293,9 @@ class Reader:
             key, equals, value = record.partition(b"=")
             if end > len(data) or not equals or not value.endswith(b"\n"):
                 raise self._broken("extended header")
-            found[_text(key)] = value[:-1]
+            word = b"GNU.sparse" if key.startswith(b"GNU.sparse") else key
+            if word in KEPT:
+                found[_text(word)] = value[:-1]
             at = end
         return found
 
@@ -393,8 +397,4 @@ def _bytes(text: str) -> bytes:
 
 
 def _is_text(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return raw.decode("utf-8", "replace").encode() == raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.protocol import tar
-from tests.support.archives import archive, entry
+from tests.support.archives import archive, entry, raw_head
 
 names = st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=60)
 paths = st.lists(names.filter(lambda name: name not in {".", ".."}), min_size=1, max_size=6).map("/".join)
@@ -69,3 +70,24 @@ def test_a_link_may_stay_inside(target: str, depth: int) -> None:
 def test_a_link_may_not_lead_out(target: str, depth: int) -> None:
     with pytest.raises(tar.TarError, match="'l'"):
         tar.check_target(tar.Member("l", tar.SYMLINK, target=target), depth)
+
+
+def test_headers_that_mean_nothing_here_are_not_kept() -> None:
+    reader = tar.Reader()
+    tracemalloc.start()
+    try:
+        for kind in (b"g", b"x"):
+            for at in (0, 50_000):
+                said = b"".join(b"12 k%06d=\n" % number for number in range(at, at + 50_000))
+                assert list(reader.feed(raw_head(b"words", b"%011o" % len(said), kind) + said + tar.padding(len(said)))) == []
+            assert tracemalloc.get_traced_memory()[0] < 4 << 20
+            assert [event.name for event in reader.feed(tar.head(tar.Member("a", tar.FOLDER))) if isinstance(event, tar.Member)] == ["a/"]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_word_of_ours_among_many_of_others_is_kept() -> None:
+    reader = tar.Reader()
+    others = b"".join(b"12 k%06d=\n" % number for number in range(1000))
+    list(reader.feed(raw_head(b"words", b"%011o" % len(others), b"g") + others + tar.padding(len(others)) + tar.message("SANDLOT.error", "said")))
+    assert reader.said == {"SANDLOT.error": "said"}
