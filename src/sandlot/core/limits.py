@@ -4,6 +4,7 @@ Laws:
 - More is promised before it is given, and less is given up only once it was taken back (:mod:`sandlot.core.node.ledger`).
 - Two keep the limit of processes: the guest, which counts what a tenant starts, and the host, whose limit is the backstop. The
   guest's is never the higher one: the host's is raised first and lowered last.
+- A quota is checked in the same step in which the larger of both is claimed: no other change or create comes between.
 - The guest is asked before memory is given: one that does not answer has not got any.
 - What fails half-way is taken back. What cannot be taken back, such as memory that is in use by then, stays the sandbox's limit and
   stays promised: a limit that is told is one that holds.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -68,32 +69,40 @@ def check_able(change: Change, limits: Limits, can: Capabilities) -> None:
 
 
 @asynccontextmanager
-async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger) -> AsyncIterator[None]:
+async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger, check: Callable[[], None]) -> AsyncIterator[None]:
     """Change a sandbox's limits, and change them back where the body fails. One change of a sandbox at a time.
+
+    In the body it has the new ones.
 
     Args:
         box: It runs.
         change: What the driver is able to change.
         driver: Its own.
         ledger: Where its promise is.
+        check: Refuses what its owner may not have; does not wait.
 
     Raises:
         InvalidRequestError: Out of bounds, or it can never fit on this node.
         UnavailableError: ``busy``: the node has not so much now.
         ConflictError: It uses more than it would be allowed.
+        LimitError: ``quota_exceeded``.
         SandboxEndedError: It has ended.
     """
     before, after = box.spec.limits, change.over(box.spec.limits)
     if after == before:
+        check()
         yield
         return
     reading = await ledger.look()
     box.require_link()  # it may have ended meanwhile, and then nothing is promised to it
+    check()
     with ledger.changing(box.id, driver.takes(after), reading) as came:
         keepers = _Keepers(host=before, guest_pids=before.pids)
+        box.claimed = _most(before, after)
         try:
             try:
                 await _move(box, keepers, after)
+                box.spec = replace(box.spec, limits=after)  # what the body records is what holds from now on
                 yield
             except BaseException:
                 await _back(box, keepers, before)
@@ -101,6 +110,7 @@ async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger) 
         finally:
             came(driver.takes(keepers.host))
             box.spec = replace(box.spec, limits=keepers.host)
+            box.claimed = None
     _log.info("sandbox.limits", sandbox=box.id, cpus=after.cpus, memory_bytes=after.memory_bytes, pids=after.pids)
 
 

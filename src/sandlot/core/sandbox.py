@@ -28,7 +28,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, Instance
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Sandbox:
         "adopted",
         "budget",
         "changing",
+        "claimed",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
@@ -170,6 +171,7 @@ class Sandbox:
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changing = asyncio.Lock()
+        self.claimed: Limits | None = None
         self.wanted = asyncio.Event()
         self.wanted_exit: Exit | None = None
         self.ended = asyncio.Event()
@@ -183,6 +185,11 @@ class Sandbox:
     def id(self) -> SandboxId:
         """Its id."""
         return self.spec.id
+
+    @property
+    def claims(self) -> Limits:
+        """What it counts as against its owner's quota: while its limits are changed, the larger of both."""
+        return self.claimed or self.spec.limits
 
     def become(self, state: State) -> None:
         """Go on to another state.

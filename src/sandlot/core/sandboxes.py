@@ -347,13 +347,13 @@ class Sandboxes:
             SandboxEndedError: It has ended.
         """
         box = self.find(id_, who)
-        quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner))
         hands = Hands(
             driver=self._supply.drivers[box.spec.isolation],
             can=await self._supply.capabilities(box.spec.isolation),
             ledger=self._ledger,
             register=self._register,
             clock=self._clock,
+            check=lambda: quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner)),
         )
         await update(box, what, hands)
         return box

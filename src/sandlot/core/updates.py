@@ -8,7 +8,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sandlot.core import admission
@@ -75,6 +75,7 @@ class Hands:
         ledger: Where the promises are.
         register: Where it is recorded.
         clock: The time.
+        check: Refuses what the owner's quota does not allow; asked where nobody comes between it and the change.
     """
 
     driver: Driver
@@ -82,6 +83,7 @@ class Hands:
     ledger: Ledger
     register: Register
     clock: Clock
+    check: Callable[[], None]
 
 
 async def update(box: Sandbox, what: Update, hands: Hands) -> None:
@@ -92,6 +94,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         UnsupportedError: A limit that cannot be changed while it runs.
         ConflictError: It uses more than it would be allowed, or is still being created.
         UnavailableError: ``busy``: the node has not so much to give now.
+        LimitError: ``quota_exceeded``.
         SandboxEndedError: It has ended.
         HostError: It cannot be recorded; everything is as it was.
     """
@@ -103,7 +106,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         box.require_link()  # again: it may have ended while this waited for its turn
         check_able(what.limits, box.spec.limits, hands.can)
         before = box.spec, box.metadata, box.idle_timeout_s, box.expires_at, box.deadline_monotonic_s
-        async with changed(box, what.limits, hands.driver, hands.ledger):
+        async with changed(box, what.limits, hands.driver, hands.ledger, hands.check):
             try:
                 if what.moves_deadline:
                     async with box.using() as link:

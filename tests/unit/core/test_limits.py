@@ -14,12 +14,13 @@ from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.updates import Update
 from sandlot.link.client import Link
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
     InternalError,
     InvalidRequestError,
+    LimitError,
     SandboxEndedError,
     TimeoutExceededError,
     UnavailableError,
@@ -256,6 +257,52 @@ async def test_many_changes_at_once_end_as_the_last_of_them(at: Bench, box: Sand
     assert box.spec.limits == last.over(LIMITS)
     assert box.spec.limits.cpus == 3.0
     assert await promised(at) == Resources(memory_bytes=box.spec.limits.memory_bytes, disk_bytes=LIMITS.disk_bytes, pids=PIDS)
+
+
+class TestAQuota:
+    """Two sandboxes of one core and 1 GiB each, of a key that may have four of both."""
+
+    WHO = Principal(OwnerId("a" * 12), "alice", quota=Quota(cpus=4.0, memory_bytes=4 * GIB))
+
+    async def test_two_changes_at_once_take_no_more_than_one_may(self, at: Bench) -> None:
+        boxes = [await at.sandboxes.create(replace(BASE, limits=LIMITS), self.WHO) for _ in range(2)]
+        changes = [at.sandboxes.update(box.id, self.WHO, Update(limits=Change(cpus=3.0, memory_bytes=3 * GIB))) for box in boxes]
+        ends = await asyncio.gather(*changes, return_exceptions=True)
+        refused = [end for end in ends if isinstance(end, LimitError)]
+        assert [error.code for error in refused] == [ErrorCode.QUOTA_EXCEEDED]
+        assert sorted(box.spec.limits.cpus for box in boxes) == [1.0, 3.0]
+
+    async def test_what_a_change_gives_up_or_takes_is_claimed_until_it_is_done(self, at: Bench) -> None:
+        one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        release = at.driver.faults.hold("configure")
+        less = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, Update(limits=Change(memory_bytes=GIB))))
+        await at.driver.faults.reach("configure")
+        more = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, Update(limits=Change(memory_bytes=3 * GIB))))
+        with pytest.raises(LimitError):
+            await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=2 * GIB)), self.WHO)
+        async with asyncio.timeout(60):
+            release.set()
+            await less
+            await more
+        assert one.claims == one.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
+
+    async def test_a_change_that_waited_is_measured_against_what_there_is_by_then(self, at: Bench) -> None:
+        one = await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        await at.sandboxes.update(one.id, self.WHO, Update(limits=Change(memory_bytes=GIB)))
+        async with one.changing:
+            waiting = asyncio.create_task(at.sandboxes.update(one.id, self.WHO, Update(limits=Change(memory_bytes=3 * GIB))))
+            await asyncio.sleep(0)
+            await at.sandboxes.create(replace(BASE, limits=replace(LIMITS, memory_bytes=3 * GIB)), self.WHO)
+        with pytest.raises(LimitError):
+            await waiting
+        assert one.spec.limits.memory_bytes == GIB
+
+
+async def test_new_limits_are_recorded_before_they_are_answered(at: Bench, box: Sandbox) -> None:
+    await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=2.0, memory_bytes=2 * GIB)))
+    record = await at.service.store.sandboxes.get(box.id)
+    assert record is not None
+    assert record.spec.limits == box.spec.limits == replace(LIMITS, cpus=2.0, memory_bytes=2 * GIB)
 
 
 class TestAFullNode:

@@ -80,7 +80,7 @@ def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox]) -> 
             retry_after_s=RETRY_AFTER_S if quota.sandboxes else None,
         )
     check_lifetime(quota, asked.timeout_s)
-    check_sums(quota, asked.limits, [box.spec.limits for box in live])
+    check_sums(quota, asked.limits, [box.claims for box in live])
 
 
 def check_update(who: Principal, box: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
@@ -105,7 +105,7 @@ def check_update(who: Principal, box: Sandbox, timeout_s: float | None, change: 
         memory_bytes=who.quota.memory_bytes if after.memory_bytes > before.memory_bytes else None,
         disk_bytes=who.quota.disk_bytes if after.disk_bytes > before.disk_bytes else None,
     )
-    check_sums(grows, after, [other.spec.limits for other in live if other.id != box.id])
+    check_sums(grows, after, [other.claims for other in live if other.id != box.id])
 
 
 def check_lifetime(quota: Quota, timeout_s: float | None) -> None:

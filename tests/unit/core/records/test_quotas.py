@@ -27,6 +27,10 @@ class Box:
     id: SandboxId
     spec: SandboxSpec
 
+    @property
+    def claims(self) -> Limits:
+        return self.spec.limits
+
 
 def box(limits: Limits = SMALL) -> Sandbox:
     id_ = new_sandbox_id(NodeId("node"))
