@@ -12,7 +12,11 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.web.errors import BodyRefusedError
+from sandlot.web.listen import HUNG_UP
 from sandlot.web.streams import gone
+
+LOOK_S = 0.5
+"""How often it is looked whether a client has hung up of whom nothing is read meanwhile."""
 
 _Result = TypeVar("_Result")
 
@@ -50,6 +54,28 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise ClientDisconnect
+    return task.result()
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do some work that takes the request's body as it goes, but cancel it when the client hangs up, also while nothing of the body is taken.
+
+    Raises:
+        ClientDisconnect: It went away.
+    """
+    hung_up = request.scope["state"].get(HUNG_UP, lambda: False)
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK_S)
+            if not task.done() and hung_up():
+                break
+    finally:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})

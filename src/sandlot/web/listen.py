@@ -7,6 +7,8 @@ Laws:
 - There is a bound on connections, on TCP and on the unix socket each for itself: whoever floods the one leaves the other alone.
   One too many is told so with 503 and Retry-After, and closed.
 - A client that takes nothing of what waits for it for two minutes is cut off; so is one that sends requests on ahead.
+- Whether a client has hung up is known also while nothing of what it sent is read; a machine that is gone without a word, after two
+  minutes (tcp(7), SO_KEEPALIVE).
 - TCP connections send at once (TCP_NODELAY): an answer is one small write, and Nagle's algorithm would sit on it.
 """
 
@@ -16,10 +18,11 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -34,6 +37,10 @@ STALL_TIMEOUT_S = 120.0
 PIPELINE_MAX = 64
 """Requests that wait behind the one that is being answered. Hardly a client sends on ahead, and each that waits takes some KiB."""
 BACKLOG = 512
+KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""Seconds of silence, seconds between two questions, and questions until a machine that does not answer counts as gone."""
+HUNG_UP = "hung_up"
+"""What a request's state has: a function that says whether its client has hung up."""
 _SUN_PATH_MAX = 107
 """Bytes of a unix socket's path, unix(7)."""
 
@@ -78,6 +85,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
         self.is_local = link is not None and link.family == socket.AF_UNIX
+        self.app_state = {**self.app_state, HUNG_UP: lambda: transport.is_closing() or (link is not None and hung_up(link))}
         # Those that became WebSockets count as well.
         if sum(1 for each in self.connections if getattr(each, "is_local", None) == self.is_local) > self._max_connections:
             self.connections.discard(self)
@@ -90,6 +98,9 @@ class Protocol(HttpToolsProtocol):
         elif link is not None:
             with contextlib.suppress(OSError):
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in KEEPALIVE:
+                    link.setsockopt(socket.IPPROTO_TCP, option, value)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -210,6 +221,16 @@ def is_owner(link: socket.socket) -> bool:
         return False
     _, uid, _ = cast("tuple[int, int, int]", struct.unpack("3i", raw))
     return uid in {0, os.geteuid()}
+
+
+def hung_up(link: socket.socket) -> bool:
+    """Whether the far end of a connection sends no more, whatever of what it sent has not been read yet (POLLRDHUP, poll(2))."""
+    number = link.fileno()
+    if number < 0:
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def unix_socket(path: Path) -> socket.socket:

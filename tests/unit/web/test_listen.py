@@ -55,6 +55,23 @@ def test_a_port_that_is_taken() -> None:
         listen.tcp_socket("no.such.host.invalid", 1)
 
 
+@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
+def test_a_client_that_hung_up_is_known_though_nothing_was_read(family: socket.AddressFamily) -> None:
+    if family == socket.AF_UNIX:
+        ours, theirs = socket.socketpair()
+    else:
+        with listen.tcp_socket("127.0.0.1", 0) as listener:
+            listener.setblocking(True)
+            theirs = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+    with ours, theirs:
+        theirs.sendall(b"x" * 1000)
+        assert not listen.hung_up(ours)
+        theirs.close()
+        assert listen.hung_up(ours)
+    assert listen.hung_up(ours), "closed by us"
+
+
 def test_the_kernel_says_who_the_peer_is() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:

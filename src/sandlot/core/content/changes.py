@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import structlog
+
 from sandlot.core.content import programs
 from sandlot.core.content.programs import Program
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
 
 FOLDERS = 16
 """In one report."""
 REPORTED = 1_000
 _MOST = (1 << 63) - 1
+
+_log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +68,31 @@ class Mark:
         """What was created or changed since, by path, and whether there may be more. The mark is used up.
 
         Raises:
-            ConflictError: What remembered the first moment is gone: something inside ended it.
+            ConflictError: What remembered the first moment is gone (something inside ended it), or tells nonsense, or more than it may.
             SandboxEndedError: The sandbox has ended.
         """
         found: list[Change] = []
+        messages = 0
         try:
             async with self._box.using():
                 await self._program.tell({})
                 async for told in self._program:
                     found += parsed(told)
+                    messages += 1
+                    if max(messages, len(found)) > REPORTED:
+                        raise _nonsense()
                 result = await self._program.result()
         finally:
             self.close()
-        return found[:REPORTED], result.get("more") is not False or len(found) > REPORTED
+        return found, result.get("more") is not False
+
+    async def report(self) -> tuple[Sequence[Change], bool]:
+        """What :meth:`changed` says; where it cannot, nothing is known: no files, and there may be some. Nothing is raised."""
+        try:
+            return await self.changed()
+        except SandlotError as error:
+            _log.info("changes.lost", sandbox=self._box.id, code=str(error.code))
+            return (), True
 
     def close(self) -> None:
         """Nobody asks any more. Idempotent."""

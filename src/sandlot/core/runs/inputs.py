@@ -4,6 +4,7 @@ Laws:
 - A write that was answered has reached the guest, which keeps it for the process whatever becomes of the service.
 - A write that says where in the input its bytes belong can be said again: what has come there before is not written twice.
 - Of a process that the service did not start, or started before it was restarted, the input is found again by its id.
+- Whoever gives a write up, or goes away, leaves the turn to the next; nobody waits for ever behind a process that does not read.
 - Standard input that was given whole is counted (``core/node/budget.py``) for as long as the process does not take it.
 """
 
@@ -101,24 +102,35 @@ async def write(box: Sandbox, id_: str, chunks: AsyncIterable[bytes], *, offset:
 
 
 async def close(box: Sandbox, id_: str) -> None:
-    """End a process's standard input.
+    """End a process's standard input. Where it does not read what was written before, the end is on its way behind that after 5 s.
 
     Raises:
         NotFoundError: ``process_not_found``.
-        ConflictError: It takes no input, its input was closed before, or it has ended.
+        ConflictError: It takes no input, its input was closed before, it has ended, or somebody has been writing for 5 s.
         SandboxEndedError: The sandbox has ended.
     """
     process = check_id(id_)
     async with box.using(None) as link:
         way = await _way(box, link, process)
-        async with way.lock:
+        try:
+            async with asyncio.timeout(PROMPT_S):
+                await way.lock.acquire()
+        except TimeoutError:
+            raise ConflictError(
+                f"The input of process {process} is still being written.",
+                code=ErrorCode.CONFLICT,
+                hint="Give that write up first: it waits because the process does not read. Or end the process by a signal.",
+                fields={"process": process},
+            ) from None
+        try:
             if not way.call.takes_input:
                 raise _no_input(process)
             way.call.close_stdin()
-            wait_s = _LOOK_S
-            while (await link.process(process)).stdin:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LOOK_MOST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PROMPT_S):
+                    await _until_closed(link, process)
+        finally:
+            way.lock.release()
 
 
 def feed(box: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
@@ -146,10 +158,7 @@ async def given(box: Sandbox, feeding: asyncio.Task[None], call: ProcessCall, si
     with suppress(SandlotError, TimeoutError):
         async with asyncio.timeout(PROMPT_S), box.using(None) as link:
             await asyncio.wait({feeding})
-            wait_s = _LOOK_S
-            while (await link.process(call.id)).stdin:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LOOK_MOST_S)
+            await _until_closed(link, call.id)
 
 
 async def drain(box: Sandbox, call: ProcessCall) -> None:
@@ -200,6 +209,14 @@ async def _until_there(link: Link, way: Input, process: ProcessId) -> int:
             return info.stdin_bytes
         if not info.stdin:
             raise _no_input(process)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LOOK_MOST_S)
+
+
+async def _until_closed(link: Link, process: ProcessId) -> None:
+    """Return once the end of its input has come to the guest."""
+    wait_s = _LOOK_S
+    while (await link.process(process)).stdin:
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _LOOK_MOST_S)
 

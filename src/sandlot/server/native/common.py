@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sandlot.server.compose import Service
 from sandlot.server.native.schemas.events import STREAMS
 from sandlot.web import errors, streams
-from sandlot.web.asking import body_of, core_of, principal_of, sandbox_of, unless_gone
+from sandlot.web.asking import body_of, core_of, principal_of, sandbox_of, unless_gone, while_connected
 from sandlot.web.bodies import reply
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "sandbox_of",
     "service_of",
     "unless_gone",
+    "while_connected",
 ]
 
 _WHY: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}

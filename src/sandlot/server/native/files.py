@@ -11,7 +11,7 @@ from sandlot.core.content import files
 from sandlot.core.content.files import Reading
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of
+from sandlot.server.native.common import PROBLEM, also, body_of, raw_body, reply, sandbox_of, while_connected
 from sandlot.server.native.schemas.files import (
     DirectoryBody,
     EntryAnswer,
@@ -57,8 +57,8 @@ async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Requ
 async def write(sandbox: str, query: Annotated[WriteQuery, Query()], request: Request) -> Response:
     """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
     box = sandbox_of(request, sandbox)
-    entry = await files.write(box, query.path, body_of(request), user=User(query.user), mode=query.mode, parents=query.parents, append=query.append)
-    return reply(EntryAnswer.of(entry))
+    work = files.write(box, query.path, body_of(request), user=User(query.user), mode=query.mode, parents=query.parents, append=query.append)
+    return reply(EntryAnswer.of(await while_connected(request, work)))
 
 
 @router.get("", responses=also(ListingAnswer, "By name, at most 1,000 entries."))

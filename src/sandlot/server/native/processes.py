@@ -13,7 +13,7 @@ from sandlot.core.records.executions import Journal
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
-from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone
+from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.processes import (
     EndedAnswer,
     ExitedAnswer,
@@ -67,7 +67,7 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
             marked, mark = mark, None
             return streams.events(request, _told(run, mark=marked, journal=core_of(request).executions), lambda: _closed(run, marked))
         done = await unless_gone(request, processes.run(box, spec, stdin=stdin))
-        changed = None if mark is None else await unless_gone(request, mark.changed())
+        changed = None if mark is None else await unless_gone(request, mark.report())
         if changed is not None:
             core_of(request).executions.tell_files(done.outcome.process, len(changed[0]))
         return reply(FinishedAnswer.finished(done, changed))
@@ -110,14 +110,14 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
 @router.post("/{process}/stdin", responses=also(StdinAnswer, "The sandbox has it."), openapi_extra=raw_body("What to write."))
 async def write_input(sandbox: str, process: str, query: Annotated[StdinQuery, Query()], request: Request) -> Response:
     """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
-    come = await inputs.write(sandbox_of(request, sandbox), process, body_of(request), offset=query.offset)
-    return reply(StdinAnswer(stdin_bytes=come))
+    work = inputs.write(sandbox_of(request, sandbox), process, body_of(request), offset=query.offset)
+    return reply(StdinAnswer(stdin_bytes=await while_connected(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
 async def close_input(sandbox: str, process: str, request: Request) -> Response:
     """End a process's standard input."""
-    await inputs.close(sandbox_of(request, sandbox), process)
+    await unless_gone(request, inputs.close(sandbox_of(request, sandbox), process))
     return Response(status_code=204)
 
 
@@ -152,7 +152,7 @@ async def _told(
         yield told
     if not run.running:
         outcome = await run.outcome()
-        changed = None if mark is None else await mark.changed()
+        changed = None if mark is None else await mark.report()
         if changed is not None and journal is not None:
             journal.tell_files(outcome.process, len(changed[0]))
         ended = ExitedAnswer.of(outcome) if changed is None else EndedAnswer.with_files(outcome, changed)

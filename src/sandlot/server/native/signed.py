@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sandlot.core.content import files
 from sandlot.model.specs import User
-from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of
+from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, while_connected
 from sandlot.server.native.files import CONTENT, streamed
 from sandlot.server.native.schemas.base import Query as QueryModel
 from sandlot.server.native.schemas.base import Text, UserName
@@ -56,5 +56,5 @@ async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))
 async def write_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Write the file that a URL was signed for; the body is its content."""
-    entry = await files.write(sandbox_of(request, query.sandbox), query.path, body_of(request), user=User(query.user))
-    return reply(EntryAnswer.of(entry))
+    work = files.write(sandbox_of(request, query.sandbox), query.path, body_of(request), user=User(query.user))
+    return reply(EntryAnswer.of(await while_connected(request, work)))

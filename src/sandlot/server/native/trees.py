@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core.content import archives, watching
 from sandlot.core.content.watching import Watch
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of
+from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, while_connected
 from sandlot.server.native.schemas.files import PathQuery
 from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, PackQuery, UnpackedAnswer, WatchingEvent, WatchQuery
 from sandlot.web import streams
@@ -35,8 +35,8 @@ async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Requ
 )
 async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
-    unpacked = await archives.unpack(sandbox_of(request, sandbox), query.path, body_of(request), user=User(query.user))
-    return reply(UnpackedAnswer.of(unpacked))
+    work = archives.unpack(sandbox_of(request, sandbox), query.path, body_of(request), user=User(query.user))
+    return reply(UnpackedAnswer.of(await while_connected(request, work)))
 
 
 @router.get(

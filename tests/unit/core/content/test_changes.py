@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from sandlot.core.content import changes
+from sandlot.core.content import changes, files
 from sandlot.core.content.changes import Change
 from sandlot.core.runs import processes
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.protocol import values
 from tests.support.service import Bench
 from tests.support.serving import at, folder
 from tests.support.until import until
@@ -67,3 +68,31 @@ async def test_folders_that_are_none_are_refused(at: Bench, folders: list[str]) 
 def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
     with pytest.raises(ConflictError):
         changes.parsed(told)
+
+
+async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> None:
+    box = await at.sandbox()
+    file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
+    message = values.encode({"files": [file] * 500})
+    await files.write(box, "/tmp/forged", pieces(len(message).to_bytes(4, "big") + message), user=User.USER)
+    marked = await changes.mark(box, ["/workspace"], User.USER)
+    async with box.using() as link:
+        (program,) = await link.processes()
+    forging = f"kill -STOP {program.pid}; while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
+    _, _ = await processes.launch(box, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
+    with pytest.raises(ConflictError, match="cannot be read"):
+        await marked.changed()
+
+
+async def test_a_report_that_cannot_be_had_says_that_there_may_be_more(at: Bench) -> None:
+    box = await at.sandbox()
+    marked = await changes.mark(box, ["/workspace"], User.USER)
+    async with box.using() as link:
+        (program,) = await link.processes()
+        await link.signal(program.process, 9)
+    assert await marked.report() == ((), True)
+
+
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part

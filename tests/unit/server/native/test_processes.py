@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from sandlot.core.content.programs import is_program
+from sandlot.model.access import OPERATOR
 from tests.support.http import events, output, post, problem, short, told
 from tests.support.service import Bench
 from tests.support.until import until
@@ -262,3 +264,39 @@ async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: 
     assert (await http.get(url + "/processes")).json()["processes"][-1]["argv"][-1] == "true", "what looked is in no list"
     logged = (await http.get("/v1/executions")).json()["executions"]
     assert [run["files"] for run in logged] == [None, 1, 2, None], "and in no log"
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
+    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    body = {"command": "until [ -e /workspace/go ]; do sleep 0.05; done; echo important; exit 3", "track": ["/workspace"]}
+
+    async def ask() -> str:
+        return (await http.post(url + "/processes", json=body, headers={"Accept": accept})).text
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: one_process(http, url))
+    async with box.using() as link:
+        (program,) = [info for info in await link.processes() if is_program(info.argv)]
+        await link.signal(program.process, 9)
+    await http.put(f"{url}/files/content", params={"path": "/workspace/go"}, content=b"")
+    answer = await asking
+    for said in ("important", '"exit_code":3', '"files":[]', '"files_more":true'):
+        assert said in answer
+
+
+@pytest.mark.parametrize("size", [1_000_000, 20_000_000])
+async def test_a_client_that_goes_away_while_its_input_is_not_read_leaves_the_turn(at: Bench, http: httpx.AsyncClient, url: str, size: int) -> None:
+    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    started = {"command": "sleep 4361", "background": True, "stdin_open": True}
+    process = f"{url}/processes/{(await http.post(url + '/processes', json=started)).json()['process']}"
+    writing = [asyncio.create_task(http.post(process + "/stdin", content=b"x" * size)) for _ in range(2)]
+    await until(lambda: box.activity.held >= 2)
+    problem(await http.delete(process + "/stdin"), 409, "conflict")
+    for task in writing:
+        task.cancel()
+    await asyncio.wait(writing)
+    await until(lambda: box.activity.held == 0)
+    assert (await http.delete(process + "/stdin")).status_code == 204, "the end is on its way"
+    problem(await http.post(process + "/stdin", content=b"late"), 409, "conflict")
+    assert (await http.get(process)).json()["running"]

@@ -118,6 +118,34 @@ async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_fi
     assert at.sandboxes.held == 1
 
 
+async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_still(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    raw = archive(entry("big", content=bytes(5_000_000)))
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield raw[:1000]
+        begun.set()
+        await stopped.wait()
+        yield raw[1000:]
+
+    async def one_helper() -> bool:
+        return await helpers(box) == 1
+
+    uploading = asyncio.create_task(http.post(url + ARCHIVE, params={"path": "/workspace"}, content=slowly()))
+    await begun.wait()
+    await until(one_helper)
+    async with box.using() as link:
+        (program,) = await link.processes()
+        await link.signal(program.process, 19)
+    stopped.set()
+    await asyncio.sleep(0.5)  # it sends all that is taken
+    assert box.activity.held
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    # Its fixture waits until nothing is held, and no program left.
+
+
 async def test_a_folder_is_watched_until_it_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await http.post(url + "/files/directories", json={"path": "/workspace/d/sub"})
     told = []

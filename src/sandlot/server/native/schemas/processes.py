@@ -109,7 +109,7 @@ class EndedAnswer(ExitedAnswer):
     """How a process ended that was waited for."""
 
     files: list[ChangedFileAnswer] | None = Field(default=None, description="What it created or changed below the folders of ``track``, by path.")
-    files_more: bool = Field(default=False, description="Whether there may be others.")
+    files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
 
     @classmethod
     def with_files(cls, outcome: outcomes.Outcome, changed: tuple[Sequence[Change], bool] | None) -> EndedAnswer:
