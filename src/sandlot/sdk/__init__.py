@@ -46,7 +46,7 @@ from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
-from sandlot.sdk.transfer import Progress
+from sandlot.sdk.transfer.sending import Progress
 
 __all__ = [
     "AsyncClient",

@@ -11,12 +11,13 @@ from typing import IO, Any, Literal, Self, overload
 import httpx
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
-from sandlot.sdk import transfer, wire
+from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.watch import AsyncFileWatch
 from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import Progress, UploadFile, UploadPlan
+from sandlot.sdk.transfer import receiving, sending
+from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan
 from sandlot.sdk.transport import translated
 
 
@@ -248,8 +249,8 @@ class AsyncFiles:
         Raises:
             NotFoundError: There is no such file here.
         """
-        plan = await backend.in_thread(transfer.plan_upload, Path(local), guest)
-        tally = transfer.Tally(plan)
+        plan = await backend.in_thread(sending.plan_upload, Path(local), guest)
+        tally = sending.Tally(plan)
         for part in plan.parts():
             if part.folders or len(part.files) > 1:
                 await self._send_tree(part, tally, plan.root, user, on_progress)
@@ -258,7 +259,7 @@ class AsyncFiles:
         return len(plan.files)
 
     async def _send_tree(
-        self, part: UploadPlan, tally: transfer.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
+        self, part: UploadPlan, tally: sending.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
     ) -> None:
         try:
             await self._client.request(
@@ -278,14 +279,14 @@ class AsyncFiles:
             await self._send_files(part, tally, user, on_progress)
 
     async def _packed(
-        self, part: UploadPlan, tally: transfer.Tally, root: str, on_progress: backend.Callback[Progress] | None
+        self, part: UploadPlan, tally: sending.Tally, root: str, on_progress: backend.Callback[Progress] | None
     ) -> AsyncIterator[bytes]:
-        pieces = transfer.packed(part, root, tally)
+        pieces = sending.packed(part, root, tally)
         while (piece := await backend.in_thread(next, pieces, None)) is not None:
             yield piece
             await backend.call(on_progress, tally.progress)
 
-    async def _send_files(self, part: UploadPlan, tally: transfer.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+    async def _send_files(self, part: UploadPlan, tally: sending.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
         for file in part.files:
             mode = 0o755 if file.executable else 0o644
             with await backend.in_thread(file.source.open, "rb") as data:
@@ -294,7 +295,7 @@ class AsyncFiles:
             await backend.call(on_progress, tally.progress)
 
     async def _counted(
-        self, data: IO[bytes], file: UploadFile, tally: transfer.Tally, on_progress: backend.Callback[Progress] | None
+        self, data: IO[bytes], file: UploadFile, tally: sending.Tally, on_progress: backend.Callback[Progress] | None
     ) -> AsyncIterator[bytes]:
         async for piece in backend.chunks(data):
             yield piece
@@ -305,7 +306,8 @@ class AsyncFiles:
         """Copy a file or folder of the sandbox to this machine, under exactly this path.
 
         A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
-        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out. Of the permissions, only "executable" is kept.
+        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out, and below ``local`` no link of this machine is
+        followed. Of the permissions, only "executable" is kept. Files that were complete before an error stay.
 
         Args:
             guest: The absolute path in the sandbox.
@@ -319,6 +321,8 @@ class AsyncFiles:
         Raises:
             NotFoundError: There is no such file in the sandbox.
             InvalidRequestError: The sandbox names a file that would lie outside of ``local``, or lies too deep.
+            ConflictError: Something else is in the way on this machine: a link, a folder, or a file where a folder is to be.
+            SandlotError: This machine does not take it: its disk is full, most of all.
         """
         entry = await self.stat(guest, user=user)
         if entry.is_dir:
@@ -327,14 +331,14 @@ class AsyncFiles:
         return 1
 
     async def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[Progress] | None) -> int:
-        receiver = await backend.in_thread(transfer.Receiver, local)
+        receiver = await backend.in_thread(receiving.Receiver, local)
         params = wire.given(path=guest, user=user)
         try:
             async with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
                 stream = AsyncFileStream(self._client, response, AsyncExitStack())
                 async for piece in stream:
                     await backend.in_thread(receiver.feed, piece)
-                    path = transfer.below(guest, receiver.path)
+                    path = receiving.below(guest, receiver.path)
                     await backend.call(on_progress, Progress(path, receiver.size_bytes, None, receiver.files, None))
             await backend.in_thread(receiver.finish)
         except UnavailableError:
@@ -345,7 +349,7 @@ class AsyncFiles:
         return receiver.files
 
     async def _fetch(self, path: str, target: Path, entry: Entry, *, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
-        part = await backend.in_thread(transfer.PartFile.create, target, bool(entry.mode & 0o111))
+        part = await backend.in_thread(receiving.PartFile.create, target, bool(entry.mode & 0o111))
         done = 0
         try:
             async with await self.read(path, "stream", user=user) as pieces:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.sdk import transfer, wire
+from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk.history import StoredFile, StoredFiles
 from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import Progress
+from sandlot.sdk.transfer import receiving, sending
+from sandlot.sdk.transfer.sending import Progress
 from sandlot.sdk.transport import translated
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class AsyncFileStore:
         """
         if isinstance(source, str | Path):
             path = Path(source)
-            file = (await backend.in_thread(transfer.plan_upload, path, "/file")).files[:1]
+            file = (await backend.in_thread(sending.plan_upload, path, "/file")).files[:1]
             if not file:
                 raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
             with await backend.in_thread(path.open, "rb") as data:
@@ -117,6 +118,7 @@ class AsyncFileStore:
 
         Raises:
             NotFoundError: There is none of this id.
+            SandlotError: This machine does not take it: something is in the way, or its disk is full.
         """
         target, known = Path(local), await self.get(file)
         done = 0
@@ -125,7 +127,7 @@ class AsyncFileStore:
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
             target /= name
-        part = await backend.in_thread(transfer.PartFile.create, target, False)
+        part = await backend.in_thread(receiving.PartFile.create, target, False)
         try:
             async with self.stream(file) as pieces:
                 async for piece in pieces:

@@ -12,12 +12,13 @@ from typing import IO, Any, Literal, Self, overload
 import httpx
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
-from sandlot.sdk import transfer, wire
+from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import Progress, UploadFile, UploadPlan
+from sandlot.sdk.transfer import receiving, sending
+from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan
 from sandlot.sdk.transport import translated
 
 
@@ -247,8 +248,8 @@ class Files:
         Raises:
             NotFoundError: There is no such file here.
         """
-        plan = backend.in_thread(transfer.plan_upload, Path(local), guest)
-        tally = transfer.Tally(plan)
+        plan = backend.in_thread(sending.plan_upload, Path(local), guest)
+        tally = sending.Tally(plan)
         for part in plan.parts():
             if part.folders or len(part.files) > 1:
                 self._send_tree(part, tally, plan.root, user, on_progress)
@@ -256,9 +257,7 @@ class Files:
                 self._send_files(part, tally, user, on_progress)
         return len(plan.files)
 
-    def _send_tree(
-        self, part: UploadPlan, tally: transfer.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None
-    ) -> None:
+    def _send_tree(self, part: UploadPlan, tally: sending.Tally, root: str, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
         try:
             self._client.request(
                 "POST",
@@ -276,13 +275,13 @@ class Files:
                 self.make_dir(folder, user=user)
             self._send_files(part, tally, user, on_progress)
 
-    def _packed(self, part: UploadPlan, tally: transfer.Tally, root: str, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
-        pieces = transfer.packed(part, root, tally)
+    def _packed(self, part: UploadPlan, tally: sending.Tally, root: str, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+        pieces = sending.packed(part, root, tally)
         while (piece := backend.in_thread(next, pieces, None)) is not None:
             yield piece
             backend.call(on_progress, tally.progress)
 
-    def _send_files(self, part: UploadPlan, tally: transfer.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
+    def _send_files(self, part: UploadPlan, tally: sending.Tally, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
         for file in part.files:
             mode = 0o755 if file.executable else 0o644
             with backend.in_thread(file.source.open, "rb") as data:
@@ -290,7 +289,7 @@ class Files:
             tally.finish()
             backend.call(on_progress, tally.progress)
 
-    def _counted(self, data: IO[bytes], file: UploadFile, tally: transfer.Tally, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
+    def _counted(self, data: IO[bytes], file: UploadFile, tally: sending.Tally, on_progress: backend.Callback[Progress] | None) -> Iterator[bytes]:
         for piece in backend.chunks(data):
             yield piece
             tally.add(file, len(piece))
@@ -300,7 +299,8 @@ class Files:
         """Copy a file or folder of the sandbox to this machine, under exactly this path.
 
         A file appears under its name only once it is complete. What the sandbox says is not trusted: names that would leave the folder are
-        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out. Of the permissions, only "executable" is kept.
+        refused, and so is what lies deeper than 200 folders; links inside of a folder are left out, and below ``local`` no link of this machine is
+        followed. Of the permissions, only "executable" is kept. Files that were complete before an error stay.
 
         Args:
             guest: The absolute path in the sandbox.
@@ -314,6 +314,8 @@ class Files:
         Raises:
             NotFoundError: There is no such file in the sandbox.
             InvalidRequestError: The sandbox names a file that would lie outside of ``local``, or lies too deep.
+            ConflictError: Something else is in the way on this machine: a link, a folder, or a file where a folder is to be.
+            SandlotError: This machine does not take it: its disk is full, most of all.
         """
         entry = self.stat(guest, user=user)
         if entry.is_dir:
@@ -322,14 +324,14 @@ class Files:
         return 1
 
     def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[Progress] | None) -> int:
-        receiver = backend.in_thread(transfer.Receiver, local)
+        receiver = backend.in_thread(receiving.Receiver, local)
         params = wire.given(path=guest, user=user)
         try:
             with self._client.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
                 stream = FileStream(self._client, response, ExitStack())
                 for piece in stream:
                     backend.in_thread(receiver.feed, piece)
-                    path = transfer.below(guest, receiver.path)
+                    path = receiving.below(guest, receiver.path)
                     backend.call(on_progress, Progress(path, receiver.size_bytes, None, receiver.files, None))
             backend.in_thread(receiver.finish)
         except UnavailableError:
@@ -340,7 +342,7 @@ class Files:
         return receiver.files
 
     def _fetch(self, path: str, target: Path, entry: Entry, *, user: str | None, on_progress: backend.Callback[Progress] | None) -> None:
-        part = backend.in_thread(transfer.PartFile.create, target, bool(entry.mode & 0o111))
+        part = backend.in_thread(receiving.PartFile.create, target, bool(entry.mode & 0o111))
         done = 0
         try:
             with self.read(path, "stream", user=user) as pieces:

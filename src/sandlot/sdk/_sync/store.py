@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import httpx
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.sdk import transfer, wire
+from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk.history import StoredFile, StoredFiles
 from sandlot.sdk.info import Entry
-from sandlot.sdk.transfer import Progress
+from sandlot.sdk.transfer import receiving, sending
+from sandlot.sdk.transfer.sending import Progress
 from sandlot.sdk.transport import translated
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class FileStore:
         """
         if isinstance(source, str | Path):
             path = Path(source)
-            file = (backend.in_thread(transfer.plan_upload, path, "/file")).files[:1]
+            file = (backend.in_thread(sending.plan_upload, path, "/file")).files[:1]
             if not file:
                 raise InvalidRequestError(f"{path} is a folder.", hint="Upload its files, or an archive of it.", fields={"path": str(path)})
             with backend.in_thread(path.open, "rb") as data:
@@ -118,6 +119,7 @@ class FileStore:
 
         Raises:
             NotFoundError: There is none of this id.
+            SandlotError: This machine does not take it: something is in the way, or its disk is full.
         """
         target, known = Path(local), self.get(file)
         done = 0
@@ -126,7 +128,7 @@ class FileStore:
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(f"The service names a file {name!r}, which would lie elsewhere.", hint="Give the whole path.")
             target /= name
-        part = backend.in_thread(transfer.PartFile.create, target, False)
+        part = backend.in_thread(receiving.PartFile.create, target, False)
         try:
             with self.stream(file) as pieces:
                 for piece in pieces:

@@ -1,25 +1,20 @@
-"""Copying between this machine and a sandbox: what is copied to where. The sandbox's side of it is not trusted.
+"""Copying from this machine into a sandbox: what of a file or folder is sent, in which parts.
 
 Laws:
-- A name that comes from a sandbox is one path component, or it is refused: nothing is ever written outside of the folder that was asked for.
-- A file appears under its name complete or not at all.
-- No links, owners or special files are made on this machine.
-- A tree travels as tar archives of a few megabytes each, made and taken apart piece by piece; a large file travels by itself. What an archive
-  makes here is no deeper than what every program can remove again.
+- Files and folders only: a link to a file goes as that file, a link to a folder not at all.
+- A tree travels as tar archives of a few megabytes each, made piece by piece; a large file travels by itself.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
 
-from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, from_code
-from sandlot.model.specs import MAX_PATH_BYTES, MIB
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.specs import MIB
 from sandlot.protocol import tar
 
 ALONE_BYTES = 8 * MIB
@@ -27,8 +22,6 @@ ALONE_BYTES = 8 * MIB
 PART_BYTES = 16 * MIB
 PART_ENTRIES = 10_000
 PIECE_BYTES = 256 * 1024
-DEPTH_MOST = 200
-"""Folders in each other that are made here: python's own shutil.rmtree fails beyond its recursion limit, some programs before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +168,6 @@ class Tally:
         self._files += 1
 
 
-def below(folder: str, name: str) -> str:
-    """The path of a member of a folder's archive, to be shown."""
-    return f"{folder.rstrip('/')}/{name}"
-
-
 def packed(part: UploadPlan, root: str, tally: Tally) -> Iterator[bytes]:
     """A part of a plan as a tar archive, in pieces that are worth sending. Arguments and errors are those of :func:`_packed`."""
     waiting: list[bytes] = []
@@ -225,149 +213,6 @@ def _packed(part: UploadPlan, root: str, tally: Tally) -> Iterator[bytes]:
             tally.finish()
             yield rest
     yield tar.END
-
-
-class Receiver:
-    """A tar archive of a sandbox on its way into a folder here. Feed it, then finish it; discard it in the end.
-
-    Args:
-        target: The folder; made where it is not there.
-    """
-
-    __slots__ = ("_part", "_reader", "_target", "files", "path", "size_bytes")
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._reader = tar.Reader()
-        self._part: PartFile | None = None
-        self.path = ""
-        self.files = 0
-        self.size_bytes = 0
-        make_folder(target)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes.
-
-        Raises:
-            InvalidRequestError: The sandbox names what would lie outside, or is deeper than files are made here.
-            InternalError: It is no archive.
-        """
-        try:
-            for event in self._reader.feed(data):
-                self._take(event)
-        except tar.TarError as error:
-            raise InternalError(f"What the sandbox sent cannot be unpacked: {error.message}") from None
-
-    def finish(self) -> None:
-        """All of it came.
-
-        Raises:
-            SandlotError: It did not; where the sandbox said why, that.
-        """
-        self.explain()
-        try:
-            self._reader.close()
-        except tar.TarError as error:
-            raise InternalError(f"What the sandbox sent is not whole: {error.message}") from None
-
-    def explain(self) -> None:
-        """Raise what the sandbox said in the archive of why it breaks off, where it did."""
-        said = self._reader.said
-        if "SANDLOT.error" in said:
-            raise from_code(said.get("SANDLOT.code", ""), said["SANDLOT.error"])
-
-    def discard(self) -> None:
-        """Remove what is half there."""
-        if self._part is not None:
-            self._part.discard()
-
-    def _take(self, event: tar.Member | memoryview | tar.Finished) -> None:
-        if isinstance(event, memoryview):
-            if self._part is not None:
-                self._part.write(event)
-                self.size_bytes += len(event)
-        elif isinstance(event, tar.Finished):
-            if self._part is not None:
-                self._part.finish()
-                self._part = None
-                self.files += 1
-        else:
-            self._begin(event)
-
-    def _begin(self, member: tar.Member) -> None:
-        self.path = member.name
-        names = _names(member.name)
-        target = self._target.joinpath(*names)
-        if len(names) > DEPTH_MOST or len(os.fsencode(target.absolute())) >= MAX_PATH_BYTES - PART_NAME_BYTES:
-            raise InvalidRequestError(
-                f"{tar.shown(member.name)} in the sandbox lies deeper than files are made here.",
-                hint="Pack it inside by a command and download the archive.",
-                fields={"path": member.name[:200]},
-            )
-        if member.kind == tar.FOLDER:
-            make_folder(target)
-        elif member.kind == tar.FILE and names:
-            self._part = PartFile.create(target, bool(member.mode & 0o111))
-
-
-def _names(name: str) -> list[str]:
-    """A member's path as names.
-
-    Raises:
-        InvalidRequestError: It would lie outside of the folder.
-    """
-    try:
-        return tar.parts(name)
-    except tar.TarError as error:
-        raise InvalidRequestError(
-            f"The sandbox names a file that would lie outside of the folder. {error.message}", fields={"path": name[:200]}
-        ) from None
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder here, and those above it."""
-    path.mkdir(parents=True, exist_ok=True)
-
-
-PART_NAME_BYTES = 140
-
-
-class PartFile:
-    """A file that is being received: beside its place, under another name, until it is complete."""
-
-    __slots__ = ("_file", "_path", "_target")
-
-    def __init__(self, target: Path, path: Path, file: IO[bytes]) -> None:
-        self._target = target
-        self._path = path
-        self._file = file
-
-    @classmethod
-    def create(cls, target: Path, executable: bool) -> Self:  # noqa: FBT001 - called through a thread, by position
-        """Begin to receive a file.
-
-        Args:
-            target: Where it will be.
-            executable: Whether it may be executed.
-        """
-        make_folder(target.parent)
-        path = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if executable else 0o666)
-        return cls(target, path, os.fdopen(descriptor, "wb"))
-
-    def write(self, piece: bytes | memoryview) -> None:
-        """Add the next piece."""
-        self._file.write(piece)
-
-    def finish(self) -> None:
-        """Put it in its place."""
-        self._file.close()
-        self._path.replace(self._target)
-
-    def discard(self) -> None:
-        """Remove what is left of it; nothing, once it is finished."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
 
 
 def _upload_file(source: Path, guest: str, status: os.stat_result) -> UploadFile:

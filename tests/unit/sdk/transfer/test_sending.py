@@ -1,4 +1,4 @@
-"""Copying: what is planned from a folder here, and what a sandbox's names may do."""
+"""Copying into a sandbox: what is planned from a folder here, and what is sent of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.model.errors import ConflictError, ForbiddenError, InternalError, InvalidRequestError, NotFoundError
-from sandlot.protocol import tar
-from sandlot.sdk.transfer import PartFile, Progress, Receiver, Tally, UploadFile, UploadPlan, packed, plan_upload
-from tests.support.archives import archive, entry
+from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
+from sandlot.sdk.transfer.sending import Progress, Tally, UploadFile, UploadPlan, packed, plan_upload
 
 
 def test_a_file_is_one_file(tmp_path: Path) -> None:
@@ -106,81 +104,3 @@ def test_progress_counts_what_was_sent_and_forgets_what_is_sent_again(tmp_path: 
     assert tally.progress == Progress("/g/b", 20, 20, 2, 2)
     tally.again()
     assert tally.progress == Progress("/g/b", 0, 20, 0, 2)
-
-
-def receive(raw: bytes, target: Path) -> Receiver:
-    receiver = Receiver(target)
-    try:
-        for at in range(0, len(raw), 777):
-            receiver.feed(raw[at : at + 777])
-        receiver.finish()
-    finally:
-        receiver.discard()
-    return receiver
-
-
-def test_what_comes_is_made_here_without_links(tmp_path: Path) -> None:
-    raw = archive(
-        entry("d/", tarfile.DIRTYPE, mode=0o755),
-        entry("d/a", content=b"a" * 2000),
-        entry("run", content=b"", mode=0o755),
-        entry("link", tarfile.SYMTYPE, target="/etc"),
-        entry("hard", tarfile.LNKTYPE, target="d/a"),
-        entry("deep/er/b", content=b"b"),
-    )
-    got = receive(raw, tmp_path / "here")
-    assert (got.files, got.size_bytes) == (3, 2001)
-    names = sorted(str(path.relative_to(tmp_path / "here")) for path in (tmp_path / "here").rglob("*"))
-    assert names == ["d", "d/a", "deep", "deep/er", "deep/er/b", "run"]
-    assert os.access(tmp_path / "here/run", os.X_OK)
-    assert not os.access(tmp_path / "here/d/a", os.X_OK)
-
-
-@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "/etc/passwd", "x" * 256, "/".join(["d"] * 201)])
-def test_what_would_lie_outside_or_too_deep_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"outside|deeper"):
-        receive(archive(entry("first", content=b"x"), entry(name, content=b"x")), tmp_path / "here")
-    assert [path.name for path in tmp_path.rglob("*")] == ["here", "first"]
-
-
-def test_what_breaks_off_leaves_no_half_file_and_says_why_where_it_was_told(tmp_path: Path) -> None:
-    raw = archive(entry("a", content=b"a"), entry("b", content=b"b" * 3000))
-    with pytest.raises(InternalError, match="not whole"):
-        receive(raw[:2500], tmp_path / "here")
-    told = raw[:1024] + tar.message("SANDLOT.code", "permission_denied") + tar.message("SANDLOT.error", "not that one")
-    with pytest.raises(ForbiddenError, match="not that one"):
-        receive(told, tmp_path / "here")
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["a"]
-
-
-def test_a_file_appears_complete_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "file"
-    part = PartFile.create(target, True)
-    part.write(b"con")
-    assert not target.exists()
-    part.write(b"tent")
-    part.finish()
-    part.discard()
-    assert target.read_bytes() == b"content"
-    assert os.access(target, os.X_OK)
-    assert list(target.parent.iterdir()) == [target]
-
-
-def test_a_file_that_is_given_up_leaves_nothing_and_the_old_one_stays(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_text("old")
-    part = PartFile.create(target, False)
-    part.write(b"new")
-    part.discard()
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_file_is_no_more_open_than_the_umask_has_it(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        part = PartFile.create(tmp_path / "file", False)
-        part.finish()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
