@@ -125,6 +125,7 @@ class Sandbox:
         "name",
         "owner",
         "ready",
+        "recording",
         "ref",
         "request_digest",
         "spec",
@@ -172,6 +173,7 @@ class Sandbox:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changing = asyncio.Lock()
         self.claimed: Limits | None = None
+        self.recording = asyncio.Lock()
         self.wanted = asyncio.Event()
         self.wanted_exit: Exit | None = None
         self.ended = asyncio.Event()

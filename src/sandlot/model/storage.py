@@ -31,7 +31,9 @@ class SandboxTable(Protocol):
     """Sandboxes, live and ended."""
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id.
+        """Insert or replace by id, and tell of it.
+
+        One that has ended is never replaced, and one that is ``stopping`` only by ``stopping`` or an ended one: then nothing is saved or told.
 
         Raises:
             ConflictError: A live or ended record of the same owner has its idempotency key already.

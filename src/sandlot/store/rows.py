@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, or_
@@ -15,12 +16,20 @@ def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
-def replacing(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An insert that replaces a row of the same primary key: all of its columns."""
+def replacing(
+    dialect: str, table: Table, where: Callable[[postgresql.Insert | sqlite.Insert], ColumnElement[bool]] | None = None
+) -> postgresql.Insert | sqlite.Insert:
+    """An insert that replaces a row of the same primary key: all of its columns.
+
+    Args:
+        dialect: The database's.
+        table: Whose rows.
+        where: Gives, for the statement, which rows may be replaced; others stay as they are. None is any.
+    """
     statement = insert(dialect, table)
     own = {column.name for column in table.primary_key}
     rest = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in own}
-    return statement.on_conflict_do_update(index_elements=sorted(own), set_=rest)
+    return statement.on_conflict_do_update(index_elements=sorted(own), set_=rest, where=None if where is None else where(statement))
 
 
 def later(table: Table, position: Position) -> ColumnElement[bool]:

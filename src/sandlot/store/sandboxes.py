@@ -1,4 +1,8 @@
-"""Sandboxes, live and ended."""
+"""Sandboxes, live and ended.
+
+Laws:
+- What has ended stays ended, and what is to end goes on to its end: a save that comes later from a slower connection does not bring it back.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, exists, select
+from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, or_, select
 from sqlalchemy import insert as plain_insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -36,10 +41,10 @@ class Sandboxes:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._replacing = replacing(database.dialect, sandboxes)
+        self._replacing = replacing(database.dialect, sandboxes, _forward).returning(sandboxes.c.id)
 
     async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
-        """Insert or replace by id, and tell of it.
+        """Insert or replace by id, and tell of it; nothing where the one that there is has ended, or is to end and this one says otherwise.
 
         Raises:
             ConflictError: A live or ended record of the same owner has its idempotency key already.
@@ -47,13 +52,15 @@ class Sandboxes:
 
         async def work(connection: AsyncConnection) -> None:
             try:
-                await connection.execute(self._replacing, _row(record))
+                is_new = (await connection.execute(self._replacing, _row(record))).first() is not None
             except IntegrityError as error:
                 raise ConflictError(
                     "There is a sandbox of this idempotency key already.",
                     code=ErrorCode.CONFLICT,
                     hint="Ask for that one, or use another key for another request.",
                 ) from error
+            if not is_new:
+                return
             await connection.execute(delete(labels).where(labels.c.sandbox == record.id))
             if entries := [{"sandbox": record.id, "name": name, "value": value} for name, value in record.spec.metadata.items()]:
                 await connection.execute(plain_insert(labels), entries)
@@ -98,6 +105,12 @@ class Sandboxes:
 
     async def _all(self, query: Select[Any]) -> list[SandboxRecord]:
         return [_record(row) for row in await self._database.rows(query)]
+
+
+def _forward(statement: postgresql.Insert | sqlite.Insert) -> ColumnElement[bool]:
+    """Which rows may be replaced by what is inserted."""
+    ends = statement.excluded.state.in_((State.STOPPING.value, *_TERMINAL))
+    return and_(sandboxes.c.state.not_in(_TERMINAL), or_(sandboxes.c.state != State.STOPPING.value, ends))
 
 
 def _row(record: SandboxRecord) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Laws:
 - An end that cannot be recorded is carried out all the same: a sandbox that should be gone must not live because a disk is full. The
   next start finds that it is gone.
 - A record and the event that tells of it are committed together.
+- The records of one sandbox are written in the order in which it came to be so, one at a time.
 - Of an ended sandbox no environment is kept.
 """
 
@@ -82,7 +83,7 @@ class Register:
         Raises:
             SandlotError: It cannot be recorded.
         """
-        await self._store.sandboxes.save(record_of(box, self._node))
+        await self._save(box, record_of(box, self._node))
 
     async def runs(self, box: Sandbox) -> None:
         """It runs, and its client is about to be told so.
@@ -93,7 +94,7 @@ class Register:
         spec = box.spec
         record = replace(record_of(box, self._node), state=State.RUNNING)
         self._metrics.created(spec.isolation, (self._clock.now() - box.created_at).total_seconds())
-        await self._save(record, self._event("sandbox.created", box, template=spec.template, isolation=spec.isolation, name=box.name))
+        await self._save(box, record, self._event("sandbox.created", box, template=spec.template, isolation=spec.isolation, name=box.name))
 
     async def changed(self, box: Sandbox, *what: str) -> None:
         """Something of it was changed.
@@ -103,9 +104,12 @@ class Register:
             what: The names of what: ``timeout``, ``metadata``, ``limits``.
 
         Raises:
+            SandboxEndedError: It is to end, or has ended.
             SandlotError: It cannot be recorded.
         """
-        await self._save(record_of(box, self._node), self._event("sandbox.updated", box, changed=list(what)))
+        if box.wanted.is_set():
+            raise box.ended_error()
+        await self._save(box, record_of(box, self._node), self._event("sandbox.updated", box, changed=list(what)))
 
     async def ends(self, box: Sandbox) -> None:
         """It is to be removed. Never fails."""
@@ -142,20 +146,20 @@ class Register:
             idempotency_key=record.idempotency_key if was_made else None,
         )
         data = {"reason": done.exit_reason, "detail": done.exit_detail, "state": str(state)}
-        await self._save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
-
-    async def _save(self, record: SandboxRecord, event: NewEvent) -> None:
-        await self._store.sandboxes.save(record, event)
+        await self._store.sandboxes.save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
         self._told()
+
+    async def _save(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        async with box.recording:
+            await self._store.sandboxes.save(record, event)
+        if event is not None:
+            self._told()
 
     async def _try(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
         try:
-            await self._store.sandboxes.save(record, event)
+            await self._save(box, record, event)
         except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must go on to its end
             _log.error("sandbox.not_recorded", sandbox=box.id, state=str(record.state), error=str(error))
-        else:
-            if event is not None:
-                self._told()
 
     def _event(self, kind: str, box: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
         return NewEvent(kind, self._clock.now(), box.owner, box.id, data)

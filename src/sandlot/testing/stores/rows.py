@@ -83,6 +83,19 @@ class RowsSuite:
         assert await self.those_ended(store, metadata={"team": "blue"}) == [now]
         assert await self.those_ended(store, metadata={"team": "red"}) == await self.those_ended(store, metadata={"old": "x"}) == []
 
+    async def test_what_has_ended_is_not_brought_back(self, store: Store) -> None:
+        live = sandbox(metadata={"team": "red"})
+        late = replace(live, spec=replace(live.spec, metadata={"team": "blue"}))
+        stopping, stopped = replace(live, state=State.STOPPING), replace(live, state=State.STOPPED, ended_at=moment(9))
+        await store.sandboxes.save(live, event(type="sandbox.created"))
+        for now, then in ((stopping, stopping), (stopped, stopped), (replace(stopped, state=State.FAILED), stopped)):
+            await store.sandboxes.save(now)
+            await store.sandboxes.save(late, event(type="sandbox.never"))
+            assert await store.sandboxes.get(live.id) == then
+        assert await self.those_ended(store, metadata={"team": "red"}) == [stopped]
+        assert await self.those_ended(store, metadata={"team": "blue"}) == []
+        assert [each.event.type for each in await every_event(store)] == ["sandbox.created"], "what was not saved is not told"
+
     async def test_what_has_no_end_is_found_by_its_node(self, store: Store) -> None:
         node = fresh_node()
         mine = [sandbox(node=node, state=state, created_at=moment(number)) for number, state in enumerate(State)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from sandlot.model.states import State
 from sandlot.store.sandboxes import Sandboxes as Table
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
+from tests.support.until import until
 
 ALICE = Principal(OwnerId("a" * 12), "alice")
 Fails = Callable[[SandboxRecord], bool]
@@ -74,6 +76,32 @@ async def test_a_change_that_cannot_be_recorded_is_none(at: Bench, saved: tuple[
         await at.sandboxes.update(box.id, ALICE, Update(timeout_s=1000, metadata={"b": "2"}, idle_timeout_s=60))
     assert (box.expires_at, box.spec, box.idle_timeout_s) == before
     assert box.metadata == {"a": "1"}
+
+
+async def test_records_of_one_sandbox_are_written_in_their_order(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await at.sandboxes.create(BASE, ALICE)
+    really, slow, began = Table.save, asyncio.Event(), asyncio.Event()
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        if event is not None and event.type == "sandbox.updated":
+            began.set()
+            await slow.wait()
+        await really(table, record, event)
+
+    monkeypatch.setattr(Table, "save", save)
+    changing = asyncio.create_task(at.sandboxes.update(box.id, ALICE, Update(metadata={"a": "1"})))
+    await began.wait()
+    killing = asyncio.create_task(at.sandboxes.kill(box.id, ALICE))
+    await until(box.wanted.is_set)
+    slow.set()
+    async with asyncio.timeout(60):
+        await changing
+        await killing
+    record = await at.service.store.sandboxes.get(box.id)
+    assert record is not None
+    assert (record.state, record.spec.metadata) == (State.STOPPED, {"a": "1"})
+    events = await at.service.store.events.page(owner=None, sandbox=box.id, after=0, limit=10)
+    assert [each.event.type for each in events] == ["sandbox.created", "sandbox.updated", "sandbox.ended"]
 
 
 async def test_a_record_and_its_sandbox_say_the_same(at: Bench, box: Sandbox, clock: ManualClock) -> None:
