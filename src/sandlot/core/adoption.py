@@ -67,7 +67,7 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
         SandlotError: It lives, but cannot be taken over.
         Left: The service leaves.
     """
-    async with means.turns:
+    async with life.turn(box, means.turns):
         try:
             instance = await _adopt(box, means)
         except NotFoundError:
@@ -75,21 +75,17 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
             return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)
         holdings.append(instance)
         box.instance = instance
-        if instance.limits != box.spec.limits:  # a change of them was cut in half, and its driver has settled it
-            box.spec = replace(box.spec, limits=instance.limits)
-            means.promised(box)
-        exits = asyncio.ensure_future(instance.wait())
-        try:
-            link = box.link = await life.first_answer(box, _greeted(box, means.greet, means.clock, instance), exits)
-        except BaseException:
-            exits.cancel()
-            raise
+    if instance.limits != box.spec.limits:  # a change of them was cut in half, and its driver has settled it
+        box.spec = replace(box.spec, limits=instance.limits)
+        means.promised(box)
+    exits = asyncio.ensure_future(instance.wait())
     try:
-        await means.register.adopted(box)
+        # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
+        link = box.link = await life.first_answer(box, _greeted(box, means.greet, means.clock, instance), exits)
         box.activity.touch()
-        box.ready.set_result(None)
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
+        box.keep(asyncio.create_task(means.register.adopted(box)))
         box.keep(asyncio.create_task(_end_programs(box)))
         return await life.watch(box, link, exits, means.clock)
     finally:
@@ -134,10 +130,9 @@ async def _adopt(box: Sandbox, means: Means) -> Instance:
 async def _greeted(box: Sandbox, greet: Greet, clock: Clock, instance: Instance) -> Link:
     link = await greet(await instance.connect())
     try:
-        if box.expires_at is not None:
-            # Said again: of a change that was cut in half, what is recorded holds.
-            left_s = max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
-            await link.set_deadline(guest_deadline_s(left_s))
+        # Said again, also that there is none: of a change that was cut in half, what is recorded holds.
+        left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
+        await link.set_deadline(guest_deadline_s(left_s))
         with contextlib.suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
             await link.set_limits(pids=box.spec.limits.pids)
     except BaseException:

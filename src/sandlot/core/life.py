@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from sandlot.core.ending import RECORD_PATIENCE_S, STEP_TIMEOUT_S, destroy, let_go, record_end, until_dead
 from sandlot.core.ports import Base, Clock, Greet
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
@@ -34,9 +35,6 @@ from sandlot.model.ports import Blank, Driver, Exit, ExitReason, Instance
 from sandlot.model.specs import Shape
 from sandlot.model.states import State
 
-STEP_TIMEOUT_S = 60.0
-"""For one step of a driver, and for the guest's first answer. Measured: 0.05 to 0.5 s; a busy host takes several."""
-
 GUEST_GRACE_S = 60.0
 """How much later than the service the guest itself ends an expired sandbox: it does so only where nobody else did."""
 
@@ -46,8 +44,6 @@ _LAST_WORD_S = 3.0
 _SAID_CHARS = 500
 """Of what a guest says of itself, in an error."""
 
-_DESTROY_PAUSE_S = 1.0
-_DESTROY_PAUSE_MAX_S = 60.0
 
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("sandlot.core")
@@ -110,7 +106,7 @@ async def live(box: Sandbox, means: Means, course: Course) -> None:
     try:
         why = await course(box, means, holdings)
     except Left:
-        await _let_go(box)
+        await let_go(box)
         return
     except Ended as end:
         why = end.why
@@ -126,47 +122,39 @@ async def live(box: Sandbox, means: Means, course: Course) -> None:
     box.wanted.set()
     box.adopted.set()
     box.become(State.STOPPING)
-    await means.register.ends(box)
+    if not box.told:
+        box.idempotency_key = None  # whoever asked is told that it failed, and may ask again
+    recorded = asyncio.ensure_future(means.register.ends(box))
+    await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
     failed = asyncio.Event()
-    removal = asyncio.ensure_future(_destroy(box, holdings, failed))
+    removal = asyncio.ensure_future(destroy(box, holdings, failed))
     try:
-        await _until_dead(box, removal, failed)
+        await until_dead(box, removal, failed)
     finally:
         box.exit = why
         box.ended_at = means.clock.now()
         box.become(state_after(why))
-        if course is create and not box.ready.done():
-            box.idempotency_key = None  # whoever asked is told that it failed, and may ask again
-        await means.register.ended(box)
+        recorded = asyncio.ensure_future(record_end(box, means.register, recorded))
+        await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
         box.ended.set()
         if not box.ready.done():
             box.ready.set_exception(failure or box.ended_error())
             box.ready.exception()  # whoever created it may be gone; then nobody fetches it
     _log.info("sandbox.ended", sandbox=box.id, reason=str(why.reason), detail=why.detail)
-    await _let_go(box)
+    await let_go(box)
     await removal
-
-
-async def _let_go(box: Sandbox) -> None:
-    """Nothing more is said to its guest."""
-    if box.link is not None:
-        await box.link.aclose()
-    for task in tuple(box.tasks):
-        task.cancel()
-    box.adopted.set()
-    if not box.ready.done():
-        box.ready.cancel()
+    await recorded
 
 
 async def create(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Exit:
     """From nothing to running to how it ended."""
     await means.register.intend(box)
-    base = await _unless_ended(box, means.base(box.spec.template))
-    async with _turn(box, means.turns):
-        blank = await _step("prepare", means.driver.prepare(Shape(root=base.root, limits=box.spec.limits, network=box.spec.network)))
+    base = await unless_ended(box, means.base(box.spec.template))
+    async with turn(box, means.turns):
+        blank = await step("prepare", means.driver.prepare(Shape(root=base.root, limits=box.spec.limits, network=box.spec.network)))
         holdings.append(blank)
         _check(box)
-        instance = await _step("start", blank.boot(box.spec))
+        instance = await step("start", blank.boot(box.spec))
         holdings[:] = [instance]
         box.instance = instance
         box.ref = instance.ref
@@ -179,7 +167,7 @@ async def create(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -
     box.become(State.RUNNING)
     try:
         if means.prepare is not None:
-            await _unless_ended(box, means.prepare(box), exits)
+            await unless_ended(box, means.prepare(box), exits)
         extend(box, means.clock, box.spec.timeout_s)
         await means.register.runs(box)
         _check(box)
@@ -274,44 +262,10 @@ async def _last_word(exits: asyncio.Future[Exit], lost: LinkLost) -> Exit:
     return Exit(ExitReason.CRASHED, f"{broke}: {lost.detail}" if lost.detail else broke)
 
 
-async def _until_dead(box: Sandbox, removal: asyncio.Future[None], failed: asyncio.Event) -> None:
-    """Return when the processes are dead, which is before the last trace of them is removed.
-
-    Args:
-        box: It.
-        removal: Of everything that it has; then they are dead as well.
-        failed: Set once that failed, and is tried again.
-    """
-    if box.instance is not None:
-        exits = asyncio.ensure_future(box.instance.wait())
-        ends: set[asyncio.Future[Any]] = {removal, exits}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if exits.cancel() or exits.exception() is None:
-            return
-        _log.error("sandbox.end_unknown", sandbox=box.id, error=str(exits.exception()))
-    tried = asyncio.ensure_future(failed.wait())
-    tries: set[asyncio.Future[Any]] = {removal, tried}
-    await asyncio.wait(tries, timeout=STEP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-    tried.cancel()
-
-
-async def _destroy(box: Sandbox, holdings: list[Blank | Instance], failed: asyncio.Event) -> None:
-    for held in reversed(holdings):
-        pause_s = _DESTROY_PAUSE_S
-        while True:
-            try:
-                await held.destroy()
-                break
-            except Exception:  # noqa: BLE001 - whatever it is: what is left is still taken, so it is neither forgotten nor given to others
-                failed.set()
-                _log.exception("sandbox.destroy_failed", sandbox=box.id, next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _DESTROY_PAUSE_MAX_S)
-
-
 @contextlib.asynccontextmanager
-async def _turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
-    await _unless_ended(box, turns.acquire())
+async def turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of the turns, once there is one; see :func:`unless_ended`."""
+    await unless_ended(box, turns.acquire())
     try:
         _check(box)
         yield
@@ -319,7 +273,7 @@ async def _turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
         turns.release()
 
 
-async def _step(what: str, work: Coroutine[Any, Any, _Result]) -> _Result:
+async def step(what: str, work: Coroutine[Any, Any, _Result]) -> _Result:
     """One step of a driver or of the link, within its time; what is no error of ours becomes one."""
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):
@@ -346,7 +300,7 @@ async def first_answer(box: Sandbox, opening: Coroutine[Any, Any, Link], exits: 
         HostError: It died; says how.
     """
     try:
-        return await _unless_ended(box, _step("answer", opening), exits)
+        return await unless_ended(box, step("answer", opening), exits)
     except SandboxEndedError as error:
         died = await _last_word(exits, LinkLost(LostReason.EOF, error.message))
     except Ended:
@@ -377,24 +331,29 @@ def _check(box: Sandbox) -> None:
         raise Ended(box.wanted_exit)
 
 
-async def _unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
-    """Do some work, but give it up when the sandbox is asked to end, or has ended.
+async def unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
+    """Do some work, but give it up when the sandbox is asked to end, or has ended, or is left.
 
     Raises:
         Ended: It was, or has.
+        Left: The service leaves.
     """
     task = asyncio.ensure_future(work)
     wanted = asyncio.ensure_future(box.wanted.wait())
-    others: set[asyncio.Future[Any]] = {wanted} if exits is None else {wanted, exits}
+    leaving = asyncio.ensure_future(box.leaving.wait())
+    others: set[asyncio.Future[Any]] = {wanted, leaving} if exits is None else {wanted, leaving, exits}
     try:
         await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         wanted.cancel()
+        leaving.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
     if task.cancelled():
         _check(box)
+        if box.leaving.is_set():
+            raise Left
         if exits is not None and exits.done():
             raise Ended(exits.result())
     return task.result()

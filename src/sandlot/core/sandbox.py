@@ -189,6 +189,11 @@ class Sandbox:
         return self.spec.id
 
     @property
+    def told(self) -> bool:
+        """Whether a client was told that it runs, by this service or an earlier one."""
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+
+    @property
     def claims(self) -> Limits:
         """What it counts as against its owner's quota: while its limits are changed, the larger of both."""
         return self.claimed or self.spec.limits

@@ -21,18 +21,18 @@ from typing import Any
 
 import structlog
 
-from sandlot.core import admission, adoption, life
+from sandlot.core import admission, adoption, ending, life
 from sandlot.core.admission import NewSandbox, Rules
-from sandlot.core.idle import Reaper
 from sandlot.core.life import Course, Means, live
 from sandlot.core.limits import Used, used
 from sandlot.core.listing import Wanted, page, place
 from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
+from sandlot.core.node.idle import Reaper
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Clock, Greet, Templates
 from sandlot.core.records import quotas
-from sandlot.core.records.once import Once, check_key, check_same, digest_of
+from sandlot.core.records.once import Once, check_key, digest_of, made_before
 from sandlot.core.records.register import Register, revived
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
@@ -106,6 +106,7 @@ class Sandboxes:
         self._ledger = Ledger(read_host, rules.shares, clock)
         self._turns = asyncio.Semaphore(rules.max_creates)
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
+        self._left: dict[SandboxId, Sandbox] = {}
         self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
         self._closing = False
         self._close_by_s: float | None = None
@@ -160,7 +161,7 @@ class Sandboxes:
             task.cancel()
         tasks = [task for _, task in self._lives.values()]
         for box, _ in self._lives.values():
-            if keep and (box.ref is not None and (box.ready.done() or not box.adopted.is_set())):
+            if keep and box.told:
                 box.leave()
             else:
                 box.end(Exit(ExitReason.KILLED, "the service was stopped"))
@@ -203,11 +204,9 @@ class Sandboxes:
             return await self._create(asked, who, None, None)
         digest = digest_of(asked)
         async with self._once.turn(who.owner, check_key(key)):
-            record = await self._register.store.sandboxes.by_idempotency_key(who.owner, key)
-            if record is None:
-                return await self._create(asked, who, key, digest)
-            check_same(record.request_digest, digest)
-            return self._known(record.id) or self._revived(record)
+            table = self._register.store.sandboxes
+            before = await made_before(table, who.owner, key, digest, self._known, self._revived)
+            return before or await self._create(asked, who, key, digest)
 
     async def _create(self, asked: NewSandbox, who: Principal, key: str | None, digest: str | None) -> Sandbox:
         admission.check_source(asked.snapshot)
@@ -261,6 +260,9 @@ class Sandboxes:
     def _promised(self, box: Sandbox) -> None:
         self._ledger.promised_before(box.id, self._supply.drivers[box.spec.isolation].takes(box.spec.limits))
 
+    def _here(self) -> list[Sandbox]:
+        return [*(box for box, _ in self._lives.values()), *self._left.values()]
+
     def _of(self, owner: OwnerId) -> list[Sandbox]:
         return [box for box, _ in self._lives.values() if box.owner == owner]
 
@@ -293,14 +295,10 @@ class Sandboxes:
 
     def _known(self, id_: str) -> Sandbox | None:
         living = self._lives.get(SandboxId(id_))
-        return living[0] if living is not None else self._past.get(SandboxId(id_))
+        return living[0] if living is not None else self._left.get(SandboxId(id_)) or self._past.get(SandboxId(id_))
 
     async def look(self, id_: str, who: Principal) -> Sandbox:
-        """A sandbox by its id, however long ago it ended: for as long as its record is kept.
-
-        Raises:
-            NotFoundError: ``sandbox_not_found``.
-        """
+        """A sandbox by its id, however long ago it ended: for as long as its record is kept; else ``sandbox_not_found``."""
         if self._known(id_) is None and (record := await self._register.store.sandboxes.get(SandboxId(id_))) is not None:
             box = self._revived(record)
             if who.sees(box.owner) and box.ended.is_set():
@@ -314,15 +312,14 @@ class Sandboxes:
             who: For whom.
             ended: Also those that have ended and are remembered.
         """
-        boxes = [box for box, _ in self._lives.values() if ended or not box.ended.is_set()]
+        boxes = [box for box in self._here() if ended or not box.ended.is_set()]
         if ended:
             boxes += self._past.values()
         return sorted((box for box in boxes if who.sees(box.owner)), key=place)
 
     async def page(self, who: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
         """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
-        live = [box for box, _ in self._lives.values()]
-        return await page(self._register.store.sandboxes, live, who, wanted, after=after, limit=limit, revive=self._revived)
+        return await page(self._register.store.sandboxes, self._here(), who, wanted, after=after, limit=limit, revive=self._revived)
 
     async def kill(self, id_: str, who: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.
@@ -332,7 +329,8 @@ class Sandboxes:
         """
         box = await self.look(id_, who)
         box.end(Exit(ExitReason.KILLED, "it was killed by request"))
-        await box.ended.wait()
+        _, life_of_it = self._lives.get(box.id, (None, None))
+        await ending.ended(box, life_of_it)
 
     async def update(self, id_: str, who: Principal, what: Update) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.
@@ -356,15 +354,11 @@ class Sandboxes:
             check=lambda: quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner)),
         )
         await update(box, what, hands)
+        box.activity.touch()
         return box
 
     async def usage(self, id_: str, who: Principal) -> Used:
-        """What a sandbox has used so far, and of how much.
-
-        Raises:
-            NotFoundError: ``sandbox_not_found``.
-            SandboxEndedError: It has ended.
-        """
+        """What a sandbox has used so far, and of how much."""
         return await used(self.find(id_, who))
 
     async def check_disk(self) -> None:
@@ -386,7 +380,9 @@ class Sandboxes:
         self._ledger.give_up(box.id)
         self._idle_since_monotonic_s = self._clock.monotonic_s()
         # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
-        if box.exit is not None and (box.expires_at is not None or box.wanted_exit is not None):
+        if box.exit is None:
+            self._left[box.id] = box
+        elif box.told:
             box.spec = dataclasses.replace(box.spec, env={})
             box.instance = box.link = None
             box.inputs.clear()

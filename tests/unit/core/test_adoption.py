@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from sandlot.core.listing import ENDED, LIVE, Wanted
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ErrorCode, HostError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.records import SandboxRecord
@@ -38,6 +40,10 @@ async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
     for instance in made.instances:
         await instance.destroy()
     assert made.left() == []
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
 
 
 async def output(service: Service, id_: str, *argv: str) -> str:
@@ -137,6 +143,49 @@ async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
     async with serving(tmp_path, driver) as second:
         assert await output(second, box.id, "echo", "hi") == "hi\n"
+
+
+async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        silent = [await first.sandboxes.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
+        speaks = await first.sandboxes.create(BASE, BOB)
+    pids = [int(pid) for instance in driver.instances[:-1] for pid in _children(instance.process.pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        async with serving(tmp_path, driver, keep=True) as second:
+            assert await output(second, speaks.id, "echo", "hi") == "hi\n"
+            assert (await second.sandboxes.create(BASE, BOB)).state is State.RUNNING
+            await second.sandboxes.kill(silent[0].id, ALICE)
+    finally:
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGCONT)
+    async with serving(tmp_path, driver) as third:
+        assert await output(third, silent[1].id, "echo", "again") == "again\n"
+
+
+async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
+        async with box.using() as link:
+            await link.set_deadline(1.0)  # a change that was said to the guest, and recorded by nobody
+    async with serving(tmp_path, driver) as second:
+        await second.sandboxes.find(box.id, ALICE).within_reach()
+        await asyncio.sleep(1.5)
+        assert await output(second, box.id, "echo", "lives") == "lives\n"
+
+
+async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, ALICE)
+        await first.sandboxes.aclose(keep=True)
+        assert [each.id for each in first.sandboxes.all(ALICE)] == [box.id]
+        for call in (output(first, box.id, "true"), first.sandboxes.kill(box.id, ALICE)):
+            with pytest.raises(UnavailableError) as told:
+                await call
+            assert told.value.code is ErrorCode.SERVICE_STOPPING
+    async with serving(tmp_path, driver) as second:
+        assert await output(second, box.id, "echo", "on") == "on\n"
 
 
 async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: BareDriver) -> None:

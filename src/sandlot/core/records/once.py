@@ -11,13 +11,17 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 from sandlot.core.admission import NewSandbox
+from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, UnavailableError
+from sandlot.model.records import SandboxRecord
+from sandlot.model.states import is_terminal
+from sandlot.model.storage import SandboxTable
 
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -78,3 +82,42 @@ def check_same(before: str | None, now: str) -> None:
             hint="Use a new key for every sandbox, and the same one only to send the very same request again.",
             fields={"field": "Idempotency-Key"},
         )
+
+
+async def made_before(
+    table: SandboxTable,
+    owner: OwnerId,
+    key: str,
+    digest: str,
+    known: Callable[[str], Sandbox | None],
+    revive: Callable[[SandboxRecord], Sandbox],
+) -> Sandbox | None:
+    """What an earlier request of this key made; None where that made nothing, or its client went away before it was told. Hold the turn.
+
+    Args:
+        table: Where sandboxes are recorded.
+        owner: Whose key.
+        key: It.
+        digest: Of the request that is sent now.
+        known: Finds a sandbox of this service.
+        revive: Makes a sandbox of the record of one that has ended.
+
+    Raises:
+        ConflictError: It made something of another request.
+        UnavailableError: What it made is not this service's to tell of.
+    """
+    while (record := await table.by_idempotency_key(owner, key)) is not None:
+        check_same(record.request_digest, digest)
+        box = known(record.id)
+        if box is None and not is_terminal(record.state):
+            raise UnavailableError(
+                "The sandbox of this Idempotency-Key is on another node, or its end is not recorded yet.",
+                code=ErrorCode.BUSY,
+                hint="Ask the node that made it, try again later, or use another key for another sandbox.",
+                fields={"retry_after_s": 5},
+            )
+        if box is None or box.told:
+            return box or revive(record)
+        await box.ended.wait()  # whoever asked for it has gone away, and so does it; then its key is free
+        await asyncio.sleep(0)
+    return None

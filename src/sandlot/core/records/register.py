@@ -200,6 +200,7 @@ def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
         idle_timeout_s=record.idle_timeout_s,
         state=record.state if is_terminal(record.state) else State.RUNNING,
     )
+    box.ready.set_result(None)  # a client was told of it
     box.ref = record.ref
     box.idempotency_key, box.request_digest = record.idempotency_key, record.request_digest
     box.expires_at, box.ended_at = record.expires_at, record.ended_at
@@ -209,5 +210,4 @@ def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
         box.exit = Exit(ExitReason(record.exit_reason or ExitReason.CRASHED), record.exit_detail)
         box.adopted.set()
         box.ended.set()
-        box.ready.cancel()
     return box

@@ -10,6 +10,7 @@ import pytest
 from sandlot.core.records.once import Once, check_key, digest_of
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError
+from sandlot.model.states import State
 from tests.support.service import BASE, Bench
 
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
@@ -53,6 +54,20 @@ async def test_a_client_that_went_away_and_asks_again_gets_one(at: Bench) -> Non
     release.set()
     await asyncio.wait({first})
     box = await at.sandboxes.create(BASE, ALICE, key="once")
+    assert at.sandboxes.all(ALICE) == [box]
+
+
+async def test_one_that_is_still_dying_is_given_to_nobody(at: Bench) -> None:
+    release = at.driver.faults.hold("connect")
+    first = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))
+    await at.driver.faults.reach("connect")
+    first.cancel()
+    await asyncio.wait({first})
+    again = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))
+    await asyncio.sleep(0.1)
+    release.set()
+    box = await again
+    assert box.state is State.RUNNING
     assert at.sandboxes.all(ALICE) == [box]
 
 

@@ -68,6 +68,23 @@ async def test_what_cannot_be_recorded_is_removed_all_the_same(at: Bench, saved:
     assert at.sandboxes.find(box.id, ALICE).state is State.STOPPED
 
 
+async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await at.sandboxes.create(BASE, ALICE)
+    really, answers = Table.save, asyncio.Event()
+
+    async def save(table: Table, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        await answers.wait()
+        await really(table, record, event)
+
+    monkeypatch.setattr(Table, "save", save)
+    monkeypatch.setattr("sandlot.core.life.RECORD_PATIENCE_S", 0.05)
+    await at.sandboxes.kill(box.id, ALICE)
+    assert at.driver.left() == []
+    answers.set()
+    while (record := await at.service.store.sandboxes.get(box.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
+        await asyncio.sleep(0.01)
+
+
 async def test_a_change_that_cannot_be_recorded_is_none(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     box = await at.sandboxes.create(replace(BASE, metadata={"a": "1"}), ALICE)
     before = box.expires_at, box.spec, box.idle_timeout_s

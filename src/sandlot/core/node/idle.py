@@ -30,6 +30,8 @@ WINDOW_S = 60.0
 BUSY_SHARE = 0.01
 """Of one core, over the window."""
 ANSWER_TIMEOUT_S = 2.0
+MISSES = 3
+"""A guest that has not answered so many times has nothing to say; once may be a busy host."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -45,9 +47,11 @@ class Sample:
 class Background:
     """What the processes of one sandbox take while nobody does anything with it."""
 
-    __slots__ = ("_quiet_since_s", "_samples")
+    __slots__ = ("_quiet_since_s", "_samples", "missed")
 
     def __init__(self) -> None:
+        self.missed = 0
+        """Looks in a row that were not answered."""
         self._samples: list[Sample] = []
         self._quiet_since_s = 0.0
 
@@ -107,7 +111,10 @@ class Reaper:
         """Look again and again; until it is cancelled."""
         while True:
             await self._clock.sleep_until(self._clock.monotonic_s() + TICK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - one sandbox's trouble must not keep all others alive for ever
+                _log.exception("idle.defect")
 
     async def look(self) -> None:
         """Look once at every sandbox that may idle only so long."""
@@ -121,14 +128,17 @@ class Reaper:
         if limit_s is None or self._is_held(box) or not wants_look(limit_s, self._quiet_s(box)):
             return
         tasks, background = 0, self._seen.setdefault(box.id, Background())
+        background.missed += 1
         with contextlib.suppress(TimeoutError, SandlotError):
             # Not by box.using(), which would hold it.
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 info = await box.require_link().info()
-            tasks = info.tasks
+            tasks, background.missed = info.tasks, 0
             if background.add(Sample(self._clock.monotonic_s(), info.cpu_s), box.activity.quiet_since_s):
                 box.activity.touch()
                 return
+        if 0 < background.missed < MISSES:
+            return
         # Asked again, because the guest took its time.
         if not self._is_held(box) and has_idled(limit_s, self._quiet_s(box), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=box.id, idle_timeout_s=limit_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
+from sandlot.core.node.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
