@@ -26,6 +26,8 @@ LATER_NETWORKS = ("packages", "allowlist", "internet")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES = 64
 MAX_METADATA_BYTES = 16 * KIB
+MAX_METADATA_NAME_BYTES = 255
+"""Of one name, in UTF-8: what is asked for is in an index, and a row of PostgreSQL's holds 2,704 bytes."""
 
 LEAST_IDLE_S = 5.0
 """Of an idle timeout: as often as it is looked (``core/idle.py``)."""
@@ -64,7 +66,7 @@ class NewSandbox:
         snapshot: What it starts from instead; refused until there are snapshots.
         name: A word for people; None is none.
         env: Environment of every process in it.
-        metadata: The owner's own words: at most 64 entries and 16 KiB.
+        metadata: The owner's own words: at most 64 entries and 16 KiB, and 255 bytes a name.
         limits: What it may use.
         timeout_s: Seconds until it is ended; None is never: it is persistent.
         idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
@@ -117,6 +119,13 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     Raises:
         InvalidRequestError: It is.
     """
+    for name in metadata:
+        if (length := len(check_text("metadata", name))) > MAX_METADATA_NAME_BYTES:
+            raise InvalidRequestError(
+                f"A name in the metadata, {name[:32]!r}..., has {length} bytes; {MAX_METADATA_NAME_BYTES} are allowed.",
+                hint="Use short names, and put what is long into the value.",
+                fields={"field": "metadata"},
+            )
     size = sum(len(check_text("metadata", name)) + len(check_text("metadata", value)) for name, value in metadata.items())
     if len(metadata) > MAX_METADATA_ENTRIES or size > MAX_METADATA_BYTES:
         raise InvalidRequestError(

@@ -81,7 +81,9 @@ def test_a_name(name: str) -> None:
     assert NewSandbox(name=name).name == name
 
 
-@pytest.mark.parametrize("metadata", [{str(i): "" for i in range(65)}, {"k": "x" * 16384}, {"k": "\0"}, {"k": "\ud800"}])
+@pytest.mark.parametrize(
+    "metadata", [{str(i): "" for i in range(65)}, {"k": "x" * 16384}, {"k": "\0"}, {"k": "\ud800"}, {"n" * 256: ""}, {"ä" * 128: ""}]
+)
 def test_metadata_out_of_bounds(metadata: dict[str, str]) -> None:
     with pytest.raises(InvalidRequestError):
         NewSandbox(metadata=metadata)
@@ -90,3 +92,4 @@ def test_metadata_out_of_bounds(metadata: dict[str, str]) -> None:
 def test_metadata_within_bounds() -> None:
     NewSandbox(metadata={"k": "x" * 16383})
     NewSandbox(metadata={str(i): "" for i in range(64)})
+    NewSandbox(metadata={"n" * 255: "", "ä" * 127: ""})

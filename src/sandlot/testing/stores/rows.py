@@ -49,7 +49,7 @@ class RowsSuite:
             id=new_sandbox_id(NODE),
             template="base",
             env=MappingProxyType({"PATH": "/bin", "ÜNI": "🐢\n'\"\\"}),
-            metadata={"": "", "a.b[0]": "x", '"quoted"': "'"},
+            metadata={"": "", "a.b[0]": "x", "🐢" * 63: "x" * 15_000, '"quoted"': "'"},
             limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),
             timeout_s=0.1 + 1,
             isolation="container",
