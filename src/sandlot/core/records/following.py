@@ -70,6 +70,9 @@ async def _finish(line: Line, work: Coroutine[Any, Any, None]) -> None:
         line.end(LOST)
     except SandlotError:
         line.cut()
+    except asyncio.CancelledError:
+        line.cut()  # its sandbox ends, and who sleeps hears of it in no other way
+        raise
     finally:
         line.leave()
 

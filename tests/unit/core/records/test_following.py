@@ -109,3 +109,13 @@ async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, box: S
     await until(lambda: waits[box.id] == 2)
     assert [(await ended(at.service, id_)).stdout for id_ in ids] == [f"{number}\n" for number in range(8)]
     assert not waits
+
+
+async def test_the_end_of_a_sandbox_ends_the_lines_of_those_too_for_which_no_call_was_left(
+    at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "WAITS", 1)
+    ids = [(await processes.launch(box, background("sleep 1000")))[0] for _ in range(4)]
+    await until(lambda: at.service.core.executions.waits[box.id] == 1)
+    await at.sandboxes.kill(box.id, OPERATOR)
+    assert [(await ended(at.service, id_)).status for id_ in ids] == ["killed"] * 4
