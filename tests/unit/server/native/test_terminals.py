@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sandlot.model.access import OPERATOR
+from sandlot.server.native import terminals as native_terminals
 from tests.support.http import problem
 from tests.support.service import Bench
 from tests.support.until import until
@@ -100,6 +103,48 @@ async def test_a_client_that_types_what_nobody_reads_is_noticed_when_it_leaves(a
     screen.transport.abort()
     await until(lambda: box.activity.held == 0)
     assert (await http.get(f"{url}/processes/{process}")).json()["running"]
+
+
+async def test_what_the_program_does_not_take_keeps_nothing_else_from_getting_through(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    held_bytes = box.budget.taken_bytes
+    process = await started(http, url, "stty raw -echo; echo ready; sleep 4355")
+    async with opened(at, f"{url}/processes/{process}/terminal") as screen:
+        await shown(screen, b"ready")
+        for _ in range(10):
+            await screen.send(b"x" * 100_000)
+        await (await screen.ping())
+        await screen.send(json.dumps({"resize": {"rows": 5, "cols": 50}}))
+        await screen.send(json.dumps({"eof": True}))
+        await until(lambda: box.budget.taken_bytes > held_bytes)
+        await screen.send(json.dumps({"signal": "SIGKILL"}))
+        assert (await event(screen, "exit"))["exit_code"] == 137
+    await until(lambda: box.activity.held == 0 and box.budget.taken_bytes == held_bytes)
+
+
+async def test_a_visit_whose_typing_nobody_takes_ends_in_the_end(
+    at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_terminals, "STUCK_S", 0.5)
+    box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+    process = await started(http, url, "stty raw -echo; echo ready; sleep 4356")
+    async with opened(at, f"{url}/processes/{process}/terminal") as screen:
+        await shown(screen, b"ready")
+        for _ in range(4):
+            await screen.send(b"x" * 1_000_000)
+        assert (await event(screen, "failure"))["code"] == "limit_exceeded"
+    await until(lambda: box.activity.held == 0 and box.budget.taken_bytes == 0)
+    assert (await http.get(f"{url}/processes/{process}")).json()["running"]
+
+
+async def test_much_that_is_typed_comes_whole(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    process = await started(http, url, "stty raw -echo; echo ready; sleep 1; head -c 4000000 | sha256sum")
+    content = os.urandom(4_000_000)
+    async with opened(at, f"{url}/processes/{process}/terminal") as screen:
+        await shown(screen, b"ready")
+        for at_ in range(0, len(content), 500_000):
+            await screen.send(content[at_ : at_ + 500_000])
+        await shown(screen, hashlib.sha256(content).hexdigest().encode())
 
 
 @pytest.mark.parametrize(
