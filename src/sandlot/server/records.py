@@ -24,6 +24,9 @@ from sandlot.model.storage import Blobs, Store
 from sandlot.server.keys import take_over
 from sandlot.server.settings import Settings
 
+LAST_S = 6.0
+"""How long the store may take for what is written last, before the service leaves without it."""
+
 _log = structlog.get_logger("sandlot.server")
 
 
@@ -88,10 +91,13 @@ async def open_records(
         feed.close()
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-        await journal.aclose()
-        await monthly.aclose()
-        await files.aclose()
+        # What they commit is committed to its end, so a store that does not answer holds each of them for minutes.
+        last = [asyncio.create_task(work) for work in (journal.aclose(), monthly.aclose(), files.aclose())]
+        _, left = await asyncio.wait([*tasks, *last], timeout=LAST_S)
+        if left:
+            _log.error("records.left", hint="The store does not answer: what was to be written last is lost.")
+            for task in left:
+                task.cancel()
 
 
 async def _lasting(work: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics) -> None:

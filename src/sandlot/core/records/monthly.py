@@ -2,7 +2,7 @@
 
 Laws:
 - No run waits for a database: it is counted against its owner's quota before it begins, and given back where it could not begin.
-- A kill loses at most the last second of counts.
+- A kill loses at most the last second of counts; a stop loses none and counts none twice.
 - Nodes that share a database add to the same numbers, and know the others' at most ``REFRESH_S`` late.
 """
 
@@ -53,6 +53,7 @@ class Monthly:
         self._writing: Counter[tuple[str, OwnerId]] = Counter()
         self._waiting = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._flushes: set[asyncio.Task[bool]] = set()
 
     async def open(self) -> None:
         """Read what was counted before. Call it before anything else."""
@@ -110,7 +111,20 @@ class Monthly:
                 await asyncio.sleep(AGAIN_S)
 
     async def flush(self) -> bool:
-        """Write what was counted so far, and read what others counted; whether the store took it."""
+        """Write what was counted so far, and read what others counted; whether the store took it.
+
+        Whoever waits for it may be cancelled, it may not: what is committed must leave what waits.
+        """
+        task = asyncio.create_task(self._flush())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise
+
+    async def _flush(self) -> bool:
         async with self._turn:
             self._waiting.clear()
             self._writing.update(self._begun)  # adds; what was given back meanwhile may be negative

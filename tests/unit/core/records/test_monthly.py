@@ -134,6 +134,29 @@ async def test_what_the_store_does_not_take_waits(store: SqlStore, clock: Manual
     assert counts.used(OWNER) == 2
 
 
+async def test_a_stop_in_the_middle_of_a_commit_counts_nothing_twice(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed, told = asyncio.Event(), asyncio.Event()
+    count = store.executions.count
+
+    async def slow(month: str, more: Mapping[OwnerId, int]) -> None:
+        await count(month, more)
+        committed.set()
+        await told.wait()
+
+    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    monkeypatch.setattr(store.executions, "count", slow)
+    counts = monthly(store, clock)
+    running = asyncio.create_task(counts.run())
+    begin(counts)
+    await committed.wait()
+    running.cancel()
+    closing = asyncio.create_task(counts.aclose())
+    await asyncio.sleep(0)
+    told.set()
+    await asyncio.wait({running, closing})
+    assert await store.executions.counts("2026-01") == {OWNER: 1}
+
+
 async def written(store: SqlStore) -> bool:
     return await store.executions.counts("2026-01") == {OWNER: 2}
 
