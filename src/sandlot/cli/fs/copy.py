@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -63,7 +64,7 @@ def cp(
             if there.sandbox is not None:
                 files = sandbox.files.upload(here.path, _in_sandbox(sandbox, here, there, user), user=user, on_progress=bar.tell)
             else:
-                files = sandbox.files.download(here.path, _here(here, there), user=user, on_progress=bar.tell)
+                files = sandbox.files.download(here.path, on_this_machine(here, there), user=user, on_progress=bar.tell)
     finally:
         sandbox.close()
     copied = 0 if bar.last is None else bar.last.done_bytes
@@ -83,9 +84,20 @@ def _in_sandbox(sandbox: Sandbox, source: Place, target: Place, user: str | None
         except SandlotError as error:
             if error.code is not ErrorCode.PATH_NOT_FOUND:
                 raise
-    return str(PurePosixPath(target.path, Path(source.path).absolute().name)) if into else target.path
+    return inside(source, target.path) if into else target.path
 
 
-def _here(source: Place, target: Place) -> Path:
+def inside(source: Place, folder: str) -> str:
+    """Where a folder of a sandbox takes in what is here."""
+    return str(PurePosixPath(folder, last_name(str(Path(source.path).absolute()))))
+
+
+def on_this_machine(source: Place, target: Place) -> Path:
+    """Where what is copied out of a sandbox will be."""
     path = Path(target.path)
-    return path / PurePosixPath(source.path).name if target.into or path.is_dir() else path
+    return path / last_name(source.path) if target.into or path.is_dir() else path
+
+
+def last_name(path: str) -> str:
+    """What a folder that takes an absolute path in has it under: never ``..``, which lies beside it; empty for the root. Pure."""
+    return posixpath.basename(posixpath.normpath(path))
