@@ -147,6 +147,11 @@ def test_output_is_followed_and_processes_are_listed(service: LocalService) -> N
             handle.send_stdin("more\n")
             here.until(b"two more")
             assert here.ended() == 0
+        loud = sandbox.commands.start("printf '\\033]0;owned\\007\\n'")
+        for options, expected in (((), b"\\x1b]0;owned\\x07"), (("--raw",), b"\x1b]0;owned\x07"), (("--json",), b'"stream": "stdout"')):
+            with desk(service, "logs", "-f", *options, sandbox.id, loud.id) as here:
+                here.until(expected)
+                assert here.ended() == 0
         with desk(service, "ps", sandbox.id) as here:
             told = here.until(b"echo one").decode()
             assert handle.id in told

@@ -45,6 +45,7 @@ def template_names(incomplete: str) -> list[tuple[str, str]]:
 
 SandboxId = Annotated[str, typer.Argument(metavar="ID", help="The sandbox.", autocompletion=live_ids)]
 InJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs: sizes in bytes, durations in seconds.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Also to a terminal every byte as it is: what commands a terminal then does.")]
 Metadata = Annotated[list[str] | None, typer.Option("--metadata", "-m", metavar="K=V", help="Words of yours; may be given again.")]
 TemplateName = Annotated[
     str | None,

@@ -1,11 +1,12 @@
 """What the commands share: notes for a person, tables, and words out of arguments.
 
 Law: Text that code in a sandbox may have chosen reaches the terminal as text: what would be a command to the terminal, or break a line, is
-spelled out. Only the streams of ``run`` and ``exec`` are passed through as they are.
+spelled out. Only what somebody asks for as it is, is passed through: the streams of ``run``, ``exec`` and ``shell``, and ``--raw``.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,25 @@ DAY_S = 86400
 
 _UNSEEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """Control characters (C0, DEL and C1), breaks of lines, changes of direction, and what UTF-8 cannot carry."""
+_UNSEEN_IN_LINES = re.compile(f"(?![\\n\\r\\t]){_UNSEEN.pattern}")
 
 
 def visible(text: str) -> str:
     """A text on one line, in which nothing commands the terminal: such characters are spelled as Python spells them. Pure."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class Legible:
+    """What a file or a program of a sandbox holds, for a terminal: lines, and nothing that commands it. Bytes that are no UTF-8 are spelled too."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def feed(self, data: bytes, *, last: bool = False) -> bytes:
+        """The next bytes as they may be shown; half a character waits for its other half, but for the last."""
+        return _UNSEEN_IN_LINES.sub(lambda found: ascii(found[0])[1:-1], self._decoder.decode(data, last)).encode()
 
 
 def note(text: str) -> None:

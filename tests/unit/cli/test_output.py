@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import typer
 
-from sandlot.cli.output import age, as_json, note, pairs, size, table, visible
+from sandlot.cli.output import Legible, age, as_json, note, pairs, size, table, visible
 from sandlot.model.specs import Limits
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -48,6 +48,14 @@ def test_nothing_commands_the_terminal_and_nothing_is_lost() -> None:
     assert [each for each in COMMANDS if each in visible(f"a{each}b")] == []
     assert visible("\x1b[1mé\n\u202e") == "\\x1b[1mé\\n\\u202e"
     assert visible("plain 😀 ñ \\ '") == "plain 😀 ñ \\ '"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 1000])
+def test_lines_of_a_sandbox_are_shown_without_what_commands_the_terminal(step: int) -> None:
+    raw = "plain é 😀\ttab\r\n\x1b]52;c;cm0=\x07 \x9b2J \u202eback".encode() + b" \xff\n\xf0\x9f"
+    shown = Legible()
+    got = b"".join(shown.feed(raw[at : at + step]) for at in range(0, len(raw), step)) + shown.feed(b"", last=True)
+    assert got.decode() == "plain é 😀\ttab\r\n\\x1b]52;c;cm0=\\x07 \\x9b2J \\u202eback \\xff\n\\xf0\\x9f"
 
 
 def test_what_a_guest_wrote_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:

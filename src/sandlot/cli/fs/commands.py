@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.arguments import InJson
-from sandlot.cli.fs.copy import place
-from sandlot.cli.output import as_json, plain, size, table, visible
+from sandlot.cli.arguments import InJson, Raw
+from sandlot.cli.fs.copy import last_name, place
+from sandlot.cli.output import Legible, as_json, plain, size, table, visible
 
 if TYPE_CHECKING:
     from sandlot.sdk import Entry, FileEvent, Sandbox
@@ -48,11 +48,14 @@ def stat(*, at: At, user: User = None, in_json: InJson = False) -> None:
 
 
 @fs.command("cat")
-def cat(*, at: At, user: User = None) -> None:
-    """Write a file's bytes to standard output."""
+def cat(*, at: At, user: User = None, raw: Raw = False) -> None:
+    """Write a file's bytes to standard output. On a terminal, control characters are spelled out."""
+    shown = Legible() if sys.stdout.isatty() and not raw else None
     with _opened(at) as (sandbox, path), sandbox.files.read(path, "stream", user=user) as pieces:
         for piece in pieces:
-            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.write(piece if shown is None else shown.feed(piece))
+        if shown is not None:
+            sys.stdout.buffer.write(shown.feed(b"", last=True))
         sys.stdout.buffer.flush()
 
 
@@ -78,7 +81,7 @@ def mv(
             raise typer.BadParameter("It can be moved within one sandbox only; sandlot cp copies.")
         target = str(PurePosixPath("/workspace", there.path))
         if there.into or (sandbox.files.exists(target, user=user) and sandbox.files.stat(target, user=user).is_dir):
-            target = f"{target}/{PurePosixPath(path).name}"
+            target = str(PurePosixPath(target, last_name(path)))
         sandbox.files.move(path, target, overwrite=overwrite, user=user)
 
 

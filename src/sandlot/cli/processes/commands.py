@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.arguments import InJson, SandboxId, asking
+from sandlot.cli.arguments import InJson, Raw, SandboxId, asking
 from sandlot.cli.output import as_json, note, pairs, span, table
 
 if TYPE_CHECKING:
@@ -73,12 +73,17 @@ def logs(
     sandbox: SandboxId,
     process: ProcessId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what it writes, until it ends.")] = False,
+    raw: Raw = False,
+    in_json: Annotated[bool, typer.Option("--json", help="One JSON object on each line: stream, text, and lost_bytes that nobody read.")] = False,
 ) -> None:
-    """Print what a process wrote, as far as the sandbox keeps it: its output to standard output, its errors to standard error."""
+    """Print what a process wrote, as far as the sandbox keeps it: its output to standard output, its errors to standard error.
+
+    On a terminal, control characters are spelled out.
+    """
     from sandlot.cli.passthrough import run_until_signal
     from sandlot.cli.processes.shell import print_output
 
-    raise typer.Exit(run_until_signal(print_output(sandbox, process, follow=follow)))
+    raise typer.Exit(run_until_signal(print_output(sandbox, process, follow=follow, as_is=raw, in_json=in_json)))
 
 
 def kill(

@@ -9,19 +9,21 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 import os
 import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from sandlot.cli.output import note
+from sandlot.cli.output import Legible, note
 from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input, write_all
 from sandlot.model.errors import SandlotError
 from sandlot.sdk import AsyncClient, AsyncSandbox
@@ -29,6 +31,7 @@ from sandlot.sdk._async.terminal import SHELL
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncTerminal
+    from sandlot.sdk.results import Output
 
 ROWS, COLS = 24, 80
 """Where there is no terminal here that would say."""
@@ -97,13 +100,37 @@ async def visit(asked: Visit) -> int:
         return exit_status(result, None)
 
 
-async def print_output(sandbox_id: str, process: str, *, follow: bool) -> int:
+async def print_output(sandbox_id: str, process: str, *, follow: bool, as_is: bool, in_json: bool) -> int:
     """Write out what a process wrote; the exit status."""
     async with AsyncClient(autostart=False) as client:
         handle = await (await AsyncSandbox.connect(sandbox_id, client=client)).commands.connect(process)
-        async for piece in handle.output(follow=follow):
-            await emit(piece)
+        pieces = handle.output(follow=follow)
+        if in_json:
+            async for line in json_lines(pieces):
+                await write_all(1, line)
+            return 0
+        shown = {name: Legible() for name, descriptor in (("stdout", 1), ("stderr", 2)) if os.isatty(descriptor) and not as_is}
+        async for piece in pieces:
+            await emit(replace(piece, data=shown[piece.stream].feed(piece.data)) if piece.stream in shown else piece)
+        for name, legible in shown.items():
+            await write_all(1 if name == "stdout" else 2, legible.feed(b"", last=True))
     return 0
+
+
+async def json_lines(pieces: AsyncIterable[Output]) -> AsyncIterator[bytes]:
+    """Output as JSON, an object a line; a character that came in two pieces is told whole, and bytes that are no UTF-8 as U+FFFD. Pure."""
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    def line(stream: str, text: str, lost_bytes: int) -> bytes:
+        return json.dumps({"stream": stream, "text": text, "lost_bytes": lost_bytes}).encode() + b"\n"
+
+    async for piece in pieces:
+        text = decoders[piece.stream].decode(piece.data)
+        if text or piece.lost_bytes:
+            yield line(piece.stream, text, piece.lost_bytes)
+    for name, decoder in decoders.items():
+        if rest := decoder.decode(b"", True):
+            yield line(name, rest, 0)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import termios
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from sandlot.cli.processes import shell
+from sandlot.sdk.results import Output
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncTerminal
@@ -85,3 +87,17 @@ def test_a_terminal_is_raw_and_then_as_it_was_whatever_happens() -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+async def test_output_as_json_has_whole_characters_and_what_was_lost() -> None:
+    async def pieces() -> AsyncIterator[Output]:
+        for piece in (Output("stdout", b"a\xc3"), Output("stderr", b"\xff"), Output("stdout", b"\xa9\n", 7), Output("stdout", b"\xc3")):
+            yield piece
+
+    told = [json.loads(line) for line in [line async for line in shell.json_lines(pieces())]]
+    assert [(each["stream"], each["text"], each["lost_bytes"]) for each in told] == [
+        ("stdout", "a", 0),
+        ("stderr", "\ufffd", 0),
+        ("stdout", "é\n", 7),
+        ("stdout", "\ufffd", 0),
+    ]
