@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import AuthenticationError, ErrorCode
 
 OPEN_PATHS = frozenset(
@@ -31,6 +32,14 @@ class Verifier(Protocol):
 
     def verify(self, secret: str) -> Principal | None:
         """Whose key that is; None where it is nobody's. Takes the same time for every key, and asks no database."""
+        ...
+
+
+class Keyring(Verifier, Protocol):
+    """Who also knows when a key is taken away."""
+
+    def working_for(self, owner: OwnerId) -> AbstractContextManager[None]:
+        """Around what the current task does for an owner: raises AuthenticationError where the owner's key is taken away meanwhile."""
         ...
 
 

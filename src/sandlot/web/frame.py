@@ -1,7 +1,7 @@
 """Around every request: its id, who asks, how much it may send, what became of it, and one line in the log.
 
 Laws:
-- Nobody is answered, and no byte of a body is read, before the key was checked.
+- Nobody is answered, and no byte of a body is read, before the key was checked; a key that is revoked ends what is under way with it.
 - A body that is too large is answered with 413, one that is streamed and larger than its sender's quota with 429. The rest of it is read
   and thrown away within bounds first, because a client that is cut off while it sends seldom reads the answer.
 - What a client sends beyond 64 KiB to be parsed, and what waits to be taken of an answer, is counted (``core/node/budget.py``); where
@@ -16,6 +16,7 @@ import asyncio
 import re
 import secrets
 import time
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import Any
 
@@ -30,7 +31,7 @@ from sandlot.model.access import UNBOUNDED
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, sockets
-from sandlot.web.auth import Signatures, Verifier, authenticate
+from sandlot.web.auth import Keyring, Signatures, authenticate
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.telling import Teller, Tellers
 
@@ -66,7 +67,7 @@ class Frame:
         self,
         app: ASGIApp,
         *,
-        keys: Verifier,
+        keys: Keyring,
         upload_max_bytes: int,
         budget: Budget,
         metrics: Metrics,
@@ -87,9 +88,7 @@ class Frame:
             return  # no lifespan to speak of
         teller = self._tellers.of(scope["path"])
         if scope["type"] == "websocket":
-            await sockets.framed(
-                self._app, scope, receive, send, teller=teller, metrics=self._metrics, authenticate=lambda asked: authenticate(asked, self._keys)
-            )
+            await sockets.framed(self._app, scope, receive, send, teller=teller, metrics=self._metrics, keys=self._keys)
             return
         exchange = _Exchange(scope, receive, send, self._budget, teller)
         raw = teller.takes_raw(scope["path"])
@@ -103,7 +102,8 @@ class Frame:
             scope["state"]["principal"] = principal = authenticate(scope, self._keys, self._signatures)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_announced()
-            await self._app(scope, exchange.receive, exchange.send)
+            with nullcontext() if principal is None else self._keys.working_for(principal.owner):
+                await self._app(scope, exchange.receive, exchange.send)
         except BodyRefusedError as error:
             await exchange.refuse(error.error)
         except SandlotError as error:

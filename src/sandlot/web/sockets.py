@@ -17,7 +17,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,10 @@ from websockets.frames import Frame
 from websockets.http11 import Request, Response
 
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
+from sandlot.web.auth import Keyring, authenticate
 from sandlot.web.telling import Teller
 
 if TYPE_CHECKING:
@@ -169,9 +169,7 @@ class Socket(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
-async def framed(
-    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, authenticate: Callable[[Scope], Principal | None]
-) -> None:
+async def framed(app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, keys: Keyring) -> None:
     """Serve one socket.
 
     Args:
@@ -181,7 +179,7 @@ async def framed(
         send: ASGI's.
         teller: Who tells its failures.
         metrics: Where it is counted.
-        authenticate: Finds out who asks; raises where nobody is known.
+        keys: Who may ask; a key that is revoked ends its sockets.
     """
     given = dict(scope["headers"]).get(b"x-request-id", b"")
     id_ = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -209,8 +207,9 @@ async def framed(
 
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
-            scope["state"]["principal"] = authenticate(scope)
-            await app(scope, receive, tell)
+            scope["state"]["principal"] = principal = authenticate(scope, keys)
+            with nullcontext() if principal is None else keys.working_for(principal.owner):
+                await app(scope, receive, tell)
         except SandlotError as error:
             await refuse(error)
         except Exception:  # noqa: BLE001 - the client is told that there was one

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sandlot.core.node.budget import Budget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandboxes import Sandboxes
-from sandlot.model.access import Principal, Quota
+from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.specs import MIB
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -34,6 +34,9 @@ class NoKeys:
 
     def verify(self, secret: str) -> Principal | None:  # noqa: ARG002 - a verifier
         return None
+
+    def working_for(self, owner: OwnerId) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
+        return contextlib.nullcontext()
 
 
 async def test_every_answer_has_an_id_of_its_own_or_the_clients(http: httpx.AsyncClient) -> None:

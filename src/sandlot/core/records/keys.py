@@ -6,6 +6,7 @@ Laws:
 - Checking asks no database, and takes the same time whichever key matches, and whether one does.
 - A change that this service makes holds at once; one that another process makes is seen by a look in the background, within a second. While the
   store does not answer, the keys that were seen last hold.
+- A key that is gone takes along what was opened with it: requests under way, streams, terminals.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 import structlog
 
 from sandlot.core.ports import Clock
+from sandlot.core.records.holding import Holding
 from sandlot.model.access import LOCAL, OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import KeyRecord
@@ -54,6 +56,8 @@ class Keys:
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._quotas: dict[OwnerId, Quota] = {}
         self._changes = 0
+        self._holding = Holding()
+        self.working_for = self._holding.working_for
 
     async def create(self, name: str, *, operator: bool = False, quota: Quota | None = None) -> tuple[KeyRecord, str]:
         """Make a key.
@@ -98,7 +102,7 @@ class Keys:
         return await self._table.all()
 
     async def revoke(self, name_or_id: str) -> KeyRecord:
-        """Take a key away; requests with it are refused from now on.
+        """Take a key away; requests with it are refused from now on, and those under way are ended.
 
         Raises:
             NotFoundError: There is no valid one of that name or id.
@@ -114,6 +118,7 @@ class Keys:
         self._changes += 1
         self._known = tuple(known for known in self._known if known[1].owner != gone.id)
         self._quotas.pop(gone.id, None)
+        self._holding.end(gone.id)
         return gone
 
     def verify(self, secret: str) -> Principal | None:
@@ -141,8 +146,11 @@ class Keys:
         records = await self._table.all()
         if begun != self._changes:
             return  # this service has changed a key meanwhile, and what was read may be from before
+        before = {principal.owner for _, principal in self._known}
         self._known = tuple((bytes.fromhex(record.sha256), _principal(record)) for record in records)
         self._quotas = {record.id: record.quota for record in records}
+        for owner in before - self._quotas.keys():
+            self._holding.end(owner)
 
     async def run(self) -> None:
         """Look again and again; until it is cancelled."""

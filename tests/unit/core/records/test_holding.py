@@ -1,0 +1,81 @@
+"""A key that is taken away takes along what was opened with it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from sandlot.core.records.holding import Holding
+from sandlot.model.access import OwnerId
+from sandlot.model.errors import AuthenticationError
+from sandlot.server.serve import answering
+from sandlot.web import listen
+from tests.support.service import BASE, bench
+from tests.support.until import until
+
+ALICE, BOB = OwnerId("a" * 12), OwnerId("b" * 12)
+
+
+async def test_what_works_for_an_owner_ends_and_what_says_so_does_not() -> None:
+    holding, never = Holding(), asyncio.Event()
+
+    async def work(owner: OwnerId) -> None:
+        with holding.working_for(owner):
+            await never.wait()
+
+    hers, his, cancelled = (asyncio.create_task(work(owner)) for owner in (ALICE, BOB, ALICE))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert cancelled.cancelled(), "whoever else ends it, ends it"
+    with holding.working_for(ALICE):
+        holding.end(ALICE)
+        with pytest.raises(AuthenticationError):
+            await hers
+    assert not his.done()
+    his.cancel()
+    await asyncio.wait({his})
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])
+async def test_a_revoked_key_loses_its_terminals_and_its_streams(tmp_path: Path, elsewhere: bool) -> None:  # noqa: FBT001
+    async with bench(tmp_path) as at:
+        keys = at.service.keys
+        record, secret = await keys.create("stolen")
+        who = keys.verify(secret)
+        assert who is not None
+        box = await at.sandboxes.create(BASE, who)
+        listener = listen.tcp_socket("127.0.0.1", 0)
+        there, key = f"127.0.0.1:{listener.getsockname()[1]}", {"Authorization": f"Bearer {secret}"}
+        async with (
+            asyncio.timeout(60),
+            answering(at.service, [listener]),
+            httpx.AsyncClient(base_url=f"http://{there}", headers=key, timeout=60, trust_env=False) as http,
+        ):
+            url = f"/v1/sandboxes/{box.id}/processes"
+            process = (await http.post(url, json={"command": "cat", "pty": {}, "background": True})).json()["process"]
+            idle = box.activity.held
+            async with (
+                connect(f"ws://{there}{url}/{process}/terminal", additional_headers=key, proxy=None) as terminal,
+                http.stream("GET", f"{url}/{process}/output", params={"follow": "true"}, headers={"Accept": "text/event-stream"}) as output,
+                http.stream("GET", "/v1/events", headers={"Accept": "text/event-stream"}) as happens,
+            ):
+                await terminal.recv()
+                assert (output.status_code, happens.status_code) == (200, 200)
+                if elsewhere:
+                    assert await at.service.store.keys.revoke(record.name, at.service.core.clock.now()) is not None
+                else:
+                    await keys.revoke(record.name)
+                with pytest.raises(ConnectionClosed):
+                    while True:
+                        await terminal.recv()
+                for stream in (output, happens):
+                    with pytest.raises(httpx.RemoteProtocolError):
+                        await stream.aread()
+            await until(lambda: box.activity.held == idle)
+            assert (await http.get("/v1/sandboxes")).status_code == 401
