@@ -98,6 +98,16 @@ async def test_a_node_that_starts_anew_finds_what_it_had_and_settles_no_others(t
         assert not theirs.ended.is_set()
 
 
+async def test_a_data_directory_belongs_to_its_database_and_any_number_to_one(tmp_path: Path, settings: Settings, postgres: Cluster) -> None:
+    async with bench(folder(tmp_path, "one"), settings), bench(folder(tmp_path, "two"), settings):
+        pass
+    assert (tmp_path / "one" / "data" / "store").read_text() == (tmp_path / "two" / "data" / "store").read_text()
+    (tmp_path / "one" / "driver").rmdir()
+    with pytest.raises(HostError, match="not the one"):
+        async with bench(folder(tmp_path, "one"), Settings(database_url=postgres.database())):
+            raise AssertionError
+
+
 async def test_a_database_that_cannot_be_used_keeps_the_service_from_starting(tmp_path: Path, postgres: Cluster) -> None:
     with pytest.raises(HostError, match="refuses this service"):
         async with bench(tmp_path, Settings(database_url=postgres.url("nowhere"))):

@@ -155,7 +155,7 @@ async def open_service(
 
     Raises:
         ConflictError: Another service runs on the data directory.
-        HostError: The data directory or the database cannot be used.
+        HostError: The data directory or the database cannot be used, or they do not belong together.
         UnavailableError: The database cannot be reached.
     """
     images = ImageTemplates(ImageStore(settings.cache_dir))
@@ -164,6 +164,7 @@ async def open_service(
         opened.enter_context(state.locked(settings.data_dir))
         node = state.node(settings.data_dir)
         store = await opened.enter_async_context(open_store(settings.database))
+        state.belongs(settings.data_dir, await store.identity())
         blobs = await open_blobs(settings.files)
         budget = Budget(settings.buffer_bytes)
         time = clock or SystemClock()

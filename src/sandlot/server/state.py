@@ -3,6 +3,7 @@
 Laws:
 - Nobody but its owner may enter it; that is what guards the unix socket.
 - One service at a time: flock(2), which the kernel lets go of however the service ends. A second one is told who is first.
+- It belongs to one database: with another one nothing is begun, because what that does not know is removed.
 - The node's id is made once and never changes, because what a killed service left behind is found by it.
 """
 
@@ -20,6 +21,7 @@ from sandlot.model.ids import NODE_ID, NodeId, new_node_id
 LOCK = "lock"
 NODE = "node"
 SIGNING = "signing.key"
+STORE = "store"
 _SECRET_BYTES = 32
 _STRANGERS = 0o077
 
@@ -104,6 +106,41 @@ def node(folder: Path) -> NodeId:
     if NODE_ID.fullmatch(text) is None:
         raise _bad_node(file)
     return NodeId(text)
+
+
+def belongs(folder: Path, identity: str) -> None:
+    """See to it that the directory's database is the one that it had; one that had none yet has this one from now on.
+
+    Args:
+        folder: The directory; its lock is held.
+        identity: What tells the database that was opened from every other one.
+
+    Raises:
+        HostError: It is another one, or the file cannot be read or written.
+    """
+    file = folder / STORE
+    try:
+        found = file.read_text("ascii", "replace").strip() if file.exists() else None
+        if found is None:
+            beside = folder / f".{STORE}"
+            beside.write_text(f"{identity}\n", "ascii")
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
+            beside.replace(file)
+            return
+    except OSError as error:
+        raise HostError(
+            f"{file} cannot be used: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Make it readable, and the data directory writable.",
+        ) from error
+    if found != identity:
+        raise HostError(
+            f"The database that is set is not the one that the data directory {folder} belongs to: files and sandboxes of it would be removed.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint=f"Set SANDLOT_DATABASE_URL, or restore sandlot.db, as it was. If this database is meant, remove {file} and start again: "
+            "uploaded files and live sandboxes that it does not know are removed then.",
+        )
 
 
 def secret(folder: Path) -> bytes:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.store import engine, migrations
 from sandlot.store.events import Events
 from sandlot.store.executions import Executions
 from sandlot.store.files import Files
 from sandlot.store.keys import Keys
+from sandlot.store.rows import insert
 from sandlot.store.sandboxes import Sandboxes
+from sandlot.store.schema import IDENTITY, counters
 
 
 class SqlStore:
@@ -22,6 +28,7 @@ class SqlStore:
     """
 
     def __init__(self, database: engine.Database) -> None:
+        self._database = database
         self._sandboxes = Sandboxes(database)
         self._keys = Keys(database)
         self._files = Files(database)
@@ -52,6 +59,18 @@ class SqlStore:
     def events(self) -> Events:
         """What happened."""
         return self._events
+
+    async def identity(self) -> str:
+        """What tells this database from every other one, 16 hexadecimal digits; made by whoever asks first, and never changed."""
+        query = select(counters.c.value).where(counters.c.name == IDENTITY)
+        adding = insert(self._database.dialect, counters).on_conflict_do_nothing(index_elements=["name"])
+
+        async def make(connection: AsyncConnection) -> int:
+            await connection.execute(adding, {"name": IDENTITY, "value": secrets.randbits(63)})
+            return int((await connection.execute(query)).scalar_one())
+
+        found = await self._database.rows(query)
+        return f"{int(found[0].value) if found else await self._database.write(make):016x}"
 
 
 @asynccontextmanager

@@ -49,6 +49,8 @@ RUNNING: Final = "running"
 """The status of a run that has no end yet."""
 EVENTS: Final = "events"
 """The row of ``counters`` that events take their numbers from."""
+IDENTITY: Final = "identity"
+"""The row of ``counters`` that never changes: a random number, by which this database is told from every other one."""
 
 _Impl = TypeEngine[Any] | type[TypeEngine[Any]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,12 +11,12 @@ import pytest
 from sandlot.drivers.registry import driver_names
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, UnavailableError
+from sandlot.model.errors import ConflictError, HostError, UnavailableError
 from sandlot.model.ids import NodeId, node_of
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
 from sandlot.server.settings import Settings
 from tests.support.bare import BareDriver
-from tests.support.service import BASE, BOUNDLESS, bench
+from tests.support.service import BASE, BOUNDLESS, bench, serving
 from tests.support.until import until
 
 SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
@@ -38,6 +38,31 @@ async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
         assert node_of(box.id) == at.service.node
     assert box.exit is not None
     assert box.exit.detail == "the service was stopped"
+
+
+async def test_another_database_removes_nothing_unless_that_is_meant(folder: Path) -> None:
+    below, data = folder / "driver", folder / "data"
+    below.mkdir()
+    driver = BareDriver(below)
+    async with serving(folder, driver, keep=True) as service:
+        await service.sandboxes.create(BASE, OPERATOR)
+        await until(lambda: bool(driver.swept_besides))
+        identity = (data / "store").read_text()
+    left, sweeps = driver.left(), len(driver.swept_besides)
+    assert left
+    for file in data.glob("sandlot.db*"):
+        file.rename(folder / file.name)
+    with pytest.raises(HostError, match="not the one") as refused:
+        async with serving(folder, driver):
+            raise AssertionError
+    assert str(data / "store") in (refused.value.hint or "")
+    assert (driver.left(), len(driver.swept_besides)) == (left, sweeps)
+    (data / "store").unlink()
+    async with serving(folder, driver):
+        await until(lambda: len(driver.swept_besides) > sweeps)
+    assert (data / "store").read_text() != identity
+    await driver.instances[0].destroy()
+    assert driver.left() == []
 
 
 async def test_what_an_earlier_one_left_is_swept(folder: Path) -> None:

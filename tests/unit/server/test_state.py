@@ -94,6 +94,18 @@ def test_a_broken_name_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     assert (tmp_path / "node").read_bytes() == content
 
 
+def test_it_belongs_to_one_database(tmp_path: Path) -> None:
+    state.belongs(tmp_path, "01" * 8)
+    state.belongs(tmp_path, "01" * 8)
+    with pytest.raises(HostError, match="not the one") as refused:
+        state.belongs(tmp_path, "02" * 8)
+    assert str(tmp_path / "store") in (refused.value.hint or "")
+    state.belongs(tmp_path, "01" * 8)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    (tmp_path / "store").unlink()
+    state.belongs(tmp_path, "02" * 8)
+
+
 def _hold(folder: Path, ready: multiprocessing.synchronize.Event) -> None:
     with state.locked(folder):
         ready.set()
