@@ -344,6 +344,14 @@ def test_pieces_of_standard_input_are_fed_beside_the_stream(service: Script, san
     assert sandbox.commands.run("cat", stdin=iter([b"a", b"bc"])).exit_code == 0
     assert fed == [b"a", b"bc", b"<end>"]
     assert service.seen[0].json()["stdin_open"] is True
+    assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
+
+
+def test_a_piece_of_standard_input_that_is_sent_again_says_where_it_belongs(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {"process": "p1", "pid": 1}), Reply(200, {"stdin_bytes": 1}), problem(503, "busy", retryable=True), Reply(200), Reply(204))
+    sandbox.commands.start("cat", stdin=b"\xff" * 262_145)
+    sent = [(seen.query, len(seen.body)) for seen in service.seen if seen.method == "POST" and seen.path.endswith("/stdin")]
+    assert sent == [("offset=0", 262_144), ("offset=262144", 1), ("offset=262144", 1)]
 
 
 def test_what_fails_in_the_callers_data_is_raised_there_and_standard_input_ends(service: Script, sandbox: Sandbox) -> None:

@@ -192,8 +192,10 @@ class AsyncCommands:
         answer = await self._client.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
+            sent = 0
             async for piece in backend.chunks(stdin):
-                await handle.send_stdin(piece)
+                await handle.send_stdin(piece, offset=sent)
+                sent += len(piece)
             await handle.close_stdin()
         return handle
 
@@ -222,9 +224,12 @@ class AsyncCommands:
 
     async def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
+        sent = 0
         try:
             async for piece in backend.chunks(stdin):
-                await write_stdin(self._client, path, piece)
+                # With its offset: a piece that is sent again, because the service was busy after it had come, is written once.
+                await write_stdin(self._client, path, piece, sent)
+                sent += len(piece)
         except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
             if not _takes_no_more(error):
                 failures.append(error)

@@ -193,8 +193,10 @@ class Commands:
         answer = self._client.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(answer["process"]), pid=answer.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
+            sent = 0
             for piece in backend.chunks(stdin):
-                handle.send_stdin(piece)
+                handle.send_stdin(piece, offset=sent)
+                sent += len(piece)
             handle.close_stdin()
         return handle
 
@@ -223,9 +225,12 @@ class Commands:
 
     def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
+        sent = 0
         try:
             for piece in backend.chunks(stdin):
-                write_stdin(self._client, path, piece)
+                # With its offset: a piece that is sent again, because the service was busy after it had come, is written once.
+                write_stdin(self._client, path, piece, sent)
+                sent += len(piece)
         except Exception as error:  # noqa: BLE001 - raised where the caller is, whether it is ours or of the caller's own data
             if not _takes_no_more(error):
                 failures.append(error)
