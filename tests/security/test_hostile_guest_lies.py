@@ -249,27 +249,6 @@ def test_no_word_of_a_guest_gets_into_the_head_of_an_answer(service: LocalServic
     assert body.count(b"\r\n") == 0, "one answer, and its body is one line"
 
 
-NAMES = ("../../../../escaped", "/tmp/escaped", "..", ".", "", "a/b", "a\0b", "a\nb")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_folder_is_not_copied_out_of_where_it_belongs(service: LocalService, tmp_path: Path, name: str) -> None:
-    listed = f"answers('file.list', {{'result': {{'entries': [{{**ENTRY, 'name': {name!r}}}], 'more': False}}}})"
-    folder = "answers('file.stat', {'result': {**ENTRY, 'kind': 'directory'}})"
-    said = "say(frame(frames.DATA, call.stream, b'xyz')), message(call, {'result': {'bytes': 3}}), end(call)"
-    body = f"on('file.read', lambda call: (message(call, {STAT}), {said}))"
-    local = tmp_path / "one" / "two" / "here"
-    with service.create("impostor", envs={"MISDEED": f"{listed}; {folder}; {body}"}) as liar:
-        seen = outcome(lambda: liar.files.download("/d", local))
-    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    if name == "a\nb":
-        assert made == {"one/two/here/a\nb"}, "strange, but a name (path_resolution(7))"
-    else:
-        assert isinstance(seen, SandlotError)
-        assert made == set()
-    assert not Path("/tmp/escaped").exists()
-
-
 def test_folders_and_pages_without_end_come_to_an_end(service: LocalService, tmp_path: Path) -> None:
     folder = "{**ENTRY, 'kind': 'directory', 'name': 'd'}"
     deep = f"answers('file.list', {{'result': {{'entries': [{folder}], 'more': False}}}}); answers('file.stat', {{'result': {folder}}})"

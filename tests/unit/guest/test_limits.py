@@ -35,16 +35,16 @@ def test_a_limit_moves_with_the_sandboxs(soft: int, hard: int, before: int, afte
 
 def test_a_crowd_is_counted_with_its_threads() -> None:
     before = crowd()
-    threads = "for _ in range(40): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    threads = "for _ in range(400): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     program = f"import threading, time\n{threads}\nprint('up', flush=True)\ntime.sleep(600)"
     child = subprocess.Popen(["python3", "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.read(3) == b"up\n"
     (found,) = (task for task in tasks() if task.pid == child.pid)
-    assert found.threads == 41
+    assert found.threads == 401
     assert Path(f"/proc/{child.pid}/task").stat().st_nlink - 2 == found.threads
     # Others come and go on this machine; these are many.
-    assert crowd() - before > 20
+    assert crowd() - before > 200
     child.kill()
     child.communicate()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.guest.programs.unpacking import Inflater
 from tests.support.archives import Hostile, archive, entry, hostile, raw_head
 from tests.support.programs import begin, packed, run, unpacked
 
@@ -141,3 +142,11 @@ def test_a_folder_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = run("unpacking", asked(tmp_path / "file/below"), archive(entry("a", content=b"a")))
     assert said.error == "path_invalid"
+
+
+@pytest.mark.parametrize("padding", [b"", b"\0" * 600, b"\0\x1f\x8b"])
+def test_members_of_gzip_are_found_wherever_a_read_ends(padding: bytes) -> None:
+    raw = gzip.compress(b"first") + gzip.compress(b"second") + padding
+    for size in (1, 2, 3, 7, len(gzip.compress(b"first")) + 1, len(raw)):
+        inflater = Inflater()
+        assert b"".join(piece for at in range(0, len(raw), size) for piece in inflater.feed(raw[at : at + size])) == b"firstsecond"
