@@ -112,7 +112,16 @@ class FileStore:
         content = _Content(chunks, self._max_bytes, who.quota)
         return await self._keep(content, who.owner, filename, kind, None)
 
-    async def keep(self, box: Sandbox, path: str, *, user: User = User.USER, filename: str | None = None) -> FileRecord:
+    async def keep(
+        self,
+        box: Sandbox,
+        path: str,
+        *,
+        user: User = User.USER,
+        filename: str | None = None,
+        quota: Quota = UNBOUNDED,
+        max_bytes: int | None = None,
+    ) -> FileRecord:
         """Copy a file out of a sandbox; it belongs to the sandbox's owner.
 
         Args:
@@ -120,16 +129,18 @@ class FileStore:
             path: Absolute.
             user: Who reads it.
             filename: What it is called; None is the last part of its path, with ``_`` in place of what a name cannot have.
+            quota: Of who asks: bounds its size, as that of an upload.
+            max_bytes: A bound below the server's.
 
         Raises:
-            SandlotError: As for :func:`sandlot.core.content.files.read`; also ``too_large`` and ``disk_full``.
+            SandlotError: As for :func:`sandlot.core.content.files.read`; also ``too_large``, ``quota_exceeded`` and ``disk_full``.
         """
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
         reading = await files.read(box, path, user=user)
         try:
-            content = _Content(reading, self._max_bytes, UNBOUNDED)
+            content = _Content(reading, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), quota)
             return await self._keep(content, box.owner, name, media_type_of(name), box.id)
         finally:
             await reading.aclose()

@@ -23,6 +23,7 @@ from sandlot.core.content.changes import Mark
 from sandlot.core.records.filestore import FileStore
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Entry
+from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.records import FileRecord
 from sandlot.model.specs import MIB, WORKSPACE, User
@@ -37,6 +38,8 @@ FEW_FOLDERS = 12
 MANY_FOLDERS = 250
 """The same after it, where no program waits inside."""
 MOST_ENTRIES = 20_000
+MOST_PAGES = 100
+"""Of one folder: five times what a guest needs for so many entries."""
 
 ANSWER_S = 10.0
 """Of the time that a client waits, for what comes after its run."""
@@ -131,30 +134,38 @@ class Kept:
     more: bool = False
 
 
-async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
+async def collect(store: FileStore, box: Sandbox, before: Before, quota: Quota = UNBOUNDED) -> Kept:
     """Find the files that a run made, and keep them. The run has its result, whatever becomes of these: nothing is raised.
 
     Args:
         store: Where they are kept.
         box: Where they are.
         before: What there was before the run.
+        quota: Of whoever asked for the run: bounds each file, as an upload.
     """
     found: Sequence[Found] = ()
     more, gone = True, 0
     kept: dict[int, FileRecord] = {}
     turns = asyncio.Semaphore(AT_ONCE)
 
+    spare_bytes = 0
+
     async def keep(number: int, file: Found) -> None:
-        nonlocal gone
+        nonlocal gone, spare_bytes
         async with turns:
+            # A guest's word of a size binds it: what a file has more than was said is taken from what no file was promised.
+            more_bytes, spare_bytes = spare_bytes, 0
             try:
-                kept[number] = await store.keep(box, file.path)
+                kept[number] = record = await store.keep(box, file.path, quota=quota, max_bytes=file.size_bytes + more_bytes)
+                more_bytes -= max(0, record.size_bytes - file.size_bytes)
             except NotFoundError:
                 gone += 1  # a process that was left in the background has removed it
             except (ForbiddenError, InvalidRequestError):
                 pass  # its user cannot read it, or it is no file any more
             except SandlotError as error:
                 _log.warning("files.not_kept", sandbox=box.id, code=str(error.code))
+            finally:
+                spare_bytes += more_bytes
 
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECT_S):
@@ -162,8 +173,10 @@ async def collect(store: FileStore, box: Sandbox, before: Before) -> Kept:
                 found, more = await before.made()
             except SandlotError as error:  # such as of a run that killed all of its user's processes, the one that looked among them
                 _log.warning("files.not_found", sandbox=box.id, code=str(error.code))
+            few = chosen(found)
+            spare_bytes = KEPT_BYTES - sum(file.size_bytes for file in few)
             async with asyncio.TaskGroup() as group:
-                for number, file in enumerate(chosen(found)):
+                for number, file in enumerate(few):
                     group.create_task(keep(number, file))
     return Kept([kept[number] for number in sorted(kept)], len(found) - len(kept) - gone, more)
 
@@ -220,12 +233,13 @@ async def _look(box: Sandbox, most_folders: int) -> tuple[dict[str, tuple[int, i
 async def _entries(box: Sandbox, folder: str) -> list[Entry]:
     """What is in a folder; nothing where there is none that the user may look into."""
     entries: list[Entry] = []
-    more = True
+    pages, more = 0, True
     try:
         while more and len(entries) < MOST_ENTRIES:
             page = await files.listing(box, folder, user=User.USER, offset=len(entries))
             entries += page.entries
-            more = page.more and bool(page.entries)
+            pages += 1
+            more = page.more and bool(page.entries) and pages < MOST_PAGES
     except (NotFoundError, ForbiddenError, InvalidRequestError):  # gone, closed, or no folder any more
         return []
     return entries

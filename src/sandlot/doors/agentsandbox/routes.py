@@ -97,13 +97,15 @@ async def download(file: str, request: Request) -> Response:
     """A file's bytes."""
     files = core_of(request).files
     record = await files.get(principal_of(request), file)
+    bytes_ = files.read(record)
 
     async def close() -> None:
-        pass
+        if hasattr(bytes_, "aclose"):
+            await bytes_.aclose()
 
     # It may say that it is a page; it is never shown as one under this address.
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(record.filename, safe='')}", "X-Content-Type-Options": "nosniff"}
-    told = Stream(files.read(record), close, media_type=record.media_type, headers=headers)
+    told = Stream(bytes_, close, media_type=record.media_type, headers=headers)
     told.headers["Content-Length"] = str(record.size_bytes)
     return told
 

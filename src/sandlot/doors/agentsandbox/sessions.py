@@ -116,7 +116,7 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
                 done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
             except SandboxEndedError as error:
                 return translate.ended(box.id, error)
-            kept = await outputs.collect(core.files, box, before)
+            kept = await outputs.collect(core.files, box, before, who.quota)
         finally:
             before.close()
             if body.session_id is not None:

@@ -39,11 +39,12 @@ _OWN = 0o700
 class Inflater:
     """Plain bytes out of what may be compressed by gzip (RFC 1952), one member after the other."""
 
-    __slots__ = ("_begun", "_first", "_inflate")
+    __slots__ = ("_begun", "_first", "_inflate", "_padded")
 
     def __init__(self) -> None:
         self._first = b""
         self._begun = False
+        self._padded = False
         self._inflate: Any = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -60,8 +61,15 @@ class Inflater:
         if self._inflate is None:
             yield data
             return
-        while data and not (self._inflate.eof and not data.startswith(_GZIP)):  # what follows the end is padding
+        data, self._first = self._first + data, b""
+        while data:
             if self._inflate.eof:
+                if data == _GZIP[:1]:  # a read may end between the two
+                    self._first = data
+                    return
+                if self._padded or not data.startswith(_GZIP):  # what follows the end is padding
+                    self._padded = True
+                    return
                 self._inflate = zlib.decompressobj(31)
             try:
                 piece = self._inflate.decompress(data, INFLATED_BYTES)

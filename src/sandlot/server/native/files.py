@@ -26,7 +26,6 @@ from sandlot.server.native.schemas.files import (
 )
 from sandlot.server.native.schemas.trees import ExistsAnswer
 from sandlot.web import ranges
-from sandlot.web.ranges import Range
 from sandlot.web.streams import Stream
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
@@ -46,10 +45,8 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 async def read(sandbox: str, query: Annotated[ReadQuery, Query()], request: Request) -> Response:
     """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
     box = sandbox_of(request, sandbox)
-    if "range" in request.headers and not query.offset and query.length is None:
-        part = ranges.wanted(request.headers["range"], (await files.stat(box, query.path, user=User(query.user))).size)
-        if part is not None:
-            return await _part(box, query, part)
+    if not query.offset and query.length is None and (part := await part_of(request, box, query.path, User(query.user))) is not None:
+        return part
     return streamed(await files.read(box, query.path, user=User(query.user), offset=query.offset, length=query.length))
 
 
@@ -112,10 +109,14 @@ def streamed(reading: Reading, **headers: str) -> Stream:
     return Stream(pieces(), reading.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
 
 
-async def _part(box: Sandbox, query: ReadQuery, part: Range) -> Response:
-    """One range of a file; a file that has become shorter meanwhile cuts the answer."""
-    reading = await files.read(box, query.path, user=User(query.user), offset=part.start, length=part.length)
-    answer = streamed(reading)
+async def part_of(request: Request, box: Sandbox, path: str, user: User, **headers: str) -> Stream | None:
+    """The range of a file that was asked for, None where the whole is; a file that has become shorter meanwhile cuts the answer."""
+    if "range" not in request.headers:
+        return None
+    part = ranges.wanted(request.headers["range"], (await files.stat(box, path, user=user)).size)
+    if part is None:
+        return None
+    answer = streamed(await files.read(box, path, user=user, offset=part.start, length=part.length), **headers)
     answer.status_code = 206
     answer.headers["Content-Range"] = part.said
     answer.headers["Content-Length"] = str(part.length)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, core_of, principal_of, raw_body, reply, sandbox_of
+from sandlot.server.native.common import PROBLEM, also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.files import EntryAnswer
 from sandlot.server.native.schemas.filestore import (
     InjectBody,
@@ -107,8 +107,9 @@ async def inject(sandbox: str, body: InjectBody, request: Request) -> Response:
 @router.post("/v1/sandboxes/{sandbox}/files/keep", status_code=201, responses=also(StoredFileAnswer, "It is kept.", 201))
 async def keep(sandbox: str, body: KeepBody, request: Request) -> Response:
     """Copy a file out of a sandbox into the file store, where it outlives the sandbox."""
-    record = await core_of(request).files.keep(sandbox_of(request, sandbox), body.path, user=User(body.user), filename=body.filename)
-    return reply(StoredFileAnswer.of(record), 201)
+    box, quota = sandbox_of(request, sandbox), principal_of(request).quota
+    work = core_of(request).files.keep(box, body.path, user=User(body.user), filename=body.filename, quota=quota)
+    return reply(StoredFileAnswer.of(await unless_gone(request, work)), 201)
 
 
 def disposition(filename: str) -> str:

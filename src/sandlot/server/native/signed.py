@@ -11,7 +11,7 @@ from pydantic import Field
 from sandlot.core.content import files
 from sandlot.model.specs import User
 from sandlot.server.native.common import also, body_of, core_of, principal_of, raw_body, reply, sandbox_of, while_connected
-from sandlot.server.native.files import CONTENT, streamed
+from sandlot.server.native.files import CONTENT, part_of, streamed
 from sandlot.server.native.schemas.base import Query as QueryModel
 from sandlot.server.native.schemas.base import Text, UserName
 from sandlot.server.native.schemas.files import EntryAnswer
@@ -47,10 +47,12 @@ async def sign(sandbox: str, body: SignBody, request: Request) -> Response:
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
 async def read_signed(query: Annotated[SignedQuery, Query()], request: Request) -> Response:
     """Read the file that a URL was signed for."""
-    reading = await files.read(sandbox_of(request, query.sandbox), query.path, user=User(query.user))
+    box, user = sandbox_of(request, query.sandbox), User(query.user)
     # A browser must not take what a sandbox wrote for a page of this service.
     name = quote(query.path.rpartition("/")[2], safe="")
-    return streamed(reading, **{"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"})
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"}
+    part = await part_of(request, box, query.path, user, **headers)
+    return streamed(await files.read(box, query.path, user=user), **headers) if part is None else part
 
 
 @router.put(SIGNED_PATH, responses=also(EntryAnswer, "It was written."), openapi_extra=raw_body("The file's content."))

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core.content import archives, watching
 from sandlot.core.content.watching import Watch
 from sandlot.model.specs import User
-from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, while_connected
+from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
 from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, PackQuery, UnpackedAnswer, WatchingEvent, WatchQuery
 from sandlot.web import streams
@@ -26,7 +26,8 @@ _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZI
 async def pack(sandbox: str, query: Annotated[PackQuery, Query()], request: Request) -> Response:
     """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
     compress = query.format == "tar.gz"
-    packed = await archives.pack(sandbox_of(request, sandbox), query.path, user=User(query.user), compress=compress)
+    packing = archives.pack(sandbox_of(request, sandbox), query.path, user=User(query.user), compress=compress)
+    packed = await unless_gone(request, packing)
     return streams.Stream(aiter(packed), packed.aclose, media_type=GZIP if compress else TAR)
 
 
@@ -44,7 +45,8 @@ async def unpack(sandbox: str, query: Annotated[PathQuery, Query()], request: Re
 )
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a folder."""
-    watched = await watching.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
+    beginning = watching.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
+    watched = await unless_gone(request, beginning)
     return streams.events(request, _told(watched, query), watched.aclose)
 
 

@@ -170,6 +170,9 @@ async def test_files_go_into_a_sandbox_and_come_out_of_it(at: Bench, box: Sandbo
     assert (kept.filename, kept.media_type, kept.sandbox, kept.owner, kept.sha256) == ("first.csv", "text/csv", box.id, box.owner, first.sha256)
     await content.write(box, "/workspace/a\tb", pieces(b"x"), user=User.USER)
     assert (await store.keep(box, "/workspace/a\tb")).filename == "a_b"
+    for bound in ({"quota": Quota(upload_bytes=299_999)}, {"max_bytes": 299_999}):
+        with pytest.raises(LimitError):
+            await store.keep(box, "/workspace/in/first.csv", **bound)
     for refused in ("/workspace/none", "/workspace/in", "relative"):
         with pytest.raises((NotFoundError, InvalidRequestError)):
             await store.keep(box, refused)

@@ -13,6 +13,7 @@ from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.agentsandbox import outputs
 from sandlot.doors.agentsandbox.outputs import Before, Found
+from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, class_of
 from sandlot.model.specs import ProcessSpec, User
 from tests.support.service import Bench, bench
@@ -77,6 +78,26 @@ async def test_no_more_is_kept_than_there_is_room_for(at: Bench, box: Sandbox, m
     kept = await outputs.collect(at.service.core.files, box, before)
     assert [(record.filename, record.size_bytes) for record in kept.records] == [("a", 5), ("c", 3)]
     assert (kept.left, kept.more) == (2, False)
+
+
+async def test_a_guests_word_of_a_size_binds_it(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    await sh(box, "for i in 1 2 3 4 5 6; do head -c 100 /dev/zero > /output/$i; done")
+
+    class Liar(Before):
+        async def made(self) -> tuple[list[Found], bool]:
+            return [Found(f"/output/{i}", 1) for i in range(1, 7)], False
+
+    monkeypatch.setattr(outputs, "KEPT_BYTES", 250)
+    kept = await outputs.collect(at.service.core.files, box, Liar(box, {}))
+    assert sum(record.size_bytes for record in kept.records) <= 250
+    assert kept.left >= 4
+
+
+async def test_a_quota_binds_what_is_kept(at: Bench, box: Sandbox) -> None:
+    before = await Before.look(box)
+    await sh(box, "cd /output; printf 12345 > a; printf 123456 > b")
+    kept = await outputs.collect(at.service.core.files, box, before, Quota(upload_bytes=5))
+    assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
 async def test_what_takes_too_long_is_left(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,8 @@ async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(h
     got = await here.anybody.get(await here.sign())
     assert got.content == content
     assert (got.headers["x-content-type-options"], got.headers["content-type"]) == ("nosniff", "application/octet-stream")
+    part = await here.anybody.get(await here.sign(), headers={"Range": "bytes=2-3"})
+    assert (part.status_code, part.content, part.headers["x-content-type-options"]) == (206, content[2:4], "nosniff")
     problem(await here.anybody.get(await here.sign(method="PUT")), 403, "forbidden")
     problem(await here.anybody.put(await here.sign(), content=b"x"), 403, "forbidden")
     for path in (here.url, f"{here.url}/files/content?path=/workspace/a", "/v1/sandboxes", "/v1/signed/files", "/v1/signed/files/content/"):
@@ -97,6 +99,12 @@ async def test_an_upload_by_it_keeps_the_limits_of_the_key_and_of_the_service(he
     problem(await here.anybody.put(url, content=bytes(MIB + 1)), 429, "quota_exceeded")
     problem(await here.anybody.put(url, content=bytes(3 * MIB)), 413, "too_large")
     assert (await here.owner.get(f"{here.url}/files/exists", params={"path": "/workspace/a"})).json() == {"exists": False}
+
+
+async def test_what_is_kept_out_of_a_sandbox_has_the_limit_of_an_upload(here: Open) -> None:
+    await here.owner.post(f"{here.url}/processes", json={"command": f"head -c {MIB + 1} /dev/zero > a; head -c {MIB} /dev/zero > b"})
+    problem(await here.owner.post(f"{here.url}/files/keep", json={"path": "/workspace/a"}), 429, "quota_exceeded")
+    assert (await here.owner.post(f"{here.url}/files/keep", json={"path": "/workspace/b"})).status_code == 201
 
 
 async def test_what_cannot_be_signed_is_refused(here: Open) -> None:
