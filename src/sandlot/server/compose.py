@@ -175,6 +175,8 @@ async def open_service(
         records = await opened.enter_async_context(
             open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)], room)
         )
+        register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
+        opened.push_async_callback(register.aclose)
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
@@ -191,9 +193,7 @@ async def open_service(
             read_host=read_host or own_host(settings).read,
             budget=budget,
             injects=records.files.injects,
-            register=Register(
-                store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly
-            ),
+            register=register,
         )
         await sandboxes.open()
         await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)

@@ -2,8 +2,8 @@
 
 Laws:
 - An intent that cannot be recorded is not carried out: nothing is created, and no change is answered.
-- An end that cannot be recorded is carried out all the same: a sandbox that should be gone must not live because a disk is full. The
-  next start finds that it is gone.
+- An end that cannot be recorded is carried out all the same: a sandbox that should be gone must not live because a disk is full. It is
+  tried again every few seconds, the newest record of each sandbox; the next start finds what is gone all the same.
 - A record and the event that tells of it are committed together.
 - The records of one sandbox are written in the order in which it came to be so, one at a time.
 - Of an ended sandbox no environment is kept.
@@ -11,9 +11,11 @@ Laws:
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import structlog
 
@@ -23,13 +25,31 @@ from sandlot.core.records.executions import Journal
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.ids import NodeId
+from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Store
 
+AGAIN_S: Final = 5.0
+"""Between tries to record what could not be."""
+
+LAST_TRY_S: Final = 5.0
+"""How long the end of the service waits for that."""
+
+HELD: Final = 1000
+"""Sandboxes of which that is kept; what is beyond is left to the next start."""
+
 _log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What could not be recorded of a sandbox, and the lock that keeps its records in order."""
+
+    recording: asyncio.Lock
+    record: SandboxRecord
+    event: NewEvent | None
 
 
 class Register:
@@ -63,11 +83,22 @@ class Register:
         self._node = node
         self._clock = clock
         self._told = told
+        self._refused: OrderedDict[SandboxId, _Refused] = OrderedDict()
+        self._again: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> Store:
         """Where it is kept."""
         return self._store
+
+    async def aclose(self) -> None:
+        """Try once more to record what could not be, for some seconds."""
+        if self._again is not None:
+            self._again.cancel()
+        if self._refused:
+            last = asyncio.create_task(self._write_again())
+            await asyncio.wait({last}, timeout=LAST_TRY_S)
+            last.cancel()
 
     async def unfinished(self) -> Sequence[SandboxRecord]:
         """What an earlier service of this node left."""
@@ -152,6 +183,7 @@ class Register:
     async def _save(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
         async with box.recording:
             await self._store.sandboxes.save(record, event)
+            self._refused.pop(box.id, None)  # older than this
         if event is not None:
             self._told()
 
@@ -160,6 +192,31 @@ class Register:
             await self._save(box, record, event)
         except Exception as error:  # noqa: BLE001 - whatever it is, the sandbox must go on to its end
             _log.error("sandbox.not_recorded", sandbox=box.id, state=str(record.state), error=str(error))
+            self._refused[box.id] = _Refused(box.recording, record, event)
+            self._refused.move_to_end(box.id)
+            while len(self._refused) > HELD:
+                self._refused.popitem(last=False)
+            if self._again is None or self._again.done():
+                self._again = asyncio.create_task(self._until_written())
+
+    async def _until_written(self) -> None:
+        while self._refused:
+            await asyncio.sleep(AGAIN_S)
+            await self._write_again()
+
+    async def _write_again(self) -> None:
+        for sandbox, refused in tuple(self._refused.items()):
+            async with refused.recording:
+                if self._refused.get(sandbox) is not refused:
+                    continue  # something newer was written, or refused
+                try:
+                    await self._store.sandboxes.save(refused.record, refused.event)
+                except Exception:  # noqa: BLE001, S112 - it is in the log, and stays here
+                    continue
+                del self._refused[sandbox]
+            _log.info("sandbox.recorded_late", sandbox=sandbox, state=str(refused.record.state))
+            if refused.event is not None:
+                self._told()
 
     def _event(self, kind: str, box: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
         return NewEvent(kind, self._clock.now(), box.owner, box.id, data)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from sandlot.core.records import register
 from sandlot.core.records.register import record_of, revived
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.updates import Update
@@ -17,7 +19,7 @@ from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.states import State
 from sandlot.store.sandboxes import Sandboxes as Table
 from tests.support.clock import ManualClock
-from tests.support.service import BASE, Bench
+from tests.support.service import BASE, Bench, bench
 from tests.support.until import until
 
 ALICE = Principal(OwnerId("a" * 12), "alice")
@@ -83,6 +85,41 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
     answers.set()
     while (record := await at.service.store.sandboxes.get(box.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
         await asyncio.sleep(0.01)
+
+
+async def test_an_end_that_could_not_be_recorded_is_recorded_later(
+    at: Bench, saved: tuple[list[SandboxRecord], list[Fails]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(register, "AGAIN_S", 0.05)
+    box = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
+    tries: list[State] = []
+
+    def fails(record: SandboxRecord) -> bool:
+        tries.append(record.state)
+        return True
+
+    saved[1].append(fails)
+    await at.sandboxes.kill(box.id, ALICE)
+    await until(lambda: tries.count(State.STOPPED) > 2)
+    kept = await at.service.store.sandboxes.get(box.id)
+    assert kept is not None
+    assert kept.state is State.RUNNING
+    saved[1].clear()
+    await until(lambda: saved[0][-1].state is State.STOPPED)
+    ended = await at.service.store.sandboxes.get(box.id)
+    assert ended is not None
+    assert (ended.state, ended.spec.env, ended.exit_detail) == (State.STOPPED, {}, "it was killed by request")
+    events = await at.service.store.events.page(owner=None, sandbox=box.id, after=0, limit=10)
+    assert [each.event.type for each in events] == ["sandbox.created", "sandbox.ended"]
+
+
+async def test_a_service_that_ends_tries_once_more(tmp_path: Path, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
+    async with bench(tmp_path) as at:
+        box = await at.sandboxes.create(BASE, ALICE)
+        saved[1].append(lambda _record: True)
+        await at.sandboxes.kill(box.id, ALICE)
+        saved[1].clear()
+    assert [(record.id, record.state) for record in saved[0][2:]] == [(box.id, State.STOPPED)]
 
 
 async def test_a_change_that_cannot_be_recorded_is_none(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
