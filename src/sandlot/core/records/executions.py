@@ -4,7 +4,8 @@ Laws:
 - No run waits for the log, or fails because of it: beginning and ending a line is work in memory, and what the store does not take is lost with
   a warning and a count.
 - A line is in the store a second after it changed, at the latest, while the store answers; a stop of the service writes what is left.
-- What waits here is bounded, in lines and in bytes; of what a run wrote, head and tail are kept, and the number of bytes between them.
+- What waits here is bounded, in lines and in bytes, and one owner takes at most a quarter of it; of what a run wrote, head and tail are kept,
+  and the number of bytes between them.
 - A run that outlives the service keeps its line: the next service finishes it from what the guest knows, or marks it as lost.
 """
 
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from sandlot.core.node.budget import PART
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.link.types import CellError, Lost, Output
-from sandlot.model.access import Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import Capture, shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 64 * KIB
 """Kept of each stream: half of its beginning, half of its end."""
-
 FLUSH_S = 0.5
 """How long lines gather before they are written: half of the second that a kill may cost."""
 AGAIN_S = 1.0
@@ -45,13 +46,10 @@ AGAIN_S = 1.0
 BATCH = 200
 LAST_FLUSH_S = 5.0
 """For what is left when the service stops."""
-
 MAX_LINES = 20_000
 MAX_BYTES = 64 * MIB
 """Of everything that waits here, lines of runs that go on included."""
-
 RUNNING, KILLED, LOST = "running", "killed", "lost"
-
 MAX_UNFINISHED = 10_000
 
 _log = structlog.get_logger("sandlot.core")
@@ -108,11 +106,11 @@ class Line:
         before = capture.held_bytes
         if isinstance(event, Lost):
             capture.skip(event.bytes)
-        elif self.journal.has(min(len(event.data), capture.room_bytes)):
+        elif self.journal.has(self._record.owner, min(len(event.data), capture.room_bytes)):
             capture.add(event.data)
         else:
             capture.skip(len(event.data))
-        self.journal.held_bytes += capture.held_bytes - before
+        self.journal.hold(self._record.owner, capture.held_bytes - before)
 
     def raised(self, error: CellError) -> None:
         """The exception that ended a cell."""
@@ -120,7 +118,7 @@ class Line:
 
     def again(self) -> None:
         """What it wrote is said again, from the beginning."""
-        self.journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
+        self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
         self._captures.clear()
 
     @property
@@ -166,7 +164,7 @@ class Line:
         """Nothing more is said of it here. Idempotent."""
         if not self._over:
             self._over = True
-            self.journal.held_bytes -= sum(capture.held_bytes for capture in self._captures.values())
+            self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
 
 
 class Journal:
@@ -189,6 +187,7 @@ class Journal:
         self._waiting = asyncio.Event()
         self._writing = asyncio.Lock()
         self._lost = 0
+        self._held: Counter[OwnerId] = Counter()
         self.held_bytes = 0
         """What waits here, and what runs that go on have written."""
         self.waits: Counter[SandboxId] = Counter()
@@ -229,9 +228,16 @@ class Journal:
 
     # -- what lines say ---------------------------------------------------------------------------------------------
 
-    def has(self, size: int) -> bool:
-        """Whether there is room for so many bytes more."""
-        return self.held_bytes + size <= MAX_BYTES
+    def has(self, owner: OwnerId, size: int) -> bool:
+        """Whether there is room for so many bytes more of an owner's."""
+        return self.held_bytes + size <= MAX_BYTES and self._held[owner] + size <= MAX_BYTES // PART
+
+    def hold(self, owner: OwnerId, more: int) -> None:
+        """So many bytes more of an owner's are held here."""
+        self.held_bytes += more
+        self._held[owner] += more
+        if not self._held[owner]:
+            del self._held[owner]
 
     def monotonic_s(self) -> float:
         """The clock's."""
@@ -243,12 +249,17 @@ class Journal:
         self._put(record)
 
     def _put(self, record: ExecutionRecord) -> None:
-        replaced = self._pending.pop(record.id, None)
-        self.held_bytes += _size(record) - (0 if replaced is None else _size(replaced))
+        self._forget(record.id)
         self._pending[record.id] = record
-        if len(self._pending) > MAX_LINES or self.held_bytes > MAX_BYTES:
+        self.hold(record.owner, _size(record))
+        if not self.has(record.owner, 0):
             self._give_up([record.id])
         self._waiting.set()
+
+    def _forget(self, id_: ExecutionId) -> None:
+        record = self._pending.pop(id_, None)
+        if record is not None:
+            self.hold(record.owner, -_size(record))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -325,11 +336,16 @@ class Journal:
         except (HostError, UnavailableError) as error:
             self._failed(error)  # a full disk may be emptied: they stay, as long as there is room
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is: these it does not take, and they must not keep others from being written
-            self._failed(error, len(batch))
+        except Exception as error:  # noqa: BLE001 - whatever it is: one that it does not take must not keep others from being written
+            if len(batch) > 1:
+                for record in batch:
+                    if not await self._write([record]):
+                        return False
+                return True
+            self._failed(error, 1)
         for record in batch:
             if self._pending.get(record.id) is record:
-                self.held_bytes -= _size(self._pending.pop(record.id))
+                self._forget(record.id)
         return True
 
     async def _write_files(self) -> bool:
@@ -352,7 +368,7 @@ class Journal:
 
     def _give_up(self, ids: Sequence[ExecutionId]) -> None:
         for id_ in ids:
-            self.held_bytes -= _size(self._pending.pop(id_))
+            self._forget(id_)
         self._lost += len(ids)
         if ids:
             self._metrics.store_failed("executions", len(ids))
@@ -379,6 +395,6 @@ class Journal:
 
 
 def _size(record: ExecutionRecord) -> int:
-    """About how much memory a record takes."""
+    """About how much memory a record takes; at least its part of the lines, so that one bound is both."""
     texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
-    return 500 + sum(50 + len(text) for text in texts if text)
+    return max(MAX_BYTES // MAX_LINES, 500 + sum(50 + len(text) for text in texts if text))

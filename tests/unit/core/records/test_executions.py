@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from sandlot.core.node.budget import Budget
+from sandlot.core.node.budget import PART, Budget
 from sandlot.core.records import executions
 from sandlot.core.records.executions import Journal, Label
 from sandlot.core.records.metrics import Metrics
@@ -21,7 +21,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost, Output
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
-from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
+from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
 from sandlot.store.database import SqlStore, open_store
@@ -166,7 +166,7 @@ async def test_lines_wait_while_the_store_fails_and_are_written_once_it_does_not
 async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "MAX_LINES", 3)
+    monkeypatch.setattr(executions, "MAX_LINES", 3 * PART)
     table = Failing(store)
     journal, metrics = journal_of(table, clock)
     table.error = disk_full()
@@ -189,10 +189,60 @@ async def test_what_the_store_will_never_take_is_given_up(store: SqlStore, still
     assert b"sandlot_executions_lost_total 1.0" in metrics.text()
 
 
+async def test_one_that_the_store_will_never_take_is_lost_alone(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Failing(store)
+    journal, metrics = journal_of(table, clock)
+    ids = [ExecutionId(new_process_id()) for _ in range(5)]
+    save = table.save
+
+    async def refuse(records: Sequence[ExecutionRecord]) -> None:
+        if any(record.id == ids[2] for record in records):
+            raise InternalError("It refused a statement.")
+        await save(records)
+
+    monkeypatch.setattr(table, "save", refuse)
+    for id_ in ids:
+        journal.command(still, ProcessId(id_), ("true",))
+    assert await journal.flush()
+    found = await store.executions.page(owner=None, sandbox=None, before=None, limit=9)
+    assert {record.id for record in found} == set(ids) - {ids[2]}
+    assert b"sandlot_executions_lost_total 1.0" in metrics.text()
+    assert journal.held_bytes == 0
+
+
+@pytest.mark.parametrize("bound", ["lines", "bytes"])
+async def test_one_owners_lines_leave_room_for_others(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    if bound == "lines":
+        monkeypatch.setattr(executions, "MAX_LINES", 4 * PART)
+    else:
+        monkeypatch.setattr(executions, "MAX_BYTES", 40_000)
+    table = Failing(store)
+    journal, _ = journal_of(table, clock)
+    table.error = disk_full()
+    for _ in range(100):
+        line = journal.command(still, new_process_id(), ("true",))
+        line.add(Output(1, 0, b"x" * 10_000))
+    spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), template="base")
+    other = Sandbox(spec, owner=OwnerId("b" * 12), name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
+    last = new_process_id()
+    line = journal.command(other, last, ("true",))
+    line.add(Output(1, 0, b"theirs"))
+    line.end("exited", exit_code=0)
+    table.error = None
+    assert await journal.flush()
+    found = await store.executions.get(ExecutionId(last))
+    assert found is not None
+    assert (found.status, found.stdout) == ("exited", "theirs")
+
+
 async def test_output_beyond_the_bound_is_counted_and_not_kept(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executions, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(executions, "MAX_BYTES", 100_000 * PART)
     journal, _ = journal_of(store.executions, clock)
     lines = [journal.command(still, new_process_id(), ("true",)) for _ in range(10)]
     for line in lines:
