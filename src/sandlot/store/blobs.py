@@ -44,17 +44,29 @@ class FolderBlobs:
     async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
         """Keep some; how many bytes they were. What breaks off leaves nothing that can be read."""
         total = 0
+        # obstore asks for the next piece by a task of its own, which a cancelled write would leave waiting for ever.
+        pieces: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(maxsize=1)
 
         async def counted() -> AsyncIterator[bytes]:
             nonlocal total
-            async for chunk in chunks:
-                total += len(chunk)
-                yield chunk
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                total += len(piece)
+                yield piece
 
-        with self._explained():
-            await obstore.put_async(self._store, file, counted(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS)
-            # obstore renames but does not sync, and the record that is committed next must not outlive the bytes.
-            await asyncio.to_thread(_sync, self._folder, file)
+        feeding = asyncio.create_task(_feed(chunks, pieces))
+        try:
+            with self._explained():
+                await obstore.put_async(self._store, file, counted(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS)
+                # obstore renames but does not sync, and the record that is committed next must not outlive the bytes.
+                await asyncio.to_thread(_sync, self._folder, file)
+        finally:
+            feeding.cancel()
+            await asyncio.wait({feeding})
+            while not pieces.empty():
+                pieces.get_nowait()
+            pieces.put_nowait(ConnectionAbortedError("nobody writes any more"))
         return total
 
     async def read(self, file: FileId) -> AsyncIterator[bytes]:
@@ -121,6 +133,17 @@ def explained(error: Exception, folder: Path) -> SandlotError:
         code=ErrorCode.HOST_NOT_READY,
         hint="Make the folder and its file system readable and writable, or set SANDLOT_DATA_DIR to another directory.",
     )
+
+
+async def _feed(chunks: AsyncIterable[bytes], pieces: asyncio.Queue[bytes | BaseException | None]) -> None:
+    """Hand chunks on, one at a time, and then how they ended."""
+    end: BaseException | None = None
+    try:
+        async for chunk in chunks:
+            await pieces.put(chunk)
+    except Exception as error:  # noqa: BLE001 - it is raised where the chunks are taken
+        end = error
+    await pieces.put(end)
 
 
 def _prepare(folder: Path) -> None:
