@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link, ProcessCall
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, ProcessId
 
 PIECE_BYTES = 64 * 1024
@@ -204,11 +204,17 @@ async def _until_there(link: Link, way: Input, process: ProcessId) -> int:
     """Return once all that was written has come to the guest: how much that is, with what others wrote."""
     wait_s = _LOOK_S
     while True:
-        info = await link.process(process)
-        if info.stdin_bytes >= way.position:
-            return info.stdin_bytes
-        if not info.stdin:
-            raise _no_input(process)
+        try:
+            info = await link.process(process)
+        except UnavailableError as error:
+            # Too many calls at once, which whoever is told repeats: what was written already would be written twice.
+            if error.code is not ErrorCode.BUSY:
+                raise
+        else:
+            if info.stdin_bytes >= way.position:
+                return info.stdin_bytes
+            if not info.stdin:
+                raise _no_input(process)
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _LOOK_MOST_S)
 

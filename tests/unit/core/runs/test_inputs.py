@@ -10,8 +10,9 @@ import pytest
 from sandlot.core.runs import inputs, processes
 from sandlot.core.runs.processes import STDOUT
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Output
-from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.link.client import Link
+from sandlot.link.types import Output, ProcessInfo
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnavailableError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
 from tests.support.until import until
@@ -81,6 +82,23 @@ async def test_input_that_is_given_whole_has_come_before_it_is_answered(box: San
     id_, _ = await processes.launch(box, ProcessSpec(shell_argv("sleep 4332; cat"), stdin=True, timeout_s=None), stdin=b"y" * 100_000)
     assert (await processes.look(box, id_)).stdin_bytes == 100_000
     await processes.send_signal(box, id_, 9)
+
+
+async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    id_ = await cat(box)
+    await inputs.write(box, id_, pieces(b"a"))
+    asks, asked = Link.process, 0
+
+    async def busy(link: Link, id: ProcessId) -> ProcessInfo:  # noqa: A002 - the word
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise UnavailableError("full", code=ErrorCode.BUSY)
+        return await asks(link, id)
+
+    monkeypatch.setattr(Link, "process", busy)
+    assert await inputs.write(box, id_, pieces(b"b")) == 2
+    assert asked >= 3
 
 
 async def test_an_ended_process_leaves_nothing_behind(box: Sandbox) -> None:
