@@ -3,7 +3,7 @@
 Laws:
 - A reader pages from the store and remembers where it is: however slowly it reads, nothing is kept for it, and nothing is lost to it.
 - What is told was committed before. Numbers only grow, so a reader that comes back with the last one that it saw goes on behind it.
-- One sees what happened to one's own; an operator sees all.
+- One sees what happened to one's own; an operator sees all. What happens to others costs nobody a look at the store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from sandlot.model.access import Principal
+from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
@@ -34,23 +34,27 @@ class Feed:
 
     def __init__(self, table: EventTable) -> None:
         self._table = table
-        self._told = asyncio.Event()
+        self._waiting: dict[OwnerId | None, set[asyncio.Event]] = {}
         self._closed = False
 
-    def tell(self) -> None:
-        """Something was committed: whoever follows looks."""
-        self._told.set()
-        self._told = asyncio.Event()
+    def tell(self, owner: OwnerId) -> None:
+        """Something of an owner's was committed: of those who follow, the owner and operators look."""
+        self._wake(owner, None)
+
+    def _wake(self, *whom: OwnerId | None) -> None:
+        for one in whom:
+            for told in self._waiting.get(one, ()):
+                told.set()
 
     async def publish(self, *events: NewEvent) -> None:
         """Commit some events that belong to no record, and tell of them."""
         await self._table.add(events)
-        self.tell()
+        self._wake(None, *{event.owner for event in events})
 
     def close(self) -> None:
         """The service is about to stop: whoever follows is told so. Idempotent."""
         self._closed = True
-        self.tell()
+        self._wake(*self._waiting)
 
     async def last(self) -> int:
         """The number of the newest; 0 where nothing happened yet."""
@@ -78,17 +82,25 @@ class Feed:
         Raises:
             UnavailableError: The service stops.
         """
-        seen = await self.last() if after is None else after
-        while not self._closed:
-            told = self._told  # before the look: what is committed after it is told to this one
-            page = await self.page(who, sandbox=sandbox, after=seen)
-            for record in page:
-                yield record
-                seen = record.sequence
-            if len(page) < PAGE:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await told.wait()
+        told, whose = asyncio.Event(), None if who.operator else who.owner
+        waiting = self._waiting.setdefault(whose, set())
+        waiting.add(told)
+        try:
+            seen = await self.last() if after is None else after
+            while not self._closed:
+                told.clear()  # before the look: what is committed after it is told to this one
+                page = await self.page(who, sandbox=sandbox, after=seen)
+                for record in page:
+                    yield record
+                    seen = record.sequence
+                if len(page) < PAGE:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S):
+                            await told.wait()
+        finally:
+            waiting.discard(told)
+            if not waiting and self._waiting.get(whose) is waiting:
+                del self._waiting[whose]
         raise UnavailableError(
             "The service is stopping.",
             code=ErrorCode.SERVICE_UNAVAILABLE,

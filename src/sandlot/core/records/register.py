@@ -25,6 +25,7 @@ from sandlot.core.records.executions import Journal
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
@@ -59,7 +60,7 @@ class Register:
         store: Where it is kept.
         node: Whose sandboxes.
         clock: The time.
-        told: Called after an event was committed.
+        told: Called with its owner after an event was committed.
         journal: The log of what runs in them.
         metrics: Where creates are counted.
         monthly: Where runs in them are counted against their owners' quotas.
@@ -70,7 +71,7 @@ class Register:
         store: Store,
         node: NodeId,
         clock: Clock,
-        told: Callable[[], None],
+        told: Callable[[OwnerId], None],
         *,
         journal: Journal | None = None,
         metrics: Metrics | None = None,
@@ -178,14 +179,14 @@ class Register:
         )
         data = {"reason": done.exit_reason, "detail": done.exit_detail, "state": str(state)}
         await self._store.sandboxes.save(done, NewEvent("sandbox.ended", self._clock.now(), record.owner, record.id, data))
-        self._told()
+        self._told(record.owner)
 
     async def _save(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None = None) -> None:
         async with box.recording:
             await self._store.sandboxes.save(record, event)
             self._refused.pop(box.id, None)  # older than this
         if event is not None:
-            self._told()
+            self._told(event.owner)
 
     async def _try(self, box: Sandbox, record: SandboxRecord, event: NewEvent | None) -> None:
         try:
@@ -216,7 +217,7 @@ class Register:
                 del self._refused[sandbox]
             _log.info("sandbox.recorded_late", sandbox=sandbox, state=str(refused.record.state))
             if refused.event is not None:
-                self._told()
+                self._told(refused.record.owner)
 
     def _event(self, kind: str, box: Sandbox, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
         return NewEvent(kind, self._clock.now(), box.owner, box.id, data)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import START
+from tests.support.until import until
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
@@ -88,3 +90,24 @@ async def test_whoever_follows_is_told_where_to_go_on_when_the_service_stops(sto
         await waiting
     assert told.value.fields["after"] == 1
     assert told.value.retryable
+
+
+async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LOOK_S", 1000)
+    feed, looks = Feed(store.events), []
+    page = feed.page
+
+    async def counted(who: Principal, **asked: Any) -> Sequence[EventRecord]:  # noqa: ANN401 - as it takes them
+        looks.append(who)
+        return await page(who, **asked)
+
+    monkeypatch.setattr(feed, "page", counted)
+    followers = [asyncio.create_task(taken(feed.follow(who, after=0), count)) for who, count in ((ALICE, 1), (BOB, 5), (OPERATOR, 6))]
+    await until(lambda: len(looks) == 3)
+    for _ in range(5):
+        await feed.publish(happened(BOB))
+    assert [await follower for follower in followers[1:2]] == [[1, 2, 3, 4, 5]]
+    assert looks.count(ALICE) == 1
+    await feed.publish(happened(ALICE))
+    assert await followers[0] == [6]
+    assert await followers[2] == [1, 2, 3, 4, 5, 6]
