@@ -30,7 +30,7 @@ MAX_METADATA_NAME_BYTES = 255
 """Of one name, in UTF-8: what is asked for is in an index, and a row of PostgreSQL's holds 2,704 bytes."""
 
 LEAST_IDLE_S = 5.0
-"""Of an idle timeout: as often as it is looked (``core/idle.py``)."""
+"""Of an idle timeout: as often as it is looked (``core/node/idle.py``)."""
 
 _NEEDED = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
 
