@@ -193,7 +193,7 @@ class Worker:
         return True
 
     def _excuse(self, error: SandlotError, *, chaotic: bool, work: Work | None) -> str | None:
-        if chaotic and error.code is ErrorCode.SERVICE_UNAVAILABLE:
+        if chaotic and error.code in {ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING}:
             return "cut by a restart"
         if chaotic and error.code is ErrorCode.SANDBOX_ENDED and work is not None and (work.may_end or work.last):
             return "ended while its service was away"

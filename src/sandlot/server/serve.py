@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import resource
 import signal
@@ -61,6 +62,8 @@ def main(settings: Settings, *, local: bool) -> int:
         settings: What the operator set.
         local: Listen on the unix socket only, and end after ``idle_exit_s`` without a sandbox.
     """
+    gc.freeze()  # what was imported stays: no collection needs to look at it again
+    gc.enable()
     logs.configure(settings.log_level, settings.log_format)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Every sandbox and every client takes some; the usual 1,024 are there for programs that use select(2).
