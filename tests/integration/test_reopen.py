@@ -20,7 +20,7 @@ import pytest
 
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.link.client import CellCall, Link, ProcessCall
-from sandlot.link.types import CellError, CellResult, Display, Lost, Output
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
 from sandlot.model.ports import ExitReason, Instance
@@ -303,7 +303,7 @@ def _expected(offset: int, size: int) -> bytes:
     return lines[offset - first * LINE_BYTES :][:size]
 
 
-async def _cell(call: CellCall) -> tuple[list[Output | Lost | Display | CellError], CellResult]:
+async def _cell(call: CellCall) -> tuple[list[Output | Lost | CellStarted | Display | Cleared | CellError], CellResult]:
     told = [item async for item in call]
     return told, await call.result()
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from sandlot.link import parse
+from sandlot.link import parse, parse_cells
 from sandlot.link.pump import Pump
-from sandlot.link.types import CellError, CellResult, Display, Lost, Output, ProcessResult
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output, ProcessResult
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.ids import ProcessId
 from sandlot.protocol import events, schema
@@ -25,6 +25,12 @@ ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
 
 CHUNK_BYTES = 64 * 1024
+_TOLD: Mapping[str, Callable[[object], CellStarted | Display | Cleared | CellError]] = {
+    "started": parse_cells.started,
+    "display": parse_cells.display,
+    "clear": parse_cells.cleared,
+    "error": parse_cells.cell_error,
+}
 _CHANNELS = frozenset((schema.STDOUT, schema.STDERR))
 
 
@@ -356,7 +362,7 @@ class ProcessCall(OutputCall[ProcessResult, Output | Lost]):
         self._has_started.set()
 
 
-class CellCall(OutputCall[CellResult, Output | Lost | Display | CellError]):
+class CellCall(OutputCall[CellResult, Output | Lost | CellStarted | Display | Cleared | CellError]):
     """A cell that a kernel executes. Iterate for what it shows, then ``await result()``.
 
     Args:
@@ -370,15 +376,13 @@ class CellCall(OutputCall[CellResult, Output | Lost | Display | CellError]):
     def __init__(self, pump: Pump, name: str, args: dict[str, Any], *, execution: ProcessId, call_id: bytes) -> None:
         self.id = execution
         self._offsets = {schema.STDOUT: args.get("stdout_from") or 0, schema.STDERR: args.get("stderr_from") or 0}
-        super().__init__(pump, name, args, parse.cell_result, call_id=call_id)
+        super().__init__(pump, name, args, parse_cells.cell_result, call_id=call_id)
 
     def _on_told(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if name == "lost":
             self._on_lost_bytes(fields, credit)
-        elif name == "display":
-            self._put(parse.display(fields), credit)
         else:
-            self._put(parse.cell_error(fields), credit)
+            self._put(_TOLD[name](fields), credit)
 
 
 def _look_at(outcome: asyncio.Future[Any]) -> None:

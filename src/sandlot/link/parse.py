@@ -8,19 +8,16 @@ Laws:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from sandlot.link.types import CellError, CellResult, Display, Entry, GuestInfo, Listing, ProcessInfo, ProcessResult
+from sandlot.link.types import Entry, GuestInfo, Listing, ProcessInfo, ProcessResult
 from sandlot.model.errors import SandlotError, from_code
 from sandlot.model.ids import PROCESS_ID, ProcessId
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError
 
 _DURATION_MAX_S = 1e10
-_MIME_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+;= -]{1,127}")
 _HINT_CHARS = 1024
 
 
@@ -47,7 +44,12 @@ def number(what: str, value: int, high: int, low: int = 0) -> int:
     return value
 
 
-def _count(what: str, value: int) -> int:
+def count(what: str, value: int) -> int:
+    """A number that is counted or measured in bytes.
+
+    Raises:
+        ProtocolError: It is negative, or beyond ``schema.LIMITS["count"]``.
+    """
     return number(what, value, schema.LIMITS["count"])
 
 
@@ -66,19 +68,34 @@ def text(what: str, value: str, limit: str) -> str:
     return value
 
 
-def _texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
+def texts(what: str, values: Sequence[str], limit: str) -> tuple[str, ...]:
+    """A list of bounded length.
+
+    Raises:
+        ProtocolError: It has more than ``schema.LIMITS[limit]`` items.
+    """
     if len(values) > schema.LIMITS[limit]:
         raise ProtocolError(f"{what} has {len(values)} items; at most {schema.LIMITS[limit]} are allowed")
     return tuple(values)
 
 
-def _one_of(what: str, value: str, allowed: Sequence[str]) -> str:
+def one_of(what: str, value: str, allowed: Sequence[str]) -> str:
+    """A word of a list.
+
+    Raises:
+        ProtocolError: It is none of them.
+    """
     if value not in allowed:
         raise ProtocolError(f"{what} is {value[:50]!r}, which is none of {', '.join(allowed)}")
     return value
 
 
-def _seconds(what: str, value: float) -> float:
+def seconds(what: str, value: float) -> float:
+    """A duration.
+
+    Raises:
+        ProtocolError: It is negative, none, or beyond three centuries.
+    """
     if not 0 <= value <= _DURATION_MAX_S:  # which a NaN is not either
         raise ProtocolError(f"{what} is {value}")
     return float(value)
@@ -116,10 +133,12 @@ def process_result(expected: ProcessId, given: object) -> ProcessResult:
     result = ProcessResult(
         process=expected,
         pid=pid(fields["pid"]),
-        reason=None if reason is None else _one_of("reason", reason, schema.PROCESS_REASONS),
+        reason=None if reason is None else one_of("reason", reason, schema.PROCESS_REASONS),
         exit_code=_maybe("exit code", fields.get("exit_code"), schema.LIMITS["exit_code"]),
         signal=_maybe("signal", fields.get("signal"), schema.LIMITS["signal"]),
-        duration_s=_seconds("duration", fields["duration_s"]),
+        duration_s=seconds("duration", fields["duration_s"]),
+        cpu_s=None if fields.get("cpu_s") is None else seconds("cpu", fields["cpu_s"]),
+        peak_bytes=_maybe("peak", fields.get("peak_bytes"), schema.LIMITS["count"]),
     )
     if reason is not None and (result.exit_code is None) == (result.signal is None):
         raise ProtocolError("a process that ended has either an exit code or a signal")
@@ -153,17 +172,17 @@ def process_info(given: object) -> ProcessInfo:
     return ProcessInfo(
         process=_process_id(fields["process"]),
         pid=pid(fields["pid"]),
-        argv=_texts("argv", fields["argv"], "argv"),
+        argv=texts("argv", fields["argv"], "argv"),
         running=fields["running"],
-        reason=None if reason is None else _one_of("reason", reason, schema.PROCESS_REASONS),
+        reason=None if reason is None else one_of("reason", reason, schema.PROCESS_REASONS),
         exit_code=_maybe("exit code", fields.get("exit_code"), schema.LIMITS["exit_code"]),
         signal=_maybe("signal", fields.get("signal"), schema.LIMITS["signal"]),
-        duration_s=_seconds("duration", fields["duration_s"]),
+        duration_s=seconds("duration", fields["duration_s"]),
         pty=fields["pty"],
         stdin=fields["stdin"],
-        stdin_bytes=_count("stdin bytes", fields["stdin_bytes"]),
-        stdout_bytes=_count("stdout bytes", fields["stdout_bytes"]),
-        stderr_bytes=_count("stderr bytes", fields["stderr_bytes"]),
+        stdin_bytes=count("stdin bytes", fields["stdin_bytes"]),
+        stdout_bytes=count("stdout bytes", fields["stdout_bytes"]),
+        stderr_bytes=count("stderr bytes", fields["stderr_bytes"]),
     )
 
 
@@ -190,49 +209,6 @@ def processes(given: object) -> tuple[ProcessInfo, ...]:
     return tuple(process_info(record) for record in records)
 
 
-def cell_result(given: object) -> CellResult:
-    """The result of ``kernel.execute`` and ``kernel.attach``.
-
-    Raises:
-        ProtocolError: It is none.
-    """
-    fields = fit("cell result", schema.CALLS["kernel.execute"]["result"], given)
-    return CellResult(
-        status=_one_of("status", fields["status"], schema.CELL_STATUSES),
-        execution_count=_count("execution count", fields["execution_count"]),
-        duration_s=_seconds("duration", fields["duration_s"]),
-    )
-
-
-def display(given: object) -> Display:
-    """The event ``display``.
-
-    Raises:
-        ProtocolError: It is none.
-    """
-    fields = fit("display", schema.CALLS["kernel.execute"]["events"]["display"], given)
-    data: dict[str, Any] = fields["data"]
-    number("representations", len(data), schema.LIMITS["mime_types"])
-    for name, value in data.items():
-        if not _MIME_TYPE.fullmatch(name) or type(value) not in {str, bytes}:
-            raise ProtocolError("a display that is not MIME types to text or bytes")
-    return Display(MappingProxyType(data), fields["main"])
-
-
-def cell_error(given: object) -> CellError:
-    """The event ``error``.
-
-    Raises:
-        ProtocolError: It is none.
-    """
-    fields = fit("error", schema.CALLS["kernel.execute"]["events"]["error"], given)
-    return CellError(
-        name=text("error name", fields["name"], "text"),
-        value=text("error value", fields["value"], "text"),
-        traceback=tuple(text("traceback", line, "text") for line in _texts("traceback", fields["traceback"], "traceback")),
-    )
-
-
 def entry(given: object) -> Entry:
     """One file, folder or link.
 
@@ -245,8 +221,8 @@ def entry(given: object) -> Entry:
     return Entry(
         name=text("name", fields["name"], "name"),
         path=text("path", fields["path"], "path"),
-        kind=_one_of("kind", fields["kind"], schema.ENTRY_KINDS),
-        size=_count("size", fields["size"]),
+        kind=one_of("kind", fields["kind"], schema.ENTRY_KINDS),
+        size=count("size", fields["size"]),
         mode=number("mode", fields["mode"], limits["mode"]),
         uid=number("uid", fields["uid"], limits["id"]),
         gid=number("gid", fields["gid"], limits["id"]),
@@ -274,13 +250,13 @@ def guest_info(given: object) -> GuestInfo:
     """
     fields = fit("guest info", schema.CALLS["guest.info"]["result"], given)
     return GuestInfo(
-        generation=_count("generation", fields["generation"]),
+        generation=count("generation", fields["generation"]),
         identity=text("identity", fields["identity"], "name"),
-        uptime_s=_seconds("uptime", fields["uptime_s"]),
-        processes=_count("processes", fields["processes"]),
-        tasks=_count("tasks", fields["tasks"]),
-        cpu_s=_seconds("cpu", fields["cpu_s"]),
-        streams=_count("streams", fields["streams"]),
+        uptime_s=seconds("uptime", fields["uptime_s"]),
+        processes=count("processes", fields["processes"]),
+        tasks=count("tasks", fields["tasks"]),
+        cpu_s=seconds("cpu", fields["cpu_s"]),
+        streams=count("streams", fields["streams"]),
     )
 
 
@@ -308,7 +284,7 @@ def removed(given: object) -> int:
     Raises:
         ProtocolError: It is none.
     """
-    return _count("removed", fit("result", schema.CALLS["file.remove"]["result"], given)["removed"])
+    return count("removed", fit("result", schema.CALLS["file.remove"]["result"], given)["removed"])
 
 
 def python(given: object) -> str | None:

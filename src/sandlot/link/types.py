@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from sandlot.model.ids import ProcessId
 
@@ -67,10 +68,30 @@ class Display:
     Args:
         data: MIME type -> text or bytes: representations of one thing.
         main: Whether it is the value of the cell's last expression.
+        metadata: What the program said of them, by MIME type or as a whole: texts, numbers, lists and maps.
+        display_id: Its name, where it has one.
+        update: Whether it is to be shown in place of what had that name before.
     """
 
     data: Mapping[str, str | bytes]
     main: bool
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    display_id: str | None = None
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CellStarted:
+    """A cell's turn came: ``count`` is its number in its kernel."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A cell took back what it had shown; ``wait``: not before it shows the next thing."""
+
+    wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +114,8 @@ class ProcessResult:
         exit_code: Where it exited.
         signal: Where a signal ended it.
         duration_s: Seconds that it ran.
+        cpu_s: Processor time in seconds of it and of the children that it waited for; None where nobody knows.
+        peak_bytes: The largest resident memory that one of them had; None likewise.
     """
 
     process: ProcessId
@@ -101,15 +124,41 @@ class ProcessResult:
     exit_code: int | None
     signal: int | None
     duration_s: float
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """How a cell ended: ok, error, timeout (interrupted), killed (the kernel had to die) or died."""
+    """How a cell ended.
+
+    ok, error, timeout (interrupted), killed (the kernel had to die), died, oom (the kernel was killed for memory) or aborted (it never ran).
+    """
 
     status: str
     execution_count: int
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """One context: a kernel with state.
+
+    Args:
+        kernel: Its id.
+        language: python, bash or javascript.
+        cwd: The folder that it started in.
+        state: starting, idle, busy or stopped (it starts with the next cell).
+        execution_count: How many cells it has run.
+        pid: Its process inside; None where none runs.
+    """
+
+    kernel: str
+    language: str
+    cwd: str
+    state: str
+    execution_count: int
+    pid: int | None
 
 
 @dataclass(frozen=True, slots=True)

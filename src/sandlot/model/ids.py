@@ -30,6 +30,7 @@ RANDOM_CHARS = 16
 _BITS_PER_CHAR = 5
 
 SANDBOX_ID = re.compile(r"sb-[a-z2-7]{4}-[a-z2-7]{16}")
+CONTEXT_ID = re.compile(r"ctx-[0-9a-f]{16}")
 FILE_ID = re.compile(r"file-[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
 PROCESS_ID = re.compile(r"[0-9a-f]{32}")
@@ -58,6 +59,11 @@ def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:
     """A process id: 16 random bytes in hexadecimal, which is also the request id on the link."""
     return ProcessId(source(16).hex())
+
+
+def new_context_id(source: IdSource = secrets.token_bytes) -> str:
+    """An id of a context: ``ctx-`` and 8 random bytes in hexadecimal."""
+    return f"ctx-{source(8).hex()}"
 
 
 def node_of(sandbox: SandboxId) -> NodeId:

@@ -62,8 +62,40 @@ _ENTRY = {
     "target": "str?",
 }
 
+_ENDED = {
+    "process": "str",
+    "pid": "int",
+    "reason": "str?",
+    "exit_code": "int?",
+    "signal": "int?",
+    "duration_s": "float",
+    # Of it and of the children that it waited for, getrusage(2); None where nobody knows.
+    "cpu_s": "float?",
+    "peak_bytes": "int?",
+}
+_KERNEL = {
+    "kernel": "str",
+    "language": "str",
+    "cwd": "str",
+    "state": "str",
+    "execution_count": "int",
+    "pid": "int?",  # None where no process runs
+}
+_CELL_EVENTS = {
+    "started": {"count": "int"},
+    # Bytes of a channel (1 or 2) that are no longer kept.
+    "lost": {"channel": "int", "bytes": "int"},
+    # data: MIME type to text or bytes; main: the value of the last expression; update: in place of what had that id before.
+    "display": {"data": "map", "main": "bool", "metadata": "map?", "display_id": "str?", "update": "bool?"},
+    # wait: not before the next display.
+    "clear": {"wait": "bool"},
+    "error": {"name": "str", "value": "str", "traceback": "list[str]"},
+}
+# status: one of CELL_STATUSES.
+_CELL_RESULT = {"status": "str", "execution_count": "int", "duration_s": "float"}
+
 #: Maps that stand inside lists of results, for the reader and for the frozen copy.
-RECORDS = {"process": _PROCESS, "entry": _ENTRY}
+RECORDS = {"process": _PROCESS, "entry": _ENTRY, "kernel": _KERNEL}
 
 #: call -> what it takes ("args"), tells ("events") and gives ("result").
 CALLS: dict[str, dict[str, Any]] = {
@@ -118,18 +150,18 @@ CALLS: dict[str, dict[str, Any]] = {
         # lost: that many bytes of a channel (1 or 2) are no longer kept.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
         # reason: exited, signalled, timeout or pids. Without attach the result comes at once, with reason None.
-        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+        "result": _ENDED,
     },
     "process.attach": {
         "args": {"process": "str", **OUTPUT_PARAMS},
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
-        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+        "result": _ENDED,
     },
     # Comes when the process itself has ended, whoever reads its output or does not; none of it travels.
     "process.wait": {
         "args": {"process": "str"},
         "events": {},
-        "result": {"process": "str", "pid": "int", "reason": "str?", "exit_code": "int?", "signal": "int?", "duration_s": "float"},
+        "result": _ENDED,
     },
     "process.signal": {"args": {"process": "str", "signal": "int"}, "events": {}, "result": {"running": "bool"}},
     # Of a terminal only.
@@ -137,27 +169,30 @@ CALLS: dict[str, dict[str, Any]] = {
     "process.get": {"args": {"process": "str"}, "events": {}, "result": _PROCESS},
     "process.list": {"args": {}, "events": {}, "result": {"processes": "list[map]"}},
     "process.forget": {"args": {"process": "str"}, "events": {}, "result": {}},
+    # A context: a kernel with state, of one language. The id is the host's choice; one that is there already is given back as it is.
+    "kernel.create": {"args": {"kernel": "str", "language": "str", "cwd": "str?", "env": "map[str]"}, "events": {}, "result": _KERNEL},
+    "kernel.list": {"args": {}, "events": {}, "result": {"kernels": "list[map]"}},
+    "kernel.remove": {"args": {"kernel": "str"}, "events": {}, "result": {}},
+    # Cells of one kernel run one after another; the timeout begins when the cell does.
     "kernel.execute": {
-        "args": {"kernel": "str", "code": "str", "env": "map[str]", "timeout_s": "float?"},
-        "events": {
-            "lost": {"channel": "int", "bytes": "int"},
-            # data: MIME type to text or bytes; main: the value of the last expression.
-            "display": {"data": "map", "main": "bool"},
-            "error": {"name": "str", "value": "str", "traceback": "list[str]"},
+        "args": {
+            "kernel": "str",
+            # Makes the kernel where there is none of that id.
+            "language": "str?",
+            "code": "str",
+            "env": "map[str]",
+            "timeout_s": "float?",
+            "silent": "bool?",
+            "store_history": "bool?",
+            # Where it fails, those that wait behind it are aborted.
+            "stop_on_error": "bool?",
         },
-        # status: ok, error, timeout (interrupted), killed (the kernel had to die) or died.
-        "result": {"status": "str", "execution_count": "int", "duration_s": "float"},
+        "events": _CELL_EVENTS,
+        "result": _CELL_RESULT,
     },
-    "kernel.attach": {
-        "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS},
-        "events": {
-            "lost": {"channel": "int", "bytes": "int"},
-            "display": {"data": "map", "main": "bool"},
-            "error": {"name": "str", "value": "str", "traceback": "list[str]"},
-        },
-        "result": {"status": "str", "execution_count": "int", "duration_s": "float"},
-    },
-    "kernel.interrupt": {"args": {"kernel": "str"}, "events": {}, "result": {"running": "bool"}},
+    "kernel.attach": {"args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS}, "events": _CELL_EVENTS, "result": _CELL_RESULT},
+    # Of an execution: only that one; it is aborted where it waits. running: whether there was something to interrupt.
+    "kernel.interrupt": {"args": {"kernel": "str", "execution": "str?"}, "events": {}, "result": {"running": "bool"}},
     "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
     # The body comes on channel 0; None as the length means to the end.
     "file.read": {
@@ -191,6 +226,7 @@ LIMITS = {
     "argv": 64,  # arguments that a record of process.list shows
     "traceback": 1000,
     "mime_types": 64,  # representations of one display
+    "kernels": 1024,  # of one kernel.list
     "processes": 1024,  # of one process.list
     "entries": 1000,  # of one file.list, whatever was asked for
     "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
@@ -224,7 +260,10 @@ RESET_CODES = (
     "internal",
 )
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
-CELL_STATUSES = ("ok", "error", "timeout", "killed", "died")
+#: timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
+CELL_STATUSES = ("ok", "error", "timeout", "killed", "died", "oom", "aborted")
+KERNEL_STATES = ("starting", "idle", "busy", "stopped")
+LANGUAGES = ("python", "bash", "javascript")
 ENTRY_KINDS = ("file", "directory", "symlink", "other")
 
 

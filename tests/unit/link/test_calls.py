@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from sandlot.link.client import CellCall, ProcessCall
-from sandlot.link.types import CellError, Display, Lost, Output
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.errors import ConflictError, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
@@ -333,27 +333,44 @@ async def test_what_came_before_the_end_of_the_sandbox_is_still_given() -> None:
 
 async def test_a_cell_shows_things_in_order_and_ends() -> None:
     async def execute(call: PeerCall) -> None:
+        call.event("started", count=3)
         call.put(1, b"hello\n")
         call.event("display", data={"text/plain": "<fig>", "image/png": b"\x89PNG" * 300_000}, main=False)
         call.event("lost", channel=2, bytes=9)
         call.put(2, b"warn")
+        call.event("clear", wait=True)
+        call.event("display", data={"text/plain": "2"}, main=False, metadata={"a": 1}, display_id="d", update=True)
         call.event("error", name="ValueError", value="no", traceback=["a", "b"])
         call.result(status="error", execution_count=3, duration_s=0.25)
 
     async with linked({"kernel.execute": execute}) as (link, peer):
-        cell = await link.execute("1/0", kernel="k", env={"A": "b"}, timeout_s=1.5, id=ID)
+        cell = await link.execute(
+            "1/0", kernel="k", language="python", env={"A": "b"}, timeout_s=1.5, silent=True, store_history=False, stop_on_error=True, id=ID
+        )
         assert await collect(cell) == [
+            CellStarted(3),
             Output(1, 0, b"hello\n"),
             Display({"text/plain": "<fig>", "image/png": b"\x89PNG" * 300_000}, main=False),
             Lost(2, 9, 0),
             Output(2, 9, b"warn"),
+            Cleared(wait=True),
+            Display({"text/plain": "2"}, main=False, metadata={"a": 1}, display_id="d", update=True),
             CellError("ValueError", "no", ("a", "b")),
         ]
         result = await cell.result()
         assert (result.status, result.execution_count, result.duration_s) == ("error", 3, 0.25)
         call = peer.calls[-1]
         assert (call.id.hex(), cell.id) == (ID, ID)
-        assert call.args == {"kernel": "k", "code": "1/0", "env": {"A": "b"}, "timeout_s": 1.5}
+        assert call.args == {
+            "kernel": "k",
+            "language": "python",
+            "code": "1/0",
+            "env": {"A": "b"},
+            "timeout_s": 1.5,
+            "silent": True,
+            "store_history": False,
+            "stop_on_error": True,
+        }
 
 
 async def test_a_cell_is_followed_again_by_offset() -> None:

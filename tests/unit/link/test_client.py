@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandlot.link.client import Link
-from sandlot.link.types import Entry, Listing, ProcessInfo
+from sandlot.link.types import Entry, KernelInfo, Listing, ProcessInfo
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema
@@ -35,6 +35,8 @@ CELL = {"status": "ok", "execution_count": 1, "duration_s": 1.0}
 PARSED = Entry("f", "/f", "file", 3, 0o644, 1000, 1000, 1, None)
 
 #: call -> (how to make it, what the guest answers, what comes of it, the arguments that it must have sent)
+KERNEL = {"kernel": "k", "language": "bash", "cwd": "/tmp", "state": "idle", "execution_count": 3, "pid": None}
+
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
     "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70}),
@@ -54,7 +56,15 @@ CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, di
     ),
     "process.resize": (lambda link: link.resize(ID, 30, 100), {"running": True}, True, {"process": ID, "rows": 30, "cols": 100}),
     "process.forget": (lambda link: link.forget(ID), {}, None, {"process": ID}),
-    "kernel.interrupt": (lambda link: link.interrupt("k"), {"running": False}, False, {"kernel": "k"}),
+    "kernel.interrupt": (lambda link: link.interrupt("k", ID), {"running": False}, False, {"kernel": "k", "execution": ID}),
+    "kernel.create": (
+        lambda link: link.create_kernel("k", "bash", cwd="/tmp", env={"A": "b"}),
+        KERNEL,
+        KernelInfo("k", "bash", "/tmp", "idle", 3, None),
+        {"kernel": "k", "language": "bash", "cwd": "/tmp", "env": {"A": "b"}},
+    ),
+    "kernel.list": (lambda link: link.kernels(), {"kernels": [KERNEL]}, [KernelInfo("k", "bash", "/tmp", "idle", 3, None)], {}),
+    "kernel.remove": (lambda link: link.remove_kernel("k"), {}, None, {"kernel": "k"}),
     "kernel.restart": (lambda link: link.restart(), {}, None, {"kernel": "default"}),
     "file.stat": (lambda link: link.stat("/f", follow=False), ENTRY, PARSED, {"path": "/f", "user": "user", "follow": False}),
     "file.list": (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.link import parse
+from sandlot.link import parse, parse_cells
 from sandlot.link.types import Display, Entry
 from sandlot.model.errors import CODES, ErrorCode
 from sandlot.protocol import schema
@@ -26,9 +26,9 @@ PARSERS = [
     parse.listing,
     parse.process_info,
     parse.processes,
-    parse.cell_result,
-    parse.cell_error,
-    parse.display,
+    parse_cells.cell_result,
+    parse_cells.cell_error,
+    parse_cells.display,
     parse.guest_info,
     parse.nothing,
     parse.running,
@@ -86,7 +86,7 @@ def test_what_is_optional_may_be_absent_and_nothing_else() -> None:
 @pytest.mark.parametrize("mime", ["text/plain", "image/svg+xml", "application/vnd.plotly.v1+json", "text/html; charset=utf-8", "a/b"])
 def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
     for content in ("x", b"x", "", b""):
-        assert parse.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
+        assert parse_cells.display({"data": {mime: content}, "main": True}) == Display({mime: content}, main=True)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_display_is_mime_types_to_text_or_bytes(mime: str) -> None:
 )
 def test_a_key_of_a_display_that_is_no_mime_type_is_refused(mime: str) -> None:
     with pytest.raises(ProtocolError):
-        parse.display({"data": {mime: "x"}, "main": True})
+        parse_cells.display({"data": {mime: "x"}, "main": True})
 
 
 def test_a_display_cannot_be_changed_afterwards() -> None:
-    shown = parse.display({"data": {"text/plain": "x"}, "main": True})
+    shown = parse_cells.display({"data": {"text/plain": "x"}, "main": True})
     with pytest.raises(TypeError):
         shown.data["text/plain"] = "y"  # type: ignore[index]
 

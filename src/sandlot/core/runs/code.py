@@ -18,7 +18,7 @@ from sandlot.core.runs.outcomes import Collected, finite
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import CellCall
-from sandlot.link.types import CellError, CellResult, Display, Lost, Output
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.capture import Capture
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import ProcessId
@@ -33,7 +33,7 @@ MAX_RESULT_BYTES = 32 * MIB
 INTERRUPT_PATIENCE_S = 10.0
 """How long a cell that nobody waits for any more may take to heed its interrupt."""
 
-Event = Output | Lost | Display | CellError
+Event = Output | Lost | CellStarted | Display | Cleared | CellError
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE) -> Execute
                     output.add(event)
                 elif isinstance(event, CellError):
                     error = event
-                else:
+                elif isinstance(event, Display):
                     size = _size(event.data)
                     room -= size
                     if room >= 0 and len(results) < MAX_RESULTS and output.try_take(size):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.core.runs import code
 from sandlot.core.runs.code import Execution
-from sandlot.link.types import CellError, Display
+from sandlot.link.types import CellError, Display, Lost, Output
 from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
 from sandlot.server.native.schemas.code import CellAnswer, CodeBody, DisplayAnswer, ErrorAnswer, ExecutedAnswer
 from sandlot.web import streams
@@ -35,7 +35,7 @@ async def _told(execution: Execution) -> AsyncIterator[bytes]:
             yield streams.event("display", DisplayAnswer.of(item).model_dump())
         elif isinstance(item, CellError):
             yield streams.event("error", ErrorAnswer.of(item).model_dump())
-        else:
+        elif isinstance(item, Output | Lost):
             for told in output.tell(item):
                 yield told
     for told in output.end():
