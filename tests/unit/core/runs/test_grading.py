@@ -1,0 +1,126 @@
+"""Comparisons of output: what each of them takes for equal, by its laws and by cases."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.core.runs.grading import Comparison, check_tolerance, matches, trimmed
+from sandlot.model.errors import InvalidRequestError
+
+BLANKS = st.text(alphabet=" \t\r\v\f", max_size=4)
+WORDS = st.lists(st.one_of(st.integers().map(str), st.floats().map(repr), st.text(min_size=1, max_size=5)), max_size=8)
+COMPARISONS = st.sampled_from(Comparison)
+
+
+@given(text=st.text(), comparison=COMPARISONS, tolerance=st.floats(0, 1e9))
+def test_every_text_is_what_it_is(text: str, comparison: Comparison, tolerance: float) -> None:
+    assert matches(text, text, comparison, tolerance)
+
+
+@given(one=st.text(alphabet="a1. \n\r\t"), other=st.text(alphabet="a1. \n\r\t"))
+def test_what_a_stricter_comparison_takes_the_laxer_ones_take(one: str, other: str) -> None:
+    verdicts = [matches(one, other, comparison, 0) for comparison in (Comparison.EXACT, Comparison.TRIMMED, Comparison.NUMERIC)]
+    assert verdicts == sorted(verdicts)
+    assert verdicts[0] == (one == other)
+
+
+@given(one=st.text(alphabet="a1. \n\r\t"), other=st.text(alphabet="a1. \n\r\t"))
+def test_which_of_two_was_expected_makes_no_difference_without_tolerance(one: str, other: str) -> None:
+    for comparison in Comparison:
+        assert matches(one, other, comparison, 0) == matches(other, one, comparison, 0)
+
+
+@given(lines=st.lists(st.tuples(st.text(alphabet="ab 1"), BLANKS)), ends=st.text(alphabet=" \n\t\r"))
+def test_white_space_at_ends_counts_for_nothing(lines: list[tuple[str, str]], ends: str) -> None:
+    plain = "\n".join(text for text, _ in lines)
+    blank = "\n".join(text + blanks for text, blanks in lines) + ends
+    assert matches(blank, plain)
+    assert matches(plain, blank)
+    assert trimmed(trimmed(blank)) == trimmed(blank)
+
+
+@given(text=st.text(min_size=1))
+def test_something_else_in_front_is_something_else(text: str) -> None:
+    for comparison in Comparison:
+        assert not matches(f"x {text}", f"y {text}", comparison)
+
+
+@pytest.mark.parametrize(
+    "written, expected, exact, trimmed_",
+    [
+        ("a\n", "a", False, True),
+        ("a\r\nb\r\n", "a\nb", False, True),
+        ("a  \nb\n\n\n", "a\nb\n", False, True),
+        (" a", "a", False, False),
+        ("a\n\nb", "a\nb", False, False),
+        ("a b", "a  b", False, False),
+        ("", "\n \n", False, True),
+        ("A", "a", False, False),
+        ("a\u00a0", "a", False, False),  # a no-break space is a character, not white space that a terminal hides
+        ("1.0", "1", False, False),
+    ],
+)
+def test_exact_and_trimmed(written: str, expected: str, exact: bool, trimmed_: bool) -> None:  # noqa: FBT001
+    assert matches(written, expected, Comparison.EXACT) is exact
+    assert matches(written, expected) is trimmed_
+
+
+@pytest.mark.parametrize(
+    "written, expected, tolerance, equal",
+    [
+        ("3.14159", "3.1415926535", 1e-5, True),
+        ("3.14159", "3.1415926535", 1e-7, False),
+        ("1000001", "1000000", 1e-6, True),  # relative, where the expected number is above 1
+        ("1000002", "1000000", 1e-6, False),
+        ("0.0000005", "0", 1e-6, True),
+        ("0.000002", "0", 1e-6, False),
+        ("1", "1.0", 0, True),
+        ("+1e3", "1000", 0, True),
+        ("-0", "0", 0, True),
+        ("12345678901234567890123", "12345678901234567890124", 0, False),  # equal as floats
+        ("0.1", "0.10000000000000000000000000001", 0, False),
+        ("x=1.0 y=2", "x=1 y=2", 1, False),  # a word with a number in it is a word
+        ("sum: 2.5000001\nmean: 3", "sum:   2.5\n\nmean: 3.0", 1e-6, True),  # lines are no matter, words are
+        ("1 2", "1 2 3", 9, False),
+        ("", "", 0, True),
+        ("1", "", 9, False),
+        ("nan", "nan", 0, True),
+        ("nan", "NaN", 9, False),
+        ("inf", "1", 9, False),
+        ("1e999999", "1", 9, False),
+        ("1e999999", "1e999998", 9, True),
+        ("1e-999999", "0", 0, False),
+        ("1e9999999", "1e9999999.0", 1, False),  # no number that anybody has: a word
+        ("1" * 2000, "1" * 1999 + "2", 1, False),
+        ("\u0661", "1", 0, False),
+    ],
+)
+def test_numeric(written: str, expected: str, tolerance: float, equal: bool) -> None:  # noqa: FBT001
+    assert matches(written, expected, Comparison.NUMERIC, tolerance) is equal
+
+
+@given(
+    number=st.decimals(allow_nan=False, allow_infinity=False, places=8),
+    expected=st.decimals(allow_nan=False, allow_infinity=False, places=8),
+    tolerance=st.floats(0, 10),
+)
+def test_the_tolerance_is_exactly_the_formula(number: object, expected: object, tolerance: float) -> None:
+    # Fraction(repr) on purpose: a tolerance means the number that is written.
+    one, other, bound = Fraction(str(number)), Fraction(str(expected)), Fraction(repr(tolerance))
+    assert matches(f"{number:f}", f"{expected:f}", Comparison.NUMERIC, tolerance) is (abs(one - other) <= bound * max(1, abs(other)))
+
+
+@given(words=WORDS, gaps=st.text(alphabet=" \n\t", min_size=1))
+def test_numeric_looks_at_words_and_not_at_what_is_between(words: list[str], gaps: str) -> None:
+    assert matches(gaps.join(words), " ".join(words), Comparison.NUMERIC, 0)
+
+
+@pytest.mark.parametrize("tolerance", [-1, math.nan, math.inf])
+def test_a_tolerance_is_a_number_from_nought(tolerance: float) -> None:
+    with pytest.raises(InvalidRequestError):
+        check_tolerance(tolerance)
