@@ -15,6 +15,7 @@ from sandlot.guest.kernels.service import Kernels, find_python
 from sandlot.guest.limits import Pids, count
 from sandlot.guest.local import Local
 from sandlot.guest.processes import Processes
+from sandlot.guest.relay import Relay
 from sandlot.guest.spawn import account, environment
 from sandlot.guest.tasks import cpu_s, kill_all, tasks
 from sandlot.protocol import events
@@ -44,6 +45,7 @@ class Guest:
         "loop",
         "pids",
         "processes",
+        "relay",
         "wire",
         "workspace",
     )
@@ -71,6 +73,7 @@ class Guest:
         self.processes = Processes(self)
         self.kernels = Kernels(self)
         self.local = Local(self)
+        self.relay = Relay(self)
         Files(self)
 
     def run(self) -> None:
@@ -80,6 +83,7 @@ class Guest:
         signal.set_wakeup_fd(reap_write, warn_on_full_buffer=False)
         self.loop.watch(reap_read, READ, lambda _mask: self._signalled(reap_read))
         self.local.listen()
+        self.relay.listen()
         self.loop.run()
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -89,11 +93,13 @@ class Guest:
             if self.wire.connection.quiesced():
                 self.calls.drop_streams()
                 self.local.drop_streams()
+                self.relay.drop_streams()
             self.wire.flush_soon()
             return
         if isinstance(event, (events.Greeted, events.Lost)):
             self.local.drop_streams()
-        elif isinstance(event, events.StreamEvent) and self.local.handle(event):
+            self.relay.drop_streams()
+        elif isinstance(event, events.StreamEvent) and (self.relay.handle(event) or self.local.handle(event)):
             return
         self.calls.handle(event)
 

@@ -29,6 +29,11 @@ BODY = 0
 STDOUT = 1
 STDERR = 2
 
+PACKAGES = "packages"
+"""The service of the host that answers for package indexes: bytes on channel 0 both ways, one stream for each connection."""
+PACKAGES_PORT = 4479
+"""Where the guest listens for those, on the sandbox's own 127.0.0.1; what images' package managers are configured for."""
+
 OUTPUT_BUFFER_BYTES = 1024 * 1024
 """What the guest keeps of each output channel for readers that come back."""
 
