@@ -100,6 +100,7 @@ class Usage:
         memory_peak_bytes: The most that it ever held.
         pids: Tasks of the host, the runtime's own included. What ``Limits.pids`` counts, the guest knows.
         disk_bytes: What was written on top of the image.
+        oom_kills: How many of its tasks the host's kernel killed for the memory limit.
     """
 
     cpu_s: float
@@ -107,6 +108,7 @@ class Usage:
     memory_peak_bytes: int
     pids: int
     disk_bytes: int
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sandlot.core.node.budget import Budget
 from sandlot.link.types import Lost, Output, ProcessResult
-from sandlot.model.capture import Capture
+from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES, Capture
 from sandlot.model.ids import ProcessId
 
 
@@ -22,6 +22,8 @@ class Outcome:
         signal: The signal's number; None where it exited.
         reason: exited, signalled, timeout or pids.
         duration_s: From start to end, as the guest measured it.
+        cpu_s: Processor time of it and of the children that it waited for; None where nobody knows.
+        peak_bytes: The largest resident memory that one of them had; None likewise.
     """
 
     process: ProcessId
@@ -29,6 +31,8 @@ class Outcome:
     signal: int | None
     reason: str
     duration_s: float
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,15 @@ class Collected:
     Args:
         budget: Where the memory is taken from.
         channels: Which there are.
+        head_bytes: Kept of the beginning of each.
+        tail_bytes: Kept of the end of each.
     """
 
     __slots__ = ("_budget", "_captures", "_taken_bytes")
 
-    def __init__(self, budget: Budget, channels: Iterable[int]) -> None:
+    def __init__(self, budget: Budget, channels: Iterable[int], *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._budget = budget
-        self._captures = {channel: Capture() for channel in channels}
+        self._captures = {channel: Capture(head_bytes, tail_bytes) for channel in channels}
         self._taken_bytes = 0
 
     def __getitem__(self, channel: int) -> Capture:
@@ -100,6 +106,8 @@ def outcome_of(process: ProcessId, result: ProcessResult) -> Outcome:
         signal=result.signal,
         reason=result.reason or "",
         duration_s=finite(result.duration_s),
+        cpu_s=None if result.cpu_s is None else finite(result.cpu_s),
+        peak_bytes=result.peak_bytes or None,
     )
 
 

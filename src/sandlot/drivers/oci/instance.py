@@ -169,6 +169,7 @@ class OciInstance:
         await self._check_live()
         try:
             group = await run_blocking(self._holding.cgroup.usage)
+            oom_kills = await run_blocking(self._holding.cgroup.oom_kills)
             disk_bytes = await run_blocking(self._runtime.disk_bytes, self._started)
         except FileNotFoundError:
             raise await self._ended_error() from None
@@ -178,6 +179,7 @@ class OciInstance:
             memory_peak_bytes=max(group.memory_peak_bytes, group.memory_bytes),
             pids=group.pids,
             disk_bytes=disk_bytes,
+            oom_kills=oom_kills,
         )
 
     async def wait(self) -> Exit:
