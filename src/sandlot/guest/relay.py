@@ -214,11 +214,8 @@ class Carried:
     def _send(self, data: bytes) -> None:
         connection = self._guest.wire.connection
         if not self.stream:
-            try:
-                if connection.asleep:
-                    raise ProtocolError("asleep")
-                self.stream = connection.open({"service": schema.PACKAGES, "args": {}})
-            except (TooMany, ProtocolError):
+            self.stream = 0 if connection.asleep else self._opened()
+            if not self.stream:
                 self.cut()
                 return
             self._relay.by_stream[self.stream] = self
@@ -226,6 +223,13 @@ class Carried:
         connection.send_bytes(self.stream, schema.BODY, data)
         self._guest.wire.flush_soon()
         self._watch()
+
+    def _opened(self) -> int:
+        """A stream of its own; 0 where there is no host to greet, or others of the guest have all that there may be."""
+        try:
+            return self._guest.wire.connection.open({"service": schema.PACKAGES, "args": {}})
+        except (TooMany, ProtocolError):
+            return 0
 
     def _write_soon(self) -> None:
         if not self._due:  # frames come many at a time: what they bring is one write

@@ -158,7 +158,7 @@ async def test_whoever_opens_thousands_of_connections_hurts_itself_alone(relayed
             "for number in range(1500):\n"
             "    connection = socket.socket()\n"
             "    connection.setblocking(False)\n"
-            "    connection.connect_ex(('127.0.0.1', %d))\n"
+            f"    connection.connect_ex(('127.0.0.1', {schema.PACKAGES_PORT}))\n"
             "    held.append(connection)\n"
             "time.sleep(0.5)\n"
             "said = 0\n"
@@ -169,7 +169,7 @@ async def test_whoever_opens_thousands_of_connections_hurts_itself_alone(relayed
             "    except OSError:\n"
             "        pass\n"
             "print(said > 60)\n"
-            "time.sleep(2)\n" % schema.PACKAGES_PORT,
+            "time.sleep(2)\n",
         )
     )
     await host.heard.wait()
