@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.images import aptsource, tree
+from sandlot.host import aptsource
+from sandlot.images import tree
 from sandlot.images import recipe as recipes
 from sandlot.images.process import output_of
 from sandlot.images.store import Image, ImageStore, cache_from

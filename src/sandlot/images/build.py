@@ -1,7 +1,7 @@
 """Building: what goes into a fresh folder so that it becomes an image, an interpreter, a guest layer.
 
 Each function fills one folder of a :class:`~sandlot.images.shelf.Shelf` and is told nothing about the cache around it. What
-they decide is in :mod:`~sandlot.images.plan` and :mod:`~sandlot.images.aptsource`; here it is done, in order.
+they decide is in :mod:`~sandlot.images.plan` and :mod:`~sandlot.host.aptsource`; here it is done, in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sandlot.images import aptsource, furnish, interpreter, plan, tree
+from sandlot.host import aptsource
+from sandlot.images import furnish, interpreter, plan, tree
 from sandlot.images.process import Runner, output_of, require
 from sandlot.images.progress import Meter, Reporter
 from sandlot.images.recipe import Debian, Recipe

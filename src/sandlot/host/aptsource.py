@@ -1,4 +1,4 @@
-"""The machine's own apt configuration, as the source of an image's packages. Pure: texts in, texts out.
+"""The machine's own apt configuration: where Debian's packages come from here. Pure: texts in, texts out.
 
 Laws:
 - A recipe says which suite; the machine says where it comes from, how it is reached and which keys vouch for it.

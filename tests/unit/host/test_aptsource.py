@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.images import aptsource
-from sandlot.images.aptsource import Source, Target
+from sandlot.host import aptsource
+from sandlot.host.aptsource import Source, Target
 
 INDEX = """\
 MetaKey: main/binary-amd64/Packages
