@@ -10,7 +10,8 @@ from sandlot import __version__
 from sandlot.doors import agentsandbox
 from sandlot.server import pages
 from sandlot.server.document import operation_id
-from sandlot.server.native import code, files, filestore, keys, processes, records, sandboxes, service, signed, terminals, trees
+from sandlot.server.native import files, filestore, keys, processes, records, sandboxes, service, signed, terminals, trees
+from sandlot.server.native.runs import code
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame

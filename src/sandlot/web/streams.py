@@ -1,9 +1,10 @@
-"""Answers that are sent as they come into being: bytes, and server-sent events (HTML standard, 9.2).
+"""Answers that are sent as they come into being: bytes, and events, which are server-sent (HTML standard, 9.2) or a line of JSON each (NDJSON).
 
 Laws:
 - Nothing is read ahead of a client: the next piece is asked for when the last one was taken.
 - A client that goes away is noticed while it is waited for, and whoever makes the pieces is closed.
 - A stream of events says how it ended: by its own last event, or by ``failure``. One that ends otherwise was cut.
+- An event is the same in both forms; the client chooses by ``Accept``.
 - A piece is sent whole before anything else is, however slowly its client reads: a beat comes between pieces, never inside of one.
 """
 
@@ -15,7 +16,7 @@ import codecs
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from starlette.requests import Request
@@ -28,9 +29,14 @@ from sandlot.model.errors import SandlotError
 from sandlot.web import errors
 
 EVENTS = "text/event-stream"
+LINES = "application/x-ndjson"
 KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_NAMES: Mapping[int, str] = {STDOUT: "stdout", STDERR: "stderr"}
+
+_UNBUFFERED = {"X-Accel-Buffering": "no"}
+
+_Piece = TypeVar("_Piece")
 
 _log = structlog.get_logger("sandlot.http")
 
@@ -100,34 +106,97 @@ class Stream(Response):
             self._sent_s = time.monotonic()
 
 
-def events(request: Request, pieces: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> Stream:
-    """An answer of server-sent events; what fails on the way becomes its last event."""
-    return Stream(_told(pieces, request), close, media_type=EVENTS, headers={"X-Accel-Buffering": "no"}, beat=KEEP_ALIVE)
+class Event(NamedTuple):
+    """One event.
+
+    Args:
+        name: Of its kind.
+        data: JSON-representable.
+        id: By it, if it has one, a client that was cut off says how far it was.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    id: int | str | None = None
+
+    def sent(self) -> bytes:
+        """As a server-sent event. JSON has no bare line breaks, so its data is one line."""
+        number = "" if self.id is None else f"id: {self.id}\n"
+        return f"{number}event: {self.name}\ndata: {_json(self.data)}\n\n".encode("utf-8", "replace")
+
+    def line(self) -> bytes:
+        """As a line of JSON."""
+        number = {} if self.id is None else {"id": str(self.id)}
+        return line({"event": self.name, **number, "data": self.data})
 
 
-async def _told(pieces: AsyncIterator[bytes], request: Request) -> AsyncIterator[bytes]:
+event = Event
+"""One event: its name, its data and its id."""
+
+BEAT = Event("keep-alive", {})
+"""What a stream of lines says when nothing else was said for 15 s: a blank line is none that every reader of JSON takes."""
+
+
+def line(data: Mapping[str, Any]) -> bytes:
+    """JSON on a line of its own."""
+    return f"{_json(data)}\n".encode("utf-8", "replace")
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def events(request: Request, pieces: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> Stream:
+    """An answer of events in the form that the client asks for; what fails on the way becomes its last event."""
+    sent = _form(request) != LINES
+    return Stream(
+        _told(pieces, request, Event.sent if sent else Event.line),
+        close,
+        media_type=EVENTS if sent else LINES,
+        headers=_UNBUFFERED,
+        beat=KEEP_ALIVE if sent else BEAT.line(),
+    )
+
+
+def lines(request: Request, pieces: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]]) -> Stream:
+    """An answer of lines of JSON, each of its own shape; what fails on the way becomes the last line, a problem document."""
+
+    async def told() -> AsyncIterator[bytes]:
+        async for piece in _guarded(pieces, request, lambda problem: problem):
+            yield line(piece)
+
+    return Stream(told(), close, media_type=LINES, headers=_UNBUFFERED, beat=b"\n")
+
+
+async def _told(pieces: AsyncIterator[Event], request: Request, form: Callable[[Event], bytes]) -> AsyncIterator[bytes]:
+    async for piece in _guarded(pieces, request, lambda problem: Event("failure", problem)):
+        yield form(piece)
+
+
+async def _guarded(pieces: AsyncIterator[_Piece], request: Request, failure: Callable[[Mapping[str, Any]], _Piece]) -> AsyncIterator[_Piece]:
+    """The pieces, and what made them fail as the last one."""
     request_id = errors.request_id(request)
     try:
         async for piece in pieces:
             yield piece
     except SandlotError as error:
         errors.note(request.scope, error)
-        yield event("failure", errors.problem(error, request_id))
+        yield failure(errors.problem(error, request_id))
     except Exception:  # noqa: BLE001 - the client is told that there was one
         _log.exception("request.defect", request=request_id)
         errors.note(request.scope, defect := errors.defect())
-        yield event("failure", errors.problem(defect, request_id))
-
-
-def event(name: str, data: Mapping[str, Any], id_: int | str | None = None) -> bytes:
-    """One event; by its id, if it has one, a client that was cut off says how far it was. JSON has no bare line breaks, so its data is one line."""
-    number = "" if id_ is None else f"id: {id_}\n"
-    return f"{number}event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "replace")
+        yield failure(errors.problem(defect, request_id))
 
 
 def wanted(request: Request) -> bool:
-    """Whether a client asks for events."""
-    return EVENTS in request.headers.get("accept", "")
+    """Whether a client asks for events, in either form."""
+    return bool(_form(request))
+
+
+def _form(request: Request) -> str:
+    """The form of events that a client asks for, the first that it names; empty where it asks for none."""
+    accepted = request.headers.get("accept", "").lower()
+    return min((form for form in (EVENTS, LINES) if form in accepted), key=accepted.index, default="")
 
 
 async def gone(receive: Receive) -> None:
@@ -190,7 +259,7 @@ class OutputEvents:
         self._splitters = {channel: TextSplitter() for channel in STREAM_NAMES}
         self._next = {channel: (offsets or {}).get(channel, 0) for channel in STREAM_NAMES}
 
-    def tell(self, item: Output | Lost) -> list[bytes]:
+    def tell(self, item: Output | Lost) -> list[Event]:
         """The events that tell one piece."""
         splitter = self._splitters[item.channel]
         if isinstance(item, Lost):
@@ -199,18 +268,18 @@ class OutputEvents:
         piece = splitter.push(item.data, item.offset)
         return self._piece(item.channel, piece, item.offset + len(item.data) - splitter.held_bytes)
 
-    def end(self) -> list[bytes]:
+    def end(self) -> list[Event]:
         """The events that tell what still waits, at the end."""
         return [told for channel in STREAM_NAMES for told in self._flush(channel)]
 
-    def _flush(self, channel: int) -> list[bytes]:
+    def _flush(self, channel: int) -> list[Event]:
         end = self._next[channel] + self._splitters[channel].held_bytes
         return self._piece(channel, self._splitters[channel].flush(), end)
 
-    def _piece(self, channel: int, piece: dict[str, Any] | None, end: int) -> list[bytes]:
+    def _piece(self, channel: int, piece: dict[str, Any] | None, end: int) -> list[Event]:
         return [] if piece is None else [self._event(channel, "output", end, piece)]
 
-    def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> bytes:
+    def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> Event:
         """One event; its id is where both streams go on after it."""
         self._next[channel] = end
-        return event(name, {"stream": STREAM_NAMES[channel], **data}, "-".join(str(at) for at in self._next.values()))
+        return Event(name, {"stream": STREAM_NAMES[channel], **data}, "-".join(str(at) for at in self._next.values()))

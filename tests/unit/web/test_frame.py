@@ -229,7 +229,7 @@ async def test_a_large_answer_is_counted_until_it_is_taken(at: Bench) -> None:
 
 async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.001)
-    large = streams.event("output", {"data": "x" * (4 * frame.PIECE_BYTES)})
+    large = streams.event("output", {"data": "x" * (4 * frame.PIECE_BYTES)}).sent()
     sent = bytearray()
     beaten = asyncio.Event()
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.types import Message
 
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.link.types import Lost, Output
-from sandlot.web.streams import OutputEvents, TextSplitter, event
+from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
 
 PIECES = st.lists(
     st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode), st.sampled_from([b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]))
@@ -47,10 +53,10 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
         event("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "a"}, "1-0")
     ], "what waits for its other half is not passed over"
     held, lost = output.tell(Lost(STDOUT, 10, 2))
-    assert parsed(held)["data"] == base64.b64encode(b"\xc3").decode()
-    assert parsed(lost) == {"stream": "stdout", "bytes": 10}
+    assert held.data["data"] == base64.b64encode(b"\xc3").decode()
+    assert lost.data == {"stream": "stdout", "bytes": 10}
     (after,) = output.tell(Output(STDOUT, 12, b"b"))
-    assert parsed(after)["offset"] == 12
+    assert after.data["offset"] == 12
     assert output.end() == []
 
 
@@ -58,23 +64,90 @@ def test_the_two_streams_do_not_mix() -> None:
     output = OutputEvents()
     assert output.tell(Output(STDOUT, 0, b"\xc3")) == []
     (err,) = output.tell(Output(STDERR, 0, b"x"))
-    assert parsed(err)["stream"] == "stderr"
+    assert err.data["stream"] == "stderr"
     (out,) = output.tell(Output(STDOUT, 1, b"\xa9"))
-    assert parsed(out)["data"] == "é"
+    assert out.data["data"] == "é"
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
 def test_an_event_is_two_lines_whatever_it_holds(data: dict[str, str]) -> None:
-    raw = event("output", data)
+    raw = event("output", data).sent()
     assert raw.endswith(b"\n\n")
     assert raw.count(b"\n") == 3
     assert b"\r" not in raw
-    assert parsed(raw) == data
+    assert json.loads(raw.split(b"\ndata: ", 1)[1]) == data
 
 
-def parsed(raw: bytes) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(raw.split(b"\ndata: ", 1)[1])
-    return fields
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))
+def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
+    raw = event("output", data, 7).line()
+    assert raw.endswith(b"\n")
+    assert raw.count(b"\n") == 1
+    assert json.loads(raw) == {"event": "output", "id": "7", "data": data}
+    assert json.loads(event("output", data).line()) == {"event": "output", "data": data}
+
+
+@pytest.mark.parametrize(
+    "accept, media_type",
+    [
+        ("text/event-stream", EVENTS),
+        ("application/x-ndjson", LINES),
+        ("application/json, application/x-ndjson;q=0.5", LINES),
+        ("application/x-ndjson, text/event-stream", LINES),
+        ("text/event-stream, */*", EVENTS),
+        ("application/json", ""),
+        ("*/*", ""),
+    ],
+)
+def test_the_client_chooses_the_form_by_what_it_names_first(accept: str, media_type: str) -> None:
+    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+    assert wanted(request) is bool(media_type)
+    if media_type:
+        assert events(request, nothing(), closed).media_type == media_type
+
+
+@pytest.mark.parametrize("error, code", [(ConflictError("taken", code=ErrorCode.CONFLICT), "conflict"), (ZeroDivisionError("of ours"), "internal")])
+async def test_what_fails_on_the_way_is_the_last_line(error: Exception, code: str) -> None:
+    async def failing() -> AsyncIterator[Any]:
+        yield event("started", {})
+        raise error
+
+    request = Request({"type": "http", "headers": [(b"accept", LINES.encode())], "state": {}})
+    told = [json.loads(each) for each in await sent(events(request, failing(), closed)) if each]
+    assert [each["event"] for each in told] == ["started", "failure"]
+    assert told[-1]["data"]["code"] == code
+
+    async def failing_lines() -> AsyncIterator[Any]:
+        yield {"index": 0}
+        raise error
+
+    told = [json.loads(each) for each in await sent(lines(request, failing_lines(), closed)) if each]
+    assert told[0] == {"index": 0}
+    assert told[1]["code"] == code
+
+
+async def nothing() -> AsyncIterator[Event]:
+    return
+    yield
+
+
+async def closed() -> None:
+    pass
+
+
+async def sent(answer: Stream) -> list[bytes]:
+    """The pieces of an answer's body."""
+    bodies: list[bytes] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Message) -> None:
+        bodies.append(message.get("body", b""))
+
+    await answer({"type": "http"}, receive, send)
+    return bodies
 
 
 def decoded(told: dict[str, Any]) -> bytes:

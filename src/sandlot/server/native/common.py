@@ -55,7 +55,7 @@ def also(model: type[BaseModel], description: str, status: int = 200, *, events:
     """
     told: dict[str, Any] = {"model": model, "description": description}
     if events is not None:
-        told["content"] = {streams.EVENTS: _event_stream(events)}
+        told["content"] = _event_streams(events)
     return {status: told, **PROBLEM}
 
 
@@ -66,7 +66,7 @@ def only_events(stream: str, description: str) -> dict[int | str, dict[str, Any]
         stream: Which of :data:`STREAMS`.
         description: What they tell.
     """
-    return {200: {"description": description, "content": {streams.EVENTS: _event_stream(stream)}}, **PROBLEM}
+    return {200: {"description": description, "content": _event_streams(stream)}, **PROBLEM}
 
 
 def raw_body(description: str, media_type: str = "application/octet-stream", *, required: bool = True) -> dict[str, Any]:
@@ -76,22 +76,16 @@ def raw_body(description: str, media_type: str = "application/octet-stream", *, 
     }
 
 
-def _event_stream(stream: str) -> dict[str, Any]:
-    """An event stream's media type: each event by ``itemSchema``, OpenAPI 3.2's word, which readers of 3.1 that do not know it skip."""
-    kinds = [
-        {
-            "type": "object",
-            "required": ["event", "data"],
-            "properties": {
-                "event": {"const": name},
-                "id": {"type": "string"},
-                "data": {
-                    "type": "string",
-                    "contentMediaType": "application/json",
-                    "contentSchema": {"$ref": f"#/components/schemas/{model.__name__}"},
-                },
-            },
-        }
-        for name, model in STREAMS[stream].items()
-    ]
-    return {"itemSchema": {"description": "Server-sent events.", "oneOf": kinds}}
+def _event_streams(stream: str) -> dict[str, Any]:
+    """An event stream in its two forms: each event by ``itemSchema``, OpenAPI 3.2's word, which readers of 3.1 that do not know it skip."""
+    models = {name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in STREAMS[stream].items()}
+    sent = [_event(name, {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}) for name, schema in models.items()]
+    lines = [_event(name, schema) for name, schema in models.items()]
+    return {
+        streams.EVENTS: {"itemSchema": {"description": "Server-sent events.", "oneOf": sent}},
+        streams.LINES: {"itemSchema": {"description": "The same events, each a line of JSON.", "oneOf": lines}},
+    }
+
+
+def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": ["event", "data"], "properties": {"event": {"const": name}, "id": {"type": "string"}, "data": data}}

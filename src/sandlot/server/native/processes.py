@@ -142,7 +142,7 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
 
 async def _told(
     run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, journal: Journal | None = None
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[streams.Event]:
     yield streams.event("started", {"process": run.id, "pid": run.pid})
     output = streams.OutputEvents(offsets)
     async for item in run:

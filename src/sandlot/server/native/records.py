@@ -72,7 +72,7 @@ async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     return reply(ExecutionsAnswer(executions=[ExecutionAnswer.of(record) for record in shown], next_cursor=following))
 
 
-async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[bytes]:
+async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streams.Event]:
     # At once, so that a client that is cut off before anything happened knows where to go on.
     yield streams.event("position", {"after": begin}, begin)
     async for record in happens:

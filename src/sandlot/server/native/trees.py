@@ -50,7 +50,7 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
     return streams.events(request, _told(watched, query), watched.aclose)
 
 
-async def _told(watched: Watch, query: WatchQuery) -> AsyncIterator[bytes]:
+async def _told(watched: Watch, query: WatchQuery) -> AsyncIterator[streams.Event]:
     begun = {"path": query.path, "recursive": query.recursive, "by": watched.by}
     yield streams.event("watching", WatchingEvent.model_validate(begun).model_dump())
     async for event in watched:

@@ -27,7 +27,7 @@ async def run(sandbox: str, body: CodeBody, request: Request) -> Response:
     return reply(ExecutedAnswer.executed(await unless_gone(request, code.execute(box, cell))))
 
 
-async def _told(execution: Execution) -> AsyncIterator[bytes]:
+async def _told(execution: Execution) -> AsyncIterator[streams.Event]:
     yield streams.event("started", {"execution": execution.id})
     output = streams.OutputEvents()
     async for item in execution:

@@ -1,0 +1,1 @@
+"""What runs in a sandbox, over HTTP: code in contexts."""
