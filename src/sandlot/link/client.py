@@ -64,7 +64,7 @@ class Link(Session):
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def wake(
-        self, *, identity: str, hostname: str, env: Mapping[str, str], pids: int, deadline_s: float | None, workspace: str = WORKSPACE
+        self, *, identity: str, hostname: str, env: Mapping[str, str], pids: int, deadline_s: float | None, workspace: str = WORKSPACE, memory_bytes: int | None = None
     ) -> str | None:
         """Make the guest somebody, after boot, restore, fork and wake. Randomness and the clock come from this host.
 
@@ -75,6 +75,7 @@ class Link(Session):
             pids: Processes and threads that it may have.
             deadline_s: Seconds from now until the guest ends by itself unless it hears of a later one; None is never.
             workspace: The default working folder.
+            memory_bytes: Its limit of memory, by which the guest ends who is greedy before the sandbox ends; None is not known.
 
         Returns:
             Where the image has its python; None where it has none.
@@ -92,6 +93,7 @@ class Link(Session):
             "entropy": os.urandom(_ENTROPY_BYTES),
             "clock_unix_ns": time.time_ns(),
             "pids": pids,
+            "memory_bytes": memory_bytes,
             "deadline_s": deadline_s,
             "workspace": workspace,
         }
@@ -293,24 +295,26 @@ class Link(Session):
         events_from: int = 0,
         stdout_from: int | None = 0,
         stderr_from: int | None = 0,
+        wait: bool = True,
     ) -> CellCall:
         """Follow a cell that was begun before, running or ended.
 
         Args:
             id: The execution.
-            events_from: How many displays and errors the caller has seen.
+            events_from: How many events the caller has seen: started, displays, clears and errors.
             stdout_from: The byte offset to go on from; None is the oldest that is kept.
             stderr_from: The same.
+            wait: Whether until its end; otherwise what there is by now, and the status is ``running`` where it is not done.
         """
         self.check_usable()
-        args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from}
+        args = {"execution": id, "events_from": events_from, "stdout_from": stdout_from, "stderr_from": stderr_from, "wait": wait}
         return CellCall(self._pump, "kernel.attach", args, execution=id, call_id=new_call_id())
 
     async def interrupt(self, kernel: str = "default", execution: ProcessId | None = None) -> bool:
         """Interrupt a kernel's cell, as Ctrl-C would; whether there was one.
 
         Args:
-            kernel: The context's id.
+            kernel: The context's id; of no weight where an execution is given.
             execution: Only that one, which is aborted where it waits still.
         """
         return await self.ask("kernel.interrupt", {"kernel": kernel, "execution": execution}, parse.running)

@@ -113,6 +113,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "entropy": "bytes",
             "clock_unix_ns": "int",
             "pids": "int",
+            # The limit, where it holds: what the guest goes by to end who is greedy before the sandbox is.
+            "memory_bytes": "int?",
             "deadline_s": "float?",
             "workspace": "str",
         },
@@ -133,8 +135,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "streams": "int",
         },
     },
-    # Refused with conflict where more run than would be allowed.
-    "guest.limit": {"args": {"pids": "int"}, "events": {}, "result": {}},
+    # Refused with conflict where more run than would be allowed. memory_bytes: None is as before.
+    "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
     "process.start": {
@@ -195,8 +197,13 @@ CALLS: dict[str, dict[str, Any]] = {
         "events": _CELL_EVENTS,
         "result": _CELL_RESULT,
     },
-    "kernel.attach": {"args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS}, "events": _CELL_EVENTS, "result": _CELL_RESULT},
-    # Of an execution: only that one; it is aborted where it waits. running: whether there was something to interrupt.
+    "kernel.attach": {
+        # wait: false has the result come once all that there is was told; its status is "running" where the cell is not done.
+        "args": {"execution": "str", "events_from": "int", **OUTPUT_PARAMS, "wait": "bool?"},
+        "events": _CELL_EVENTS,
+        "result": _CELL_RESULT,
+    },
+    # Of an execution: only that one, whatever kernel has it; it is aborted where it waits. running: whether there was something to interrupt.
     "kernel.interrupt": {"args": {"kernel": "str", "execution": "str?"}, "events": {}, "result": {"running": "bool"}},
     "kernel.restart": {"args": {"kernel": "str"}, "events": {}, "result": {}},
     # The body comes on channel 0; None as the length means to the end.
@@ -265,8 +272,8 @@ RESET_CODES = (
     "internal",
 )
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
-#: timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
-CELL_STATUSES = ("ok", "error", "timeout", "killed", "died", "oom", "aborted")
+#: running: not done. timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
+CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
 LANGUAGES = ("python", "bash", "javascript")
 ENTRY_KINDS = ("file", "directory", "symlink", "other")

@@ -381,7 +381,7 @@ async def test_a_cell_is_followed_again_by_offset() -> None:
     async with linked({"kernel.attach": attach}) as (link, peer):
         cell = await link.attach_cell(ID, events_from=2, stdout_from=10, stderr_from=20)
         assert await collect(cell) == [Output(1, 10, b"x")]
-        assert peer.calls[-1].args == {"execution": ID, "events_from": 2, "stdout_from": 10, "stderr_from": 20}
+        assert peer.calls[-1].args == {"execution": ID, "events_from": 2, "stdout_from": 10, "stderr_from": 20, "wait": True}
 
 
 async def test_what_cannot_be_sent_is_refused_and_the_link_goes_on() -> None:
