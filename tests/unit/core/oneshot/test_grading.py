@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.runs.grading import Comparison, check_tolerance, matches, trimmed
+from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches, trimmed
 from sandlot.model.errors import InvalidRequestError
 
 BLANKS = st.text(alphabet=" \t\r\v\f", max_size=4)
