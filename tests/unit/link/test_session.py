@@ -38,7 +38,8 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
         asked = (await peer.call("guest.wake")).args
         assert len(asked.pop("entropy")) == 64
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
-        assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, "deadline_s": 9.5, "workspace": "/workspace"}
+        limits = {"memory_bytes": None, "deadline_s": 9.5, "workspace": "/workspace"}
+        assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
         told = await link.info()
         assert (told.identity, told.uptime_s, told.processes, told.tasks, told.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
