@@ -1,0 +1,168 @@
+"""A program that is run once, in a sandbox of its own that is removed with it.
+
+Laws:
+- A run is a process on a program file in the working folder, not a cell: nothing of another run is there, and nothing of it stays.
+- Its sandbox has no network, and is ended however the run ended: by itself, by a limit, or because its client went away.
+- A program that fails is a result. What raises is a request that makes no sense, or a service that cannot run it.
+- A verdict is made of all that the program wrote: where that cannot be kept, there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import signal as signals
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.content import files
+from sandlot.core.node.budget import RETRY_AFTER_S
+from sandlot.core.oneshot.results import Result, Seen, graded
+from sandlot.core.oneshot.spec import OneShot, language_of
+from sandlot.core.records.executions import Label
+from sandlot.core.runs import processes
+from sandlot.core.runs.outcomes import Collected
+from sandlot.core.runs.processes import STDERR, STDOUT
+from sandlot.core.sandbox import GRACE_S, Sandbox
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.link.types import Lost, Output
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
+
+PATIENCE_S = 5.0
+"""How long a run waits for room: that of the one before it may be on its way."""
+
+USE_WORD, USE = "sandlot.use", "oneshot"
+"""In the metadata of such a sandbox."""
+
+_DEADLINE_S = 120.0
+"""How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
+_KILL_PATIENCE_S = 5.0
+_LOOK_S, _LOOK_MOST_S = 0.1, 1.0
+_GRADED_AT_ONCE_CHARS = 64 * KIB
+"""What takes longer to compare than a few milliseconds is compared in a thread."""
+
+
+async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patience_s: float = PATIENCE_S) -> Result:
+    """Run a program in a sandbox of its own. Cancelling ends both.
+
+    Args:
+        sandboxes: Who makes it.
+        who: For whom.
+        shot: What.
+        patience_s: Seconds to wait for room where there is none.
+
+    Raises:
+        SandlotError: It could not be run. A program that fails is no error.
+    """
+    async with _place(sandboxes, who, shot, patience_s) as box:
+        await _furnish(box, shot)
+        seen = await _run(box, shot)
+        if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
+            raise seen.ended  # by somebody, or because the service stops: nothing is known of the program
+    if len(seen.stdout) > _GRADED_AT_ONCE_CHARS and shot.expected_output is not None:
+        return await asyncio.to_thread(graded, shot, seen)
+    return graded(shot, seen)
+
+
+@asynccontextmanager
+async def _place(sandboxes: Sandboxes, who: Principal, shot: OneShot, patience_s: float) -> AsyncIterator[Sandbox]:
+    """A sandbox that ends with the block."""
+    box = await _created(sandboxes, _asked(shot, who), who, patience_s)
+    try:
+        yield box
+    finally:
+        box.end(Exit(ExitReason.KILLED, "its run is over"))
+
+
+async def _created(sandboxes: Sandboxes, asked: NewSandbox, who: Principal, patience_s: float) -> Sandbox:
+    """A sandbox; where there is no room, as soon as there is some."""
+    loop = asyncio.get_running_loop()
+    give_up_s, wait_s = loop.time() + patience_s, _LOOK_S
+    while True:
+        try:
+            return await sandboxes.create(asked, who)
+        except SandlotError as error:
+            if "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
+                raise
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LOOK_MOST_S)
+
+
+def _asked(shot: OneShot, who: Principal) -> NewSandbox:
+    longest_s = who.quota.lifetime_s
+    deadline_s = shot.timeout_s + _DEADLINE_S
+    return NewSandbox(
+        template=shot.template,
+        metadata={**shot.metadata, USE_WORD: USE},
+        limits=shot.limits,
+        timeout_s=deadline_s if longest_s is None else max(1.0, shot.timeout_s, min(deadline_s, longest_s)),
+        isolation=shot.isolation,
+        network=Network.NONE,
+    )
+
+
+async def _furnish(box: Sandbox, shot: OneShot) -> None:
+    """Give a sandbox the program and its files."""
+    for path, content in {shot.program: shot.code.encode(), **shot.files}.items():
+        await files.write(box, posixpath.join(WORKSPACE, path), _once(content), user=User.USER)
+
+
+async def _run(box: Sandbox, shot: OneShot) -> Seen:
+    language = language_of(shot.language)
+    spec = ProcessSpec(argv=(language.interpreter, shot.program), env=shot.env, cwd=WORKSPACE, stdin=True, timeout_s=shot.timeout_s)
+    label = Label(origin=shot.origin, language=language.name, code=shot.code)
+    loop = asyncio.get_running_loop()
+    process = await processes.start(box, spec, stdin=shot.stdin, label=label)
+    began_s = loop.time()
+    output = Collected(box.budget, (STDOUT, STDERR), head_bytes=shot.output_bytes, tail_bytes=0)
+    seen = Seen(execution=process.id)
+    try:
+        # The guest ends it on time; this is for a guest that does not.
+        async with box.using(shot.timeout_s + GRACE_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None) as patience:
+                    async for event in process:
+                        if not seen.flooded and not _kept(output, event, shot.output_bytes):
+                            seen.flooded = True
+                            patience.reschedule(loop.time() + _KILL_PATIENCE_S)
+                            await processes.send_signal(box, process.id, int(signals.SIGKILL))
+                    seen.outcome = await process.outcome()
+        if seen.outcome is not None and seen.outcome.exit_code and box.instance is not None:
+            seen.oom_kills = (await box.instance.usage()).oom_kills
+    except SandboxEndedError as error:
+        seen.ended = error
+    finally:
+        seen.duration_s = loop.time() - began_s
+        output.close()
+        await process.close()
+    seen.stdout, seen.stderr = (output[channel].text() for channel in (STDOUT, STDERR))
+    return seen
+
+
+def _kept(output: Collected, event: Output | Lost, most_bytes: int) -> bool:
+    """Keep the next piece of what a process writes; False where it has written more than it may.
+
+    Raises:
+        UnavailableError: ``busy``: there is no memory for it.
+    """
+    if isinstance(event, Lost):  # nothing is lost of what is read all the time, unless a guest says so
+        return False
+    capture = output[event.channel]
+    room = most_bytes - capture.held_bytes
+    output.add(Output(event.channel, event.offset, event.data[:room]))
+    if capture.omitted:
+        raise UnavailableError(
+            "The service holds as much data for its clients as it may, so that not all of what the program wrote could be kept.",
+            code=ErrorCode.BUSY,
+            hint="Try again in a moment, with fewer runs at once or a smaller output_bytes.",
+            fields={"retry_after_s": RETRY_AFTER_S},
+        )
+    return len(event.data) <= room
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content

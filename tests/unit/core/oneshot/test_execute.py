@@ -1,0 +1,251 @@
+"""One program in a sandbox of its own: what it is given, what is told of it, and that nothing stays, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.oneshot import execute as running
+from sandlot.core.oneshot.execute import execute
+from sandlot.core.oneshot.grading import Comparison
+from sandlot.core.oneshot.results import Result, Status
+from sandlot.core.oneshot.spec import OneShot
+from sandlot.core.runs import processes
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import Limits
+from sandlot.server.settings import Settings
+from tests.support.service import Bench, bench
+from tests.support.until import until
+
+LIMITS = Limits(pids=32768)
+
+
+def shot(code: str, language: str = "python", **more: Any) -> OneShot:
+    return OneShot(language, code, template="base", limits=LIMITS, **more)
+
+
+async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:
+    return await execute(at.sandboxes, OPERATOR, shot(code, language, **more))
+
+
+async def test_a_program_is_a_process_with_its_input_environment_and_files(at: Bench) -> None:
+    code = "import os, sys, helper\nprint(sys.argv, os.getcwd(), sys.stdin.read(), os.environ['A'], helper.x, open('sub/data').read())"
+    given = {"helper.py": b"x = 1", "sub/data": b"2", "/tmp/there": b""}
+    done = await run(at, code, stdin=b"in", env={"A": "b"}, files=given)
+    assert (done.status, done.stderr) == (Status.COMPLETED, "")
+    assert done.stdout == "['/workspace/main.py'] /workspace in b 1 2\n"
+    assert (done.exit_code, done.signal, done.language, done.detail) == (0, None, "python", "")
+    assert done.execution is not None
+    assert done.duration_s > 0
+
+
+@pytest.mark.parametrize("word", ["python", "python3", "py", "Python"])
+async def test_a_language_has_several_words(at: Bench, word: str) -> None:
+    assert (await run(at, "print(__name__)", word)).stdout == "__main__\n"
+
+
+async def test_a_shell_script_reads_its_input_line_by_line(at: Bench) -> None:
+    done = await run(at, 'while read line; do echo "<$line>"; done; exit 3', "sh", stdin=b"a\nb\n")
+    assert (done.status, done.exit_code, done.stdout, done.language) == (Status.RUNTIME_ERROR, 3, "<a>\n<b>\n", "bash")
+
+
+async def test_without_input_there_is_an_end_of_it(at: Bench) -> None:
+    assert (await run(at, "import sys; print(repr(sys.stdin.read()))")).stdout == "''\n"
+
+
+async def test_any_other_language_is_refused_with_the_list_of_what_there_is(at: Bench) -> None:
+    with pytest.raises(InvalidRequestError, match=r"'cobol'.*python \(python3, py\); bash \(sh, shell\); javascript \(js, node\)"):
+        await run(at, "x", "cobol")
+    assert at.driver.left() == []
+
+
+async def test_a_program_that_raises_is_a_result(at: Bench) -> None:
+    done = await run(at, "print('before', flush=True)\n1/0")
+    assert (done.status, done.exit_code, done.stdout) == (Status.RUNTIME_ERROR, 1, "before\n")
+    assert 'File "/workspace/main.py", line 2' in done.stderr
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+async def test_a_signal_is_told(at: Bench) -> None:
+    done = await run(at, "kill -SEGV $$", "bash")
+    assert (done.status, done.exit_code, done.signal) == (Status.RUNTIME_ERROR, 139, 11)
+
+
+async def test_it_is_killed_when_its_time_is_over_and_what_it_wrote_is_there(at: Bench) -> None:
+    done = await run(at, "echo early; sleep 60 & wait", "bash", timeout_s=0.5)
+    assert (done.status, done.stdout, done.signal) == (Status.TIMEOUT, "early\n", 9)
+    assert "0.5 s" in done.detail
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_it_is_killed_when_it_writes_too_much_and_what_it_may_is_there(at: Bench, stream: int) -> None:
+    done = await run(at, f"yes >&{stream}", "bash", output_bytes=100_001)
+    assert done.status is Status.OUTPUT_LIMIT
+    assert (len(done.stdout), len(done.stderr)) == ((100_001, 0) if stream == 1 else (0, 100_001))
+    assert "100001 bytes" in done.detail
+    assert done.signal == 9
+
+
+async def test_as_much_as_it_may_is_not_too_much(at: Bench) -> None:
+    done = await run(at, "import sys; sys.stdout.write('x' * 1000); sys.stderr.write('y' * 1000)", output_bytes=1000)
+    assert (done.status, done.stdout, done.stderr) == (Status.COMPLETED, "x" * 1000, "y" * 1000)
+
+
+async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(at: Bench) -> None:
+    done = await run(at, "setsid yes & sleep 60", "bash", output_bytes=1000)
+    assert (done.status, len(done.stdout)) == (Status.OUTPUT_LIMIT, 1000)
+
+
+async def test_expected_output_is_compared_as_asked(at: Bench) -> None:
+    async def verdict(expected: str, **more: Any) -> Status:
+        return (await run(at, "print('3.14 '); print()", expected_output=expected, **more)).status
+
+    assert await verdict("3.14") is Status.COMPLETED
+    assert await verdict("3.15") is Status.WRONG_ANSWER
+    assert await verdict("3.14", comparison=Comparison.EXACT) is Status.WRONG_ANSWER
+    assert await verdict("3.14 \n\n", comparison=Comparison.EXACT) is Status.COMPLETED
+    assert await verdict("3.1415", comparison=Comparison.NUMERIC, tolerance=1e-2) is Status.COMPLETED
+    assert await verdict("3.1415", comparison=Comparison.NUMERIC) is Status.WRONG_ANSWER
+
+
+async def test_a_program_that_fails_is_not_graded(at: Bench) -> None:
+    assert (await run(at, "print(1, flush=True); exit(2)", expected_output="1")).status is Status.RUNTIME_ERROR
+
+
+async def test_large_output_is_graded_whole(at: Bench) -> None:
+    code = "for n in range(100000): print(n)"
+    expected = "\n".join(str(n) for n in range(100000))
+    assert (await run(at, code, expected_output=expected)).status is Status.COMPLETED
+    assert (await run(at, code, expected_output=expected + "0")).status is Status.WRONG_ANSWER
+
+
+async def test_bytes_that_are_no_text_are_shown_as_such(at: Bench) -> None:
+    assert (await run(at, r"printf '\xff\x00a'", "bash")).stdout == "\ufffd\0a"
+
+
+async def test_a_run_is_in_the_log_with_its_code(at: Bench) -> None:
+    done = await run(at, "print(1)", origin="somebody")
+    assert done.execution is not None
+    record = await at.service.core.executions.get(OPERATOR, done.execution)
+    assert (record.language, record.code, record.stdout, record.origin) == ("python", "print(1)", "1\n", "somebody")
+
+
+async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -> None:
+    for moment in (0.0, 0.05, 0.3):
+        leaving = asyncio.create_task(run(at, "sleep 60", "bash"))
+        await asyncio.sleep(moment)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.driver.left() == []
+
+
+async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) -> None:
+    task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
+    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
+    (box,) = at.sandboxes.all(OPERATOR)
+    assert dict(box.metadata) == {"whose": "mine", running.USE_WORD: running.USE}
+    assert (box.spec.timeout_s, str(box.spec.network)) == (180, "none")
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
+    task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
+    await _writing(at)
+    (box,) = at.sandboxes.all(OPERATOR)
+    box.end(Exit(ExitReason.OOM, "it took too much"))
+    done = await task
+    assert (done.status, done.stdout, done.exit_code, done.signal) == (Status.MEMORY_EXCEEDED, "before\n", 137, 9)
+    assert str(LIMITS.memory_bytes) in done.detail
+
+
+async def test_a_sandbox_that_somebody_killed_is_an_error(at: Bench) -> None:
+    task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
+    await _writing(at)
+    (box,) = at.sandboxes.all(OPERATOR)
+    await at.sandboxes.kill(box.id, OPERATOR)
+    with pytest.raises(SandboxEndedError):
+        await task
+
+
+async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = asyncio.create_task(run(at, "sleep 0.5; kill -9 $$", "bash"))
+    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
+    (box,) = at.sandboxes.all(OPERATOR)
+    assert box.instance is not None
+    used = await box.instance.usage()
+
+    async def usage(*_: object) -> object:
+        return replace(used, oom_kills=1)
+
+    monkeypatch.setattr(type(box.instance), "usage", usage)
+    done = await task
+    assert (done.status, done.exit_code) == (Status.MEMORY_EXCEEDED, 137)
+
+
+async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(max_sandboxes=1)) as here:
+        first = asyncio.create_task(run(here, "sleep 1; echo 1", "bash"))
+        await until(lambda: here.sandboxes.held == 1)
+        with pytest.raises(UnavailableError):
+            await execute(here.sandboxes, OPERATOR, shot("echo 2", "bash"), patience_s=0)
+        assert (await run(here, "echo 2", "bash")).stdout == "2\n"
+        assert (await first).stdout == "1\n"
+
+
+async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> None:
+    who = replace(OPERATOR, quota=replace(OPERATOR.quota, lifetime_s=30.0))
+    assert (await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
+    with pytest.raises(LimitError, match="30 seconds"):
+        await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=31))
+
+
+async def test_where_the_service_has_no_memory_for_its_output_there_is_no_verdict(tmp_path: Path) -> None:
+    async with bench(tmp_path, Settings(buffer_bytes=1 << 20)) as here:
+        with pytest.raises(UnavailableError) as refused:
+            await run(here, "head -c 500000 /dev/zero", "bash")
+        assert refused.value.code is ErrorCode.BUSY
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"timeout_s": 3601},
+        {"output_bytes": 0},
+        {"output_bytes": 1 << 24},
+        {"tolerance": -1},
+        {"env": {"a=b": "c"}},
+        {"files": {"main.py": b""}},
+        {"files": {"sub/../main.py": b""}},
+        {"files": {"/workspace//main.py": b""}},
+        {"files": {"a\0b": b""}},
+        {"files": {f"{n}": b"" for n in range(101)}},
+        {"code": "a\0b"},
+        {"code": "\ud800"},
+        {"code": "x" * ((4 << 20) + 1)},
+    ],
+)
+def test_what_could_not_be_run_is_refused_before_anything_is_made(more: dict[str, Any]) -> None:
+    with pytest.raises(SandlotError):
+        OneShot(**{"language": "python", "code": "", **more})
+
+
+async def _writing(at: Bench) -> None:
+    """Wait until the only run has written something."""
+    await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
+
+    async def written() -> bool:
+        (box,) = at.sandboxes.all(OPERATOR)
+        return any(info.stdout_bytes for info in await processes.listing(box))
+
+    await until(written)
