@@ -1,0 +1,226 @@
+"""Programs that are run once: a request for one, and one for many."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, ValidationError
+
+from sandlot.core.admission import AUTO
+from sandlot.core.oneshot import batch, execute
+from sandlot.core.oneshot.batch import Done
+from sandlot.core.oneshot.grading import DEFAULT_TOLERANCE, Comparison
+from sandlot.core.oneshot.results import Result
+from sandlot.core.oneshot.spec import DEFAULT_OUTPUT_BYTES, MAX_OUTPUT_BYTES, MAX_TIMEOUT_S, OneShot
+from sandlot.core.runs.outcomes import COPIES
+from sandlot.core.service import Core
+from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
+from sandlot.server.native.common import also, core_of, principal_of, reply, unless_gone
+from sandlot.server.native.schemas.base import Answer, Body, Problem, Text, Words
+from sandlot.server.native.schemas.sandboxes import LimitsBody
+from sandlot.web import errors, streams
+
+router = APIRouter(prefix="/v1/execute", tags=["execute"])
+
+
+class BytesBody(Body):
+    """A file that is no text."""
+
+    content: Text = Field(description="In base64.")
+    encoding: Literal["base64"]
+
+
+class OneShotBody(Body):
+    """A program to run once."""
+
+    language: Text = Field(description="python, bash or javascript, or another word for one of these.", examples=["python"])
+    code: Text = Field(description="At most 4 MiB.", examples=["print(int(input()) * 2)"])
+    stdin: Text = Field(default="", description="All of its standard input.", examples=["21"])
+    timeout: float = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description=f"Seconds until it is killed, up to {MAX_TIMEOUT_S:g}.")
+    files: dict[Text, Text | BytesBody] = Field(
+        default_factory=dict, description="Path -> text, or bytes in base64. A path that is not absolute is below /workspace, where the program runs."
+    )
+    env: Words = Field(default_factory=dict, description="Its environment, beside the template's.")
+    expected_output: Text | None = Field(default=None, description="Of its standard output; without it nothing is graded.", examples=["42"])
+    comparison: Literal["trimmed", "exact", "numeric"] = Field(
+        default="trimmed",
+        description="trimmed: white space at the end of lines and empty lines at the end are no difference. exact: every character counts. "
+        "numeric: word by word, and two numbers are equal within the tolerance.",
+    )
+    tolerance: float = Field(
+        default=DEFAULT_TOLERANCE, description="Of numeric: a number may be off by so much, or by so much of the expected one where that is above 1."
+    )
+    output_bytes: int = Field(
+        default=DEFAULT_OUTPUT_BYTES, description=f"What it may write to either stream, up to {MAX_OUTPUT_BYTES}; beyond that it is killed."
+    )
+    limits: LimitsBody = Field(default_factory=LimitsBody, description="Of its sandbox.")
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandbox starts from.")
+    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto.")
+
+    def shot(self) -> OneShot:
+        """What core makes of it."""
+        return OneShot(
+            language=self.language,
+            code=self.code,
+            stdin=self.stdin.encode(),
+            timeout_s=self.timeout,
+            files={path: content_of(path, content) for path, content in self.files.items()},
+            env=self.env,
+            expected_output=self.expected_output,
+            comparison=Comparison(self.comparison),
+            tolerance=self.tolerance,
+            output_bytes=self.output_bytes,
+            limits=self.limits.over(Limits()),
+            template=self.template,
+            isolation=self.isolation,
+        )
+
+
+class BatchBody(Body):
+    """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
+
+    items: Annotated[list[dict[str, Any]], Field(max_length=batch.MAX_ITEMS)] = Field(description="Each as for POST /v1/execute.")
+    concurrency: int = Field(default=batch.DEFAULT_CONCURRENCY, description=f"How many run at once, up to {batch.MAX_CONCURRENCY}.")
+
+
+class OneShotAnswer(Answer):
+    """What a program came to."""
+
+    status: str = Field(description="completed, wrong_answer, runtime_error, timeout, memory_exceeded or output_limit.")
+    language: str
+    stdout: str
+    stderr: str
+    exit_code: int = Field(description="As a shell has it: 128 + signal where a signal ended it.")
+    signal: int | None
+    duration: float = Field(description="Seconds.")
+    cpu: float | None = Field(description="Seconds of processor time; null where nobody knows.")
+    peak_bytes: int | None = Field(description="The largest resident memory that one of its processes had; null where nobody knows.")
+    detail: str = Field(description="For a person: which limit ended it, for example.")
+    execution: str | None = Field(description="Its id in the log of runs.")
+
+    @classmethod
+    def of(cls, result: Result) -> OneShotAnswer:
+        """What is told of it."""
+        return cls(
+            status=result.status,
+            language=result.language,
+            stdout=result.stdout,
+            stderr=result.stderr,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            duration=result.duration_s,
+            cpu=result.cpu_s,
+            peak_bytes=result.peak_bytes,
+            detail=result.detail,
+            execution=result.execution,
+        )
+
+
+class ItemAnswer(Answer):
+    """What became of one item: exactly one of ``result`` and ``error``."""
+
+    index: int = Field(description="Which item, from 0.")
+    result: OneShotAnswer | None
+    error: Problem | None
+
+    @classmethod
+    def of(cls, done: Done, request_id: str) -> ItemAnswer:
+        """What is told of it."""
+        if isinstance(done.outcome, SandlotError):
+            return cls(index=done.index, result=None, error=Problem(**errors.problem(done.outcome, request_id)))
+        return cls(index=done.index, result=OneShotAnswer.of(done.outcome), error=None)
+
+
+class BatchAnswer(Answer):
+    """What became of all items, in their order."""
+
+    items: list[ItemAnswer]
+
+
+_BATCH = also(BatchAnswer, "All ended; with 'Accept: application/x-ndjson' a line for each as it ends.")
+_BATCH[200]["content"] = {streams.LINES: {"itemSchema": {"$ref": "#/components/schemas/ItemAnswer"}}}
+
+
+@router.post("", responses=also(OneShotAnswer, "It ended, however."))
+async def run(body: OneShotBody, request: Request) -> Response:
+    """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
+    work = execute.execute(core_of(request).sandboxes, principal_of(request), body.shot())
+    return reply(OneShotAnswer.of(await unless_gone(request, work)))
+
+
+@router.post(
+    "/batch",
+    responses={200: {"model": BatchAnswer, "description": "All ended; with 'Accept: application/x-ndjson' a line for each as it ends."}, **PROBLEM},
+)
+async def run_batch(body: BatchBody, request: Request) -> Response:
+    """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
+    core = core_of(request)
+    batch.check(len(body.items), body.concurrency)
+    runs = batch.execute_batch(core.sandboxes, principal_of(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    request_id = errors.request_id(request)
+    if streams.LINES in request.headers.get("accept", ""):
+        return streams.lines(request, _told(runs, request_id), runs.aclose)
+    return await unless_gone(request, _together(core, runs, request_id))
+
+
+async def _told(runs: AsyncIterator[Done], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
+    async for done in runs:
+        yield ItemAnswer.of(done, request_id).model_dump(mode="json")
+
+
+async def _together(core: Core, runs: AsyncGenerator[Done], request_id: str) -> Response:
+    """All results in one answer, as far as there is memory for them."""
+    held = 0
+    answers: dict[int, ItemAnswer] = {}
+    try:
+        async with aclosing(runs):
+            async for done in runs:
+                outcome = done.outcome
+                if isinstance(outcome, Result):
+                    size = COPIES * outcome.held_bytes
+                    if core.budget.try_take(size):
+                        held += size
+                    else:
+                        outcome = _no_room()
+                answers[done.index] = ItemAnswer.of(Done(done.index, outcome), request_id)
+        return reply(BatchAnswer(items=[answers[index] for index in sorted(answers)]))
+    finally:
+        core.budget.give(held)
+
+
+def _no_room() -> UnavailableError:
+    return UnavailableError(
+        "It was run, but the service holds as much data for its clients as it may, so that its result was not kept.",
+        code=ErrorCode.BUSY,
+        hint="Take the results as they come (Accept: application/x-ndjson), make smaller batches or use a smaller output_bytes.",
+    )
+
+
+def content_of(path: str, content: str | BytesBody) -> bytes:
+    """A file's bytes.
+
+    Raises:
+        InvalidRequestError: It is no base64 where it says so.
+    """
+    if isinstance(content, str):
+        return content.encode()
+    try:
+        return base64.b64decode(content.content, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError(f"The file {path[:100]!r} is not in base64.", fields={"field": "files"}) from None
+
+
+def _parsed(item: Mapping[str, Any]) -> OneShot | SandlotError:
+    """An item as core takes it, or why it does not."""
+    try:
+        return OneShotBody.model_validate(item).shot()
+    except ValidationError as error:
+        return errors.validation([{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False, include_input=False)])
+    except SandlotError as error:
+        return error

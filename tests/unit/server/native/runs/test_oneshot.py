@@ -1,0 +1,201 @@
+"""Programs that are run once, over HTTP: one and many, as one answer and as lines, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ErrorCode, UnavailableError
+from tests.support.service import Bench
+from tests.support.until import until
+
+URL = "/v1/execute"
+FIELDS = {"status", "language", "stdout", "stderr", "exit_code", "signal", "duration", "cpu", "peak_bytes", "detail", "execution"}
+
+
+def program(code: str, language: str = "bash", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {"language": language, "code": code, "template": "base", "limits": {"pids": 32768}, **more}
+
+
+async def test_one_with_everything(http: httpx.AsyncClient, at: Bench) -> None:
+    body = program(
+        "import os, sys\nprint(sys.stdin.read(), os.environ['A'], open('a.txt').read(), open('/tmp/b.bin', 'rb').read())",
+        "py",
+        stdin="é",
+        env={"A": "1"},
+        files={"a.txt": "text", "/tmp/b.bin": {"content": base64.b64encode(b"\xff").decode(), "encoding": "base64"}},
+        timeout=30,
+        expected_output="é 1 text b'\\xff'",
+    )
+    answer = await http.post(URL, json=body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert set(told) == FIELDS
+    assert (told["status"], told["stdout"], told["stderr"]) == ("completed", "é 1 text b'\\xff'\n", "")
+    assert (told["language"], told["exit_code"], told["signal"], told["detail"]) == ("python", 0, None, "")
+    logged = (await http.get(f"/v1/executions/{told['execution']}")).json()
+    assert logged["code"] == body["code"]
+    await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_a_program_that_fails_is_an_answer(http: httpx.AsyncClient) -> None:
+    told = (await http.post(URL, json=program("echo no >&2; exit 7"))).json()
+    assert (told["status"], told["exit_code"], told["stderr"]) == ("runtime_error", 7, "no\n")
+    told = (await http.post(URL, json=program("echo 1.04", expected_output="1.0", comparison="numeric", tolerance=0.1))).json()
+    assert told["status"] == "completed"
+    told = (await http.post(URL, json=program("echo 1.0 ", expected_output="1.0", comparison="exact"))).json()
+    assert told["status"] == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"language": "cobol"}, "python (python3, py)"),
+        ({"code": 1}, "code"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": 1e6}, "3600"),
+        ({"comparison": "fuzzy"}, "comparison"),
+        ({"tolerance": -1}, "tolerance"),
+        ({"network": "internet"}, "network"),
+        ({"files": {"main.sh": ""}}, "main.sh"),
+        ({"files": {"x": {"content": "?", "encoding": "base64"}}}, "base64"),
+        ({"limits": {"memory_bytes": 1}}, "memory_bytes"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, at: Bench, wrong: dict[str, Any], said: str) -> None:
+    answer = await http.post(URL, json={**program("true"), **wrong})
+    assert answer.status_code == 400, answer.text
+    assert said in json.dumps(answer.json())
+    assert at.sandboxes.held == 0
+
+
+async def test_a_template_or_isolation_that_there_is_not(http: httpx.AsyncClient) -> None:
+    assert (await http.post(URL, json={**program("true"), "template": "nope"})).json()["code"] == "template_not_found"
+    assert (await http.post(URL, json={**program("true"), "isolation": "microvm"})).status_code in {403, 501}
+
+
+ITEMS = [
+    program("sleep 0.5; echo slow", expected_output="slow"),
+    program("echo fast"),
+    {"language": "bash"},
+    program("exit 3"),
+    program("true", template="nope"),
+    program("echo x", "cobol"),
+    program("echo other", expected_output="same"),
+    program("true", surplus=1),
+]
+OUTCOMES = ["completed", "completed", "invalid_request", "runtime_error", "template_not_found", "invalid_request", "wrong_answer", "invalid_request"]
+
+
+def outcome(item: dict[str, Any]) -> str:
+    assert (item["result"] is None) != (item["error"] is None)
+    return str(item["result"]["status"] if item["error"] is None else item["error"]["code"])
+
+
+async def test_a_batch_keeps_its_order_and_one_bad_item_spoils_none(http: httpx.AsyncClient, at: Bench) -> None:
+    answer = await http.post(f"{URL}/batch", json={"items": ITEMS, "concurrency": 3})
+    assert answer.status_code == 200, answer.text
+    items = answer.json()["items"]
+    assert [item["index"] for item in items] == list(range(len(ITEMS)))
+    assert [outcome(item) for item in items] == OUTCOMES
+    assert items[0]["result"]["stdout"] == "slow\n"
+    assert "code" in items[2]["error"]["fields"]
+    assert "surplus" in items[7]["error"]["fields"]
+    await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_a_batch_as_lines_tells_each_as_it_ends(http: httpx.AsyncClient, at: Bench) -> None:
+    async with http.stream("POST", f"{URL}/batch", json={"items": ITEMS}, headers={"Accept": "application/x-ndjson"}) as answer:
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+        items = [json.loads(line) async for line in answer.aiter_lines() if line]
+    assert sorted(item["index"] for item in items) == list(range(len(ITEMS)))
+    assert items[0]["index"] != 0  # the slow one is not waited for
+    assert [outcome(item) for item in sorted(items, key=lambda item: int(item["index"]))] == OUTCOMES
+    await until(lambda: at.sandboxes.held == 0)
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+async def test_a_client_that_goes_away_takes_its_batch_along(http: httpx.AsyncClient, at: Bench, accept: str) -> None:
+    body = {"items": [program("sleep 100", timeout=100) for _ in range(20)], "concurrency": 3}
+
+    async def ask() -> None:
+        async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": accept}) as answer:
+            await answer.aread()
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: at.sandboxes.held == 3)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.driver.left() == []
+
+
+async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+    create = Sandboxes.create
+
+    async def counted(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+        nonlocal most
+        made = await create(self, *args, **more)
+        most = max(most, sum(1 for box in at.sandboxes.all(OPERATOR) if not box.wanted.is_set()))
+        return made
+
+    monkeypatch.setattr(Sandboxes, "create", counted)
+    answer = await http.post(f"{URL}/batch", json={"items": [program(f"echo {n}") for n in range(9)], "concurrency": 2})
+    assert [item["result"]["stdout"] for item in answer.json()["items"]] == [f"{n}\n" for n in range(9)]
+    assert 1 <= most <= 2
+
+
+async def test_an_item_that_finds_no_room_waits_for_some(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = 3
+    create = Sandboxes.create
+
+    async def crowded(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise UnavailableError("full", code=ErrorCode.BUSY, fields={"retry_after_s": 1})
+        return await create(self, *args, **more)
+
+    monkeypatch.setattr(Sandboxes, "create", crowded)
+    answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1"), program("echo 2")]})
+    assert [outcome(item) for item in answer.json()["items"]] == ["completed", "completed"]
+    assert refusals == 0
+
+
+async def test_a_defect_in_one_item_is_told_and_spoils_no_other(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = Sandboxes.create
+    first = True
+
+    async def fails(self: Sandboxes, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - the same
+        nonlocal first
+        if first:
+            first = False
+            raise RuntimeError("secret")
+        return await create(self, *args, **more)
+
+    monkeypatch.setattr(Sandboxes, "create", fails)
+    answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1"), program("echo 2")], "concurrency": 1})
+    assert [outcome(item) for item in answer.json()["items"]] == ["internal", "completed"]
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("body", [{"items": []}, {"items": [{}] * 1001}, {"items": [{}], "concurrency": 0}, {"items": [{}], "concurrency": 33}])
+async def test_a_batch_has_bounds(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await http.post(f"{URL}/batch", json=body)).status_code == 400
+
+
+async def test_a_result_that_there_is_no_memory_for_is_told(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = at.service.core.budget.taken_bytes
+    monkeypatch.setattr(type(at.service.core.budget), "try_take", lambda *_: False)
+    answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1")]})
+    assert outcome(answer.json()["items"][0]) == "busy"
+    assert at.service.core.budget.taken_bytes == taken
