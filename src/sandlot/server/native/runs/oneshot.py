@@ -156,7 +156,7 @@ async def run(body: OneShotBody, request: Request) -> Response:
 
 @router.post(
     "/batch",
-    responses={200: {"model": BatchAnswer, "description": "All ended; with 'Accept: application/x-ndjson' a line for each as it ends."}, **PROBLEM},
+    responses=_BATCH,
 )
 async def run_batch(body: BatchBody, request: Request) -> Response:
     """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
