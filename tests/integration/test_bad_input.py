@@ -53,7 +53,7 @@ CREATES: dict[str, tuple[dict[str, Any], ErrorCode]] = {
     "an unknown isolation": ({"isolation": "chroot"}, ErrorCode.INVALID_REQUEST),
     "an isolation that is not allowed": ({"isolation": "container"}, ErrorCode.FORBIDDEN),
     "a network that is not enforced": ({"network": "internet"}, ErrorCode.UNSUPPORTED),
-    "a network with packages, not enforced either": ({"network": "packages"}, ErrorCode.UNSUPPORTED),
+    "a network of names, not enforced either": ({"network": "allowlist"}, ErrorCode.UNSUPPORTED),
     "an unknown network": ({"network": "host"}, ErrorCode.INVALID_REQUEST),
     "a timeout of 0": ({"timeout": 0}, ErrorCode.INVALID_REQUEST),
     "a negative timeout": ({"timeout": -5}, ErrorCode.INVALID_REQUEST),

@@ -34,7 +34,7 @@ def test_a_sandbox_is_made_told_and_ended(service: LocalService) -> None:
         info = made.info()
         assert (info.state, info.template, info.name, info.metadata, info.timeout_s) == ("running", "base", "mine", {"job": "7"}, 100)
         assert (info.limits.cpus, info.limits.memory_bytes, info.limits.disk_bytes, info.limits.pids) == (0.5, 256 * MIB, 64 * MIB, 64)
-        assert (info.isolation, info.network) == ("gvisor", "none")
+        assert (info.isolation, info.network) == ("gvisor", "packages")
         assert made.is_running()
         assert made.id in [each.id for each in Sandbox.list(client=service.client)]
         assert made.commands.run("echo $A").stdout == "b\n"

@@ -28,7 +28,7 @@ _SIZES = "memory_bytes", "disk_bytes", "upload_bytes"
 
 
 @keys.command("create")
-def create_key(
+def create_key(  # noqa: PLR0913 - each is an option
     *,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call it.")],
     operator: Annotated[bool, typer.Option("--operator", help="It sees everybody's sandboxes, and may make and revoke keys.")] = False,
@@ -45,6 +45,9 @@ def create_key(
     max_executions: Annotated[
         int | None, typer.Option("--max-executions", metavar="N", min=0, help="Runs of code and commands in a month (UTC).")
     ] = None,
+    installs: Annotated[
+        bool, typer.Option("--installs/--no-installs", help="Whether installing opens the package indexes to a sandbox without network.")
+    ] = True,
     in_json: InJson = False,
 ) -> None:
     """Make a key; it is shown once, alone on the last line of standard output."""
@@ -60,6 +63,7 @@ def create_key(
         disk_bytes=None if max_disk is None else size_bytes(max_disk),
         upload_bytes=None if max_upload is None else size_bytes(max_upload),
         executions_per_month=max_executions,
+        installs=installs,
     )
 
     async def directly(known: Keys) -> NewKey:
@@ -138,6 +142,6 @@ def _spelled(quota: Quota) -> str:
     words = [
         f"{name.removesuffix('_bytes').removesuffix('_s')}={size(bound) if name in _SIZES else f'{bound:g}' if isinstance(bound, float) else bound}"
         for name, bound in bounds.items()
-        if bound is not None
+        if bound is not None and bound is not True
     ]
     return ",".join(words) or "-"

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
-from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, check_text
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, check_text
 
 AUTO = "auto"
 ISOLATIONS = ("gvisor", "container", "microvm")
 """Every kind of isolation that Sandlot knows by name, allowed here or not."""
 
-LATER_NETWORKS = ("packages", "allowlist", "internet")
-"""Named in the API, not enforced yet."""
+LATER_NETWORKS = ("allowlist", "internet")
+"""Named in the API, not enforced yet: they come with the egress proxy."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 MAX_METADATA_ENTRIES = 64
@@ -84,7 +84,7 @@ class NewSandbox:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idle_timeout_s: float | None = None
     isolation: str = AUTO
-    network: str = Network.NONE
+    network: str = DEFAULT_NETWORK
     files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -196,14 +196,17 @@ def choose_network(asked: str) -> Network:
     """
     if asked in LATER_NETWORKS:
         raise UnsupportedError(
-            f"Network policy {asked!r} is not enforced yet, so it is refused rather than ignored.",
+            f"Network policy {asked!r} comes with the egress proxy, which this version does not have: it is refused rather than ignored.",
             code=ErrorCode.UNSUPPORTED,
-            hint="Leave it out: sandboxes have no network at all. Bring what the code needs in as files.",
+            hint="Leave it out: with 'packages' pip, npm and apt-get work. Bring what else the code needs in as files.",
             fields={"field": "network"},
         )
-    if asked != Network.NONE:
-        raise InvalidRequestError(f"There is no network policy {asked[:50]!r}.", hint="Leave it out, or use 'none'.", fields={"field": "network"})
-    return Network.NONE
+    try:
+        return Network(asked)
+    except ValueError:
+        raise InvalidRequestError(
+            f"There is no network policy {asked[:50]!r}.", hint="Leave it out, or use 'packages' or 'none'.", fields={"field": "network"}
+        ) from None
 
 
 def check_host(can: Capabilities) -> None:

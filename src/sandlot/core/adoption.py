@@ -19,7 +19,6 @@ import structlog
 from sandlot.core import life
 from sandlot.core.content import programs
 from sandlot.core.life import Means, guest_deadline_s
-from sandlot.core.ports import Clock, Greet
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, NotFoundError, SandlotError
@@ -81,7 +80,7 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
     exits = asyncio.ensure_future(instance.wait())
     try:
         # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
-        link = box.link = await life.first_answer(box, _greeted(box, means.greet, means.clock, instance), exits)
+        link = box.link = await life.first_answer(box, _greeted(box, means, instance), exits)
         box.activity.touch()
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
@@ -127,11 +126,11 @@ async def _adopt(box: Sandbox, means: Means) -> Instance:
     raise AssertionError
 
 
-async def _greeted(box: Sandbox, greet: Greet, clock: Clock, instance: Instance) -> Link:
-    link = await greet(await instance.connect())
+async def _greeted(box: Sandbox, means: Means, instance: Instance) -> Link:
+    link = await means.greet(await instance.connect(), services=means.services(box))
     try:
         # Said again, also that there is none: of a change that was cut in half, what is recorded holds.
-        left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
+        left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - means.clock.monotonic_s())
         await link.set_deadline(guest_deadline_s(left_s))
         with contextlib.suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
             await link.set_limits(pids=box.spec.limits.pids)

@@ -29,6 +29,7 @@ from sandlot.core.ports import Base, Clock, Greet
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
+from sandlot.link.services import Service
 from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandboxEndedError, SandlotError, TimeoutExceededError
 from sandlot.model.ports import Blank, Driver, Exit, ExitReason, Instance
@@ -74,6 +75,7 @@ class Means:
         register: Records where it is.
         prepare: What is done in it before its client is told that it runs.
         promised: Tells the node what it may use, where that turns out to be another than what is recorded.
+        services: What its guest may ask of the host, by name.
     """
 
     driver: Driver
@@ -84,6 +86,7 @@ class Means:
     register: Register
     prepare: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
     promised: Callable[[Sandbox], None] = lambda _box: None
+    services: Callable[[Sandbox], Mapping[str, Service]] = lambda _box: {}
 
 
 def state_after(why: Exit) -> State:
@@ -160,7 +163,7 @@ async def create(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -
         box.ref = instance.ref
         exits = asyncio.ensure_future(instance.wait())
         try:
-            link = box.link = await first_answer(box, _open(box, means.greet, instance, base.env), exits)
+            link = box.link = await first_answer(box, _open(box, means, instance, base.env), exits)
         except BaseException:
             exits.cancel()
             raise
@@ -193,8 +196,8 @@ def guest_deadline_s(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else timeout_s + GUEST_GRACE_S
 
 
-async def _open(box: Sandbox, greet: Greet, instance: Instance, env: Mapping[str, str]) -> Link:
-    link = await greet(await instance.connect())
+async def _open(box: Sandbox, means: Means, instance: Instance, env: Mapping[str, str]) -> Link:
+    link = await means.greet(await instance.connect(), services=means.services(box))
     try:
         await link.wake(
             identity=box.id,

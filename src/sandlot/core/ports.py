@@ -1,4 +1,4 @@
-"""What core asks of the world besides a driver: the time, templates, and a link to a guest."""
+"""What core asks of the world besides a driver: the time, templates, a link to a guest, and package indexes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from sandlot.link.client import Link
+from sandlot.link.services import GuestStream, Service
 from sandlot.model.ports import ByteStream
 from sandlot.model.specs import RootFs
 
@@ -97,5 +98,22 @@ class Templates(Protocol):
         ...
 
 
-Greet = Callable[[ByteStream], Awaitable[Link]]
-"""Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""
+class Greet(Protocol):
+    """Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""
+
+    def __call__(self, stream: ByteStream, *, services: Mapping[str, Service]) -> Awaitable[Link]:
+        """A link over which the guest may ask for some services, by name."""
+        ...
+
+
+class Packages(Protocol):
+    """Package indexes, as sandboxes may read them."""
+
+    async def serve(self, stream: GuestStream, *, allowed: Callable[[], bool]) -> None:
+        """Answer one connection from inside until it ends.
+
+        Args:
+            stream: Its bytes, both ways: HTTP/1.1 requests, one after another. Hostile.
+            allowed: Whether the sandbox may have anything at this moment; asked for each request.
+        """
+        ...

@@ -115,6 +115,7 @@ class Sandbox:
         "idempotency_key",
         "idle_timeout_s",
         "inputs",
+        "installs",
         "instance",
         "journal",
         "kernels",
@@ -182,6 +183,8 @@ class Sandbox:
         self.journal: Journal | None = None
         self.monthly: Monthly | None = None
         self.inputs: dict[ProcessId, Input] = {}
+        self.installs = 0
+        """Installs under way that open the package index, whatever its network is."""
 
     @property
     def id(self) -> SandboxId:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -30,10 +31,11 @@ from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
 from sandlot.core.node.idle import Reaper
 from sandlot.core.node.ledger import Ledger
-from sandlot.core.ports import Clock, Greet, Templates
+from sandlot.core.ports import Clock, Greet, Packages, Templates
 from sandlot.core.records import quotas
 from sandlot.core.records.once import Once, check_key, digest_of, made_before
 from sandlot.core.records.register import Register, revived
+from sandlot.core.runs.installing import services_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
 from sandlot.core.updates import Hands, Update, update
@@ -77,9 +79,10 @@ class Sandboxes:
         budget: Of the memory that is held for clients.
         register: The durable side of them.
         injects: Finds files of the file store that are to be in a new sandbox.
+        packages: Package indexes for those inside; None is none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by name, and each a part of the service
         self,
         *,
         drivers: Mapping[str, Driver],
@@ -92,9 +95,11 @@ class Sandboxes:
         budget: Budget,
         register: Register,
         injects: Injects | None = None,
+        packages: Packages | None = None,
     ) -> None:
         self._register = register
         self._injects = injects
+        self._services = functools.partial(services_of, packages)
         self._once = Once()
         self._tasks: set[asyncio.Task[None]] = set()
         self._supply = Supply(drivers, templates)
@@ -271,7 +276,7 @@ class Sandboxes:
         box.journal = self._register.journal
         box.monthly = self._register.monthly
         driver = self._supply.drivers[box.spec.isolation]
-        means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare, self._promised)
+        means = Means(driver, self._supply.base, self._greet, self._clock, self._turns, self._register, prepare, self._promised, self._services)
         if course is adoption.take_over:
             self._promised(box)
         task = asyncio.create_task(live(box, means, course), name=f"sandbox {box.id}")

@@ -29,6 +29,7 @@ class Quota:
         disk_bytes: The same.
         upload_bytes: One uploaded file.
         executions_per_month: Runs of code and commands that are begun in one calendar month (UTC).
+        installs: Whether ``install`` opens the package index to a sandbox of network ``none``, for as long as it runs.
     """
 
     sandboxes: int | None = 50
@@ -38,6 +39,7 @@ class Quota:
     disk_bytes: int | None = None
     upload_bytes: int | None = None
     executions_per_month: int | None = None
+    installs: bool = True
 
 
 UNBOUNDED = Quota(sandboxes=None)

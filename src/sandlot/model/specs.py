@@ -47,9 +47,18 @@ class User(StrEnum):
 
 
 class Network(StrEnum):
-    """What a sandbox may reach. Others are refused until they are enforced."""
+    """What a sandbox may reach. Others are refused until they are enforced.
 
+    Neither has an interface besides an own loopback: package indexes are reached over a stream of the link.
+    """
+
+    PACKAGES = "packages"
+    """The package indexes of this host, to read."""
     NONE = "none"
+    """Nothing; the package indexes only while ``install`` of a key that may runs."""
+
+
+DEFAULT_NETWORK = Network.PACKAGES
 
 
 PIDS_LEAST, PIDS_MOST = 16, 32768
@@ -99,7 +108,7 @@ class Shape:
 
     root: RootFs
     limits: Limits = field(default_factory=Limits)
-    network: Network = Network.NONE
+    network: Network = DEFAULT_NETWORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,7 @@ class SandboxSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     timeout_s: float | None = DEFAULT_TIMEOUT_S
-    network: Network = Network.NONE
+    network: Network = DEFAULT_NETWORK
     isolation: str = "gvisor"
 
     def __post_init__(self) -> None:

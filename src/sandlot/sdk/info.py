@@ -358,7 +358,7 @@ def _key(raw: Json) -> dict[str, Any]:
 
 
 def _quota(raw: Json | None) -> Quota:
-    given = raw or {}
+    given: Json = {"installs": True, **(raw or {})}
     return Quota(**{each.name: given.get(each.name) for each in fields(Quota)})
 
 

@@ -37,10 +37,11 @@ def test_other_isolation_is_refused_with_what_there_is(asked: str, rules: Rules,
     assert refused.value.hint
 
 
-def test_no_network_is_the_only_one_that_is_enforced() -> None:
-    assert choose_network("none") is Network.NONE
+def test_networks_that_are_not_enforced_are_refused_with_the_reason() -> None:
+    assert (choose_network("packages"), choose_network("none")) == (Network.PACKAGES, Network.NONE)
+    assert NewSandbox().network == Network.PACKAGES
     for policy in LATER_NETWORKS:
-        with pytest.raises(UnsupportedError, match=policy):
+        with pytest.raises(UnsupportedError, match=f"{policy}.*egress proxy"):
             choose_network(policy)
     with pytest.raises(InvalidRequestError):
         choose_network("nonE")

@@ -63,11 +63,13 @@ class Label:
         origin: Which API it came by: ``native`` or the name of a door.
         language: Of code that is run by a command; None logs the command as such.
         code: That code.
+        argv: What a command is called in place of what was run.
     """
 
     origin: str = "native"
     language: str | None = None
     code: str | None = None
+    argv: Sequence[str] | None = None
 
 
 NATIVE = Label()
@@ -257,8 +259,7 @@ class Journal:
         self._waiting.set()
 
     def _forget(self, id_: ExecutionId) -> None:
-        record = self._pending.pop(id_, None)
-        if record is not None:
+        if (record := self._pending.pop(id_, None)) is not None:
             self.hold(record.owner, -_size(record))
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -386,8 +387,7 @@ class Journal:
 
     def go_on(self, box: Sandbox, record: ExecutionRecord) -> Line:
         """The line of a run of an earlier service. Say again what it wrote, from the beginning."""
-        passed_s = (self._clock.now() - record.created_at).total_seconds()
-        return Line(self, record, box, self._clock.monotonic_s() - passed_s)
+        return Line(self, record, box, self._clock.monotonic_s() - (self._clock.now() - record.created_at).total_seconds())
 
     def lose(self, record: ExecutionRecord) -> None:
         """Nobody will ever know how that run ended."""

@@ -350,7 +350,7 @@ def _counted(box: Sandbox, spec: ProcessSpec) -> AbstractContextManager[None]:
 
 def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> Line | None:
     """The log's line of a process that was just started."""
-    return None if spec.hidden or box.journal is None else box.journal.command(box, process, spec.argv, label)
+    return None if spec.hidden or box.journal is None else box.journal.command(box, process, label.argv or spec.argv, label)
 
 
 async def _kill(box: Sandbox, process: ProcessId) -> None:

@@ -28,6 +28,7 @@ class QuotaBody(Body):
     executions_per_month: int | None = Field(
         default=None, ge=0, le=_MOST, description="Runs of code and commands that are begun in one calendar month (UTC)."
     )
+    installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
 
     def asked(self) -> Quota:
         """It, in the model's words."""
@@ -60,6 +61,7 @@ class QuotaAnswer(Answer):
     disk_bytes: int | None
     upload_bytes: int | None
     executions_per_month: int | None
+    installs: bool
 
     @classmethod
     def of(cls, quota: Quota) -> QuotaAnswer:

@@ -15,7 +15,7 @@ from sandlot.core.updates import Update
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
-from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, Network
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 
 MOST_FILES = 100
@@ -60,7 +60,11 @@ class CreateBody(Body):
         default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
     )
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
-    network: Text = Field(default=Network.NONE, description="What it may reach. What cannot be enforced is refused.")
+    network: Text = Field(
+        default=DEFAULT_NETWORK,
+        description="What it may reach: 'packages' (the package indexes of the service's host, for pip, npm and apt) or 'none'. What cannot be "
+        "enforced is refused.",
+    )
 
     def asked(self) -> NewSandbox:
         """What core makes of it."""
