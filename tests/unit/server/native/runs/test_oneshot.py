@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,8 @@ import pytest
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, UnavailableError
-from tests.support.service import Bench
+from sandlot.server.settings import Settings
+from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
 URL = "/v1/execute"
@@ -193,9 +195,12 @@ async def test_a_batch_has_bounds(http: httpx.AsyncClient, body: dict[str, Any])
     assert (await http.post(f"{URL}/batch", json=body)).status_code == 400
 
 
-async def test_a_result_that_there_is_no_memory_for_is_told(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = at.service.core.budget.taken_bytes
-    monkeypatch.setattr(type(at.service.core.budget), "try_take", lambda *_: False)
-    answer = await http.post(f"{URL}/batch", json={"items": [program("echo 1")]})
-    assert outcome(answer.json()["items"][0]) == "busy"
-    assert at.service.core.budget.taken_bytes == taken
+async def test_a_result_that_there_is_no_memory_for_is_told(folder: Path) -> None:
+    async with bench(folder, Settings(buffer_bytes=2 << 20)) as here, client(here.service) as http:
+        body = {"items": [program("head -c 100000 /dev/zero") for _ in range(10)], "concurrency": 1}
+        told = [outcome(item) for item in (await http.post(f"{URL}/batch", json=body)).json()["items"]]
+        assert set(told) == {"completed", "busy"}
+        assert told == sorted(told, reverse=True)
+        async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": "application/x-ndjson"}) as answer:
+            assert {outcome(json.loads(line)) async for line in answer.aiter_lines() if line} == {"completed"}
+        await until(lambda: here.service.core.budget.taken_bytes == 0)
