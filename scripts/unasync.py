@@ -24,13 +24,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sandlot" / "sdk" / "_async"
 TARGET = ROOT / "src" / "sandlot" / "sdk" / "_sync"
-BY_HAND = frozenset({"__init__.py", "backend.py"})
+BY_HAND = frozenset({SOURCE / "__init__.py", SOURCE / "backend.py", TARGET / "__init__.py", TARGET / "backend.py"})
 
 #: asynchronous name -> synchronous name.
 NAMES: Mapping[str, str] = {
     "AsyncClient": "Client",
+    "AsyncCodeHandle": "CodeHandle",
+    "AsyncCoding": "Coding",
     "AsyncCommandHandle": "CommandHandle",
     "AsyncCommands": "Commands",
+    "AsyncContexts": "Contexts",
     "AsyncEvents": "Events",
     "AsyncExecutions": "Executions",
     "AsyncExitStack": "ExitStack",
@@ -107,9 +110,9 @@ def tidy(source: str, path: Path) -> str:
 def generated() -> dict[Path, str]:
     """Every file that there has to be, and its text."""
     files = {}
-    for path in sorted(SOURCE.glob("*.py")):
-        if path.name not in BY_HAND:
-            target = TARGET / path.name
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path not in BY_HAND:
+            target = TARGET / path.relative_to(SOURCE)
             files[target] = tidy(convert(path.read_text(), path.relative_to(ROOT).as_posix()), target)
     return files
 
@@ -117,7 +120,7 @@ def generated() -> dict[Path, str]:
 def stale(files: Mapping[Path, str]) -> list[Path]:
     """The files that are missing, different, or no longer made from anything."""
     wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
-    orphans = [path for path in sorted(TARGET.glob("*.py")) if path.name not in BY_HAND and path not in files]
+    orphans = [path for path in sorted(TARGET.rglob("*.py")) if path not in BY_HAND and path not in files]
     return wrong + orphans
 
 
@@ -131,6 +134,7 @@ def main(arguments: list[str]) -> int:
     for path in out_of_date:
         print(path.relative_to(ROOT))
         if not arguments and path in files:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(files[path])
         elif not arguments:
             path.unlink()

@@ -24,6 +24,8 @@ from sandlot.model.errors import (
 )
 from sandlot.model.specs import Limits
 from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.code.contexts import AsyncContexts
+from sandlot.sdk._async.code.handle import AsyncCodeHandle
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.handle import AsyncCommandHandle
@@ -34,6 +36,8 @@ from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.watch import AsyncFileWatch
 from sandlot.sdk._sync.client import Client
+from sandlot.sdk._sync.code.contexts import Contexts
+from sandlot.sdk._sync.code.handle import CodeHandle
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.handle import CommandHandle
@@ -43,6 +47,9 @@ from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
+from sandlot.sdk.cells.charts import Chart
+from sandlot.sdk.cells.contexts import Context
+from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
@@ -50,8 +57,10 @@ from sandlot.sdk.transfer.sending import Progress
 
 __all__ = [
     "AsyncClient",
+    "AsyncCodeHandle",
     "AsyncCommandHandle",
     "AsyncCommands",
+    "AsyncContexts",
     "AsyncEvents",
     "AsyncExecutions",
     "AsyncFileStore",
@@ -64,11 +73,17 @@ __all__ = [
     "AsyncTerminal",
     "AuthenticationError",
     "ChangedFile",
+    "Chart",
+    "Cleared",
     "Client",
+    "CodeEvent",
+    "CodeHandle",
     "CommandHandle",
     "CommandResult",
     "Commands",
     "ConflictError",
+    "Context",
+    "Contexts",
     "Entry",
     "ErrorCode",
     "EventInfo",
@@ -102,6 +117,7 @@ __all__ = [
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "Started",
     "Stopping",
     "StoredFile",
     "StoredFiles",

@@ -9,10 +9,13 @@ Laws:
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Self
+
+from sandlot.sdk.cells.charts import CHART, Chart
 
 Json = Mapping[str, Any]
 """One object of the API, as decoded."""
@@ -23,6 +26,10 @@ TIMED_OUT = 124
 """Exit code of a cell that ran out of time; the one that timeout(1) of coreutils uses."""
 KILLED = 137
 """128 + SIGKILL: exit code of a cell whose interpreter went away."""
+_EXITS = ("SystemExit", "ExitStatus")
+"""Errors whose value is a program's exit status: Python's, and that of a line of a shell."""
+ABORTED = 130
+"""128 + SIGINT: exit code of a cell that was taken back before its turn came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +46,45 @@ class Output:
     data: bytes
     lost_bytes: int = 0
 
+    @property
+    def text(self) -> str:
+        """The bytes as text; what is no whole character of UTF-8 shows as U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One rich result of a cell: the value of its last expression, or something that it displayed.
+    """One rich result of a cell: the value of its last expression, or something that it displayed. A notebook shows it as it is.
 
     Args:
         data: MIME type -> content; text as it is, binary types (PNG, JPEG, PDF) in base64.
         main: Whether it is the value of the cell's last expression.
+        metadata: What the code said of it, such as an image's size.
+        display_id: The name that the code gave to what it shows.
+        update: Whether it takes the place of what was shown under that name before.
     """
 
     data: Mapping[str, str]
     main: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    display_id: str | None = None
+    update: bool = False
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
         """Read it from the API's JSON."""
-        return cls(data={str(mime): str(content) for mime, content in raw["data"].items()}, main=bool(raw.get("main", False)))
+        return cls(
+            data={str(mime): str(content) for mime, content in raw["data"].items()},
+            main=bool(raw.get("main", False)),
+            metadata=raw.get("metadata") or {},
+            display_id=raw.get("display_id"),
+            update=bool(raw.get("update", False)),
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the value of the cell's last expression."""
+        return self.main
 
     @property
     def text(self) -> str | None:
@@ -78,9 +107,23 @@ class Result:
         return self.data.get("text/latex")
 
     @property
-    def json(self) -> str | None:
-        """``application/json``, as text."""
-        return self.data.get("application/json")
+    def json(self) -> Any:  # noqa: ANN401 - JSON
+        """What ``application/json`` says; its text, where that is no JSON."""
+        text = self.data.get("application/json")
+        try:
+            return None if text is None else json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+
+    @property
+    def javascript(self) -> str | None:
+        """``application/javascript``."""
+        return self.data.get("application/javascript")
+
+    @property
+    def chart(self) -> Chart | None:
+        """The data of a chart: for figures of matplotlib."""
+        return Chart.of(self.data.get(CHART))
 
     @property
     def svg(self) -> str | None:
@@ -115,6 +158,13 @@ class Result:
         content = self.data[mime]
         return base64.b64decode(content) if is_binary(mime) else content.encode()
 
+    def _repr_mimebundle_(
+        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """How IPython shows it (IPython's documentation, "Integrating your objects with IPython")."""
+        wanted = [mime for mime in self.data if (not include or mime in include) and mime not in (exclude or ())]
+        return {mime: self.json if mime == "application/json" else self.data[mime] for mime in wanted}, dict(self.metadata)
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutionError:
@@ -145,7 +195,8 @@ class Execution:
     """What running a cell came to.
 
     Args:
-        status: ``ok``, ``error`` (it raised), ``timeout``, ``killed`` (interrupted or killed), ``died`` (its interpreter ended).
+        status: ``ok``, ``error`` (it raised, or was interrupted), ``timeout``, ``killed`` (its interpreter had to be), ``died`` (its interpreter
+            ended), ``oom`` (its interpreter was killed for its memory), ``aborted`` (it never ran); ``running`` where it is not done.
         stdout: What it printed: the first and the last MiB.
         stderr: The same for standard error.
         results: Rich results in the order in which they came; at most 1,000, and 32 MiB together, without callbacks.
@@ -200,7 +251,10 @@ class Execution:
 
     @property
     def exit_code(self) -> int:
-        """What a program with this outcome would exit with: 0, 1 for an exception, ``sys.exit``'s own, 124 for a timeout, 137 otherwise."""
+        """What a program with this outcome would exit with.
+
+        0; ``sys.exit``'s or the shell's own; 1 for another exception; 124 for a timeout; 130 for one that never ran; 137 otherwise.
+        """
         match self.status:
             case "ok":
                 return 0
@@ -208,6 +262,8 @@ class Execution:
                 return _exit_code(self.error)
             case "timeout":
                 return TIMED_OUT
+            case "aborted":
+                return ABORTED
             case _:
                 return KILLED
 
@@ -299,7 +355,7 @@ def is_binary(mime: str) -> bool:
 
 def _exit_code(error: ExecutionError | None) -> int:
     """``sys.exit(3)`` in a cell is a SystemExit with the value "3", ``sys.exit()`` one without (sys.exit, Python's documentation)."""
-    if error is None or error.name != "SystemExit":
+    if error is None or error.name not in _EXITS:
         return 1
     if error.value in {"", "None"}:
         return 0

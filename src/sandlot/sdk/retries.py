@@ -5,6 +5,7 @@ Laws:
   that grows.
 - What was certainly not sent is sent again for some seconds, where the service was there before: it may be about to come back.
 - What was cut in the middle may have been done. It is repeated only where the service does it once however often it is asked (Idempotency-Key).
+- A stream of events that goes on from where it was cut is asked for again, as long as something comes between two cuts.
 - There is an end to each of them, and no two clients wait equally long, so that they do not come back all at once.
 """
 

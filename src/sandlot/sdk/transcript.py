@@ -3,7 +3,9 @@
 Laws:
 - Bytes are cut anywhere on their way; a callback still gets whole characters, because each stream has its own decoder.
 - The first and the last MiB of a stream are kept, like the service does for one who does not stream; what is left out is counted.
-- Every byte is counted by its offset, so that a reader that comes back continues where it was and knows what it missed.
+- Every byte is counted by its offset, and every event that is no output by its number, so that a reader that comes back continues where it
+  was and knows what it missed.
+- Results are what a notebook would show in the end: an update stands where its display stood, and what was cleared is gone.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import base64
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from sandlot.model.capture import Capture
+from sandlot.sdk.cells.events import Cleared, Started
 from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result, Stream
 from sandlot.sdk.sse import Event
+
+Piece: TypeAlias = Output | Result | ExecutionError | Started | Cleared
+"""What an event comes to for who reads along."""
 
 
 class Reading:
@@ -64,8 +70,11 @@ class Transcript:
     results: list[Result] = field(default_factory=list)
     error: ExecutionError | None = None
     end: dict[str, Any] | None = None
+    events: int = 0
+    """Of a cell, that are no output: where a reader that comes back goes on."""
+    _clearing: bool = False
 
-    def take(self, event: Event) -> Output | Result | ExecutionError | None:
+    def take(self, event: Event) -> Piece | None:
         """Take in the next event; what a callback or a reader wants of it, if anything."""
         data = event.data
         match event.name:
@@ -73,20 +82,44 @@ class Transcript:
                 return self._output(data)
             case "lost":
                 return self._lost(data)
-            case "display":
-                self.results.append(Result.parse(data))
-                return self.results[-1]
-            case "error":
-                self.error = ExecutionError.parse(data)
-                return self.error
-            case "started":
-                self.id = str(data.get("process") or data.get("execution") or "")
+            case "display" | "error" | "clear":
+                self.events += 1
+                return self._told(event.name, data)
+            case "accepted" | "started":
+                self.id = str(data.get("process") or data.get("execution") or self.id)
                 self.pid = data.get("pid")
+                if event.name == "started" and "execution_count" in data:
+                    self.events += 1
+                    return Started(self.id, int(data["execution_count"]))
             case "exit":
                 self.end = data
             case _:
                 pass  # a newer service's
         return None
+
+    def _told(self, name: str, data: dict[str, Any]) -> Result | ExecutionError | Cleared:
+        if name == "error":
+            self.error = ExecutionError.parse(data)
+            return self.error
+        if name == "clear":
+            cleared = Cleared(bool(data.get("wait", False)))
+            self._clearing = cleared.wait
+            if not cleared.wait:
+                self.results.clear()
+            return cleared
+        result = Result.parse(data)
+        if result.update:
+            self.results = [result if each.display_id == result.display_id else each for each in self.results]
+            return result
+        if self._clearing:
+            self._clearing = False
+            self.results.clear()
+        self.results.append(result)
+        return result
+
+    def over(self) -> bool:
+        """Whether its end has come."""
+        return self.end is not None
 
     def stream(self, stream: Stream) -> Reading:
         """One of the two streams."""

@@ -179,8 +179,8 @@ def test_a_create_that_was_cut_is_sent_again_under_the_same_name(service: Script
 
 @pytest.mark.parametrize(
     "call",
-    [lambda box: box.run_code("x"), lambda box: box.commands.run("x"), lambda box: box.files.write("/x", "y"), lambda box: box.set_timeout(5)],
-    ids=["code", "command", "upload", "change"],
+    [lambda box: box.commands.run("x"), lambda box: box.files.write("/x", "y"), lambda box: box.set_timeout(5)],
+    ids=["command", "upload", "change"],
 )
 @pytest.mark.parametrize("reply", [Reply(gone=True), Reply(200, b"{", cut=True)], ids=["before", "within"])
 def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandbox, call: Callable[[Sandbox], object], reply: Reply) -> None:

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Result
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
 
 
 def test_fields_of_a_newer_service_are_ignored_and_missing_ones_have_defaults() -> None:
@@ -47,12 +47,38 @@ def test_binary_content_is_decoded_and_text_is_not() -> None:
         ("error", ExecutionError("SystemExit", "a message"), 1),
         ("timeout", None, 124),
         ("killed", None, 137),
+        ("error", ExecutionError("ExitStatus", "3"), 3),
         ("died", None, 137),
+        ("oom", None, 137),
+        ("aborted", None, 130),
         ("of a later version", None, 137),
     ],
 )
 def test_the_exit_code_of_a_cell_is_that_of_a_program(status: str, error: ExecutionError | None, code: int) -> None:
     assert Execution(status=status, error=error).exit_code == code
+
+
+def test_each_form_has_its_name() -> None:
+    forms = {"application/javascript": "1", "application/json": '{"a": 1}', "text/markdown": "# a", "text/latex": "$a$", "application/pdf": "JQ=="}
+    result = Result.parse({"data": forms, "main": True, "metadata": {"w": 1}, "display_id": "d", "update": True})
+    assert (result.javascript, result.json, result.markdown, result.latex, result.pdf) == ("1", {"a": 1}, "# a", "$a$", "JQ==")
+    assert (result.is_main, result.metadata, result.display_id, result.update) == (True, {"w": 1}, "d", True)
+    assert Result({"application/json": "{"}).json == "{", "what is no JSON is shown"
+    assert Result({}).json is None
+
+
+def test_a_notebook_shows_a_result_as_it_is() -> None:
+    result = Result({"text/plain": "a", "application/json": "[1]", "image/png": "iVBORw=="}, metadata={"image/png": {"width": 3}})
+    data, metadata = result._repr_mimebundle_()
+    assert data == {"text/plain": "a", "application/json": [1], "image/png": "iVBORw=="}
+    assert metadata == {"image/png": {"width": 3}}
+    assert result._repr_mimebundle_(include=["text/plain"])[0] == {"text/plain": "a"}
+    assert set(result._repr_mimebundle_(exclude=["text/plain"])[0]) == {"application/json", "image/png"}
+
+
+def test_output_is_text_as_well() -> None:
+    assert Output("stdout", "é".encode()).text == "é"
+    assert Output("stdout", b"\xc3").text == "\ufffd"
 
 
 def test_an_error_reads_like_pythons() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.model.capture import HEAD_BYTES, TAIL_BYTES
+from sandlot.sdk.cells.events import Cleared
 from sandlot.sdk.results import ExecutionError, Output, Result
 from sandlot.sdk.sse import Event
 from sandlot.sdk.transcript import Transcript
@@ -123,3 +124,27 @@ def test_a_cell_collects_results_and_its_error() -> None:
     assert (execution.text, execution.exit_code, execution.execution_count, execution.id) == ("1", 1, 3, "e1")
     assert execution.error is not None
     assert execution.error.name == "KeyError"
+
+
+def test_results_are_what_a_notebook_shows_in_the_end() -> None:
+    transcript = Transcript()
+
+    def show(text: str, **more: Any) -> None:  # noqa: ANN401 - JSON
+        transcript.take(Event("display", {"data": {"text/plain": text}, "main": False, **more}))
+
+    def texts() -> list[str | None]:
+        return [each.text for each in transcript.results]
+
+    show("a", display_id="d")
+    show("b")
+    show("c", display_id="d", update=True)
+    assert texts() == ["c", "b"]
+    show("nobody", display_id="e", update=True)
+    assert texts() == ["c", "b"]
+    assert transcript.take(Event("clear", {"wait": True})) == Cleared(wait=True)
+    assert texts() == ["c", "b"], "not before it shows the next thing"
+    show("d")
+    assert texts() == ["d"]
+    transcript.take(Event("clear", {"wait": False}))
+    assert texts() == []
+    assert transcript.events == 7

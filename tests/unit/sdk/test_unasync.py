@@ -58,6 +58,9 @@ def test_documentation_speaks_of_what_it_documents_and_data_stays(convert: Calla
 def test_what_is_missing_changed_or_left_over_is_stale(unasync: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unasync, "TARGET", tmp_path)
     same, changed, missing, orphan = (tmp_path / f"{name}.py" for name in ("same", "changed", "missing", "orphan"))
-    for path in (same, changed, orphan, tmp_path / "backend.py"):
+    (tmp_path / "room").mkdir()
+    within = tmp_path / "room" / "backend.py"
+    monkeypatch.setattr(unasync, "BY_HAND", {tmp_path / "backend.py"})
+    for path in (same, changed, orphan, within, tmp_path / "backend.py"):
         path.write_text("x")
-    assert unasync.stale({same: "x", changed: "y", missing: "z"}) == [changed, missing, orphan]
+    assert unasync.stale({same: "x", changed: "y", missing: "z"}) == [changed, missing, orphan, within]

@@ -240,14 +240,20 @@ class AsyncClient:
 
     @asynccontextmanager
     async def event_stream(
-        self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Make one call whose answer is a stream of events; leaving the context ends the call.
 
         Raises:
             SandlotError: The service's, UnavailableError where the stream is cut; both also while iterating.
         """
-        async with self.stream(method, path, params=params, body=body, accept="text/event-stream") as response:
+        async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
             yield self._decoded(response)
 
     async def _decoded(self, response: httpx.Response) -> AsyncIterator[Event]:

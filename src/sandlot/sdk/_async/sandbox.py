@@ -7,33 +7,30 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, Limits
+from sandlot.model.specs import Limits
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.code.coding import AsyncCoding
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
-from sandlot.sdk._async.handle import cut_short, tell, tell_rest
 from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
-from sandlot.sdk.results import Execution, ExecutionError, Output, Result
-from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncCoding):
     """An isolated place to run code in.
 
     ``async with await AsyncSandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
     """
 
     def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool) -> None:
-        self._client = client
+        super().__init__(client, info.id)
         self._info = info
         self._owns_client = owns_client
-        self._path = f"/v1/sandboxes/{info.id}"
         self.commands = AsyncCommands(client, info.id)
         """Commands: :class:`AsyncCommands`."""
         self.pty = AsyncPty(client, info.id)
@@ -78,7 +75,7 @@ class AsyncSandbox:
             disk: What may be written, in the same form; 5 GiB by default.
             pids: Processes and threads, 512 by default.
             isolation: ``auto`` (the default), or a driver by name.
-            network: What it may reach, by default ``none``.
+            network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
             name: A name for people.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
             idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
@@ -294,61 +291,6 @@ class AsyncSandbox:
     async def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
         return Usage.parse(await self._client.request("GET", f"{self._path}/usage"))
-
-    async def run_code(
-        self,
-        code: str,
-        language: str | None = None,
-        *,
-        timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
-        envs: Mapping[str, str] | None = None,
-        on_stdout: backend.Callback[str] | None = None,
-        on_stderr: backend.Callback[str] | None = None,
-        on_result: backend.Callback[Result] | None = None,
-        on_error: backend.Callback[ExecutionError] | None = None,
-    ) -> Execution:
-        """Run code in the sandbox's interpreter, where variables, imports and functions of the calls before are still there.
-
-        Code that raises is a result like any other: look at ``error``.
-
-        Args:
-            code: The code, 4 MiB at most.
-            language: By default ``python``.
-            timeout: Seconds until it is interrupted, 60 by default; None sets no limit but the sandbox's.
-            envs: Environment variables for this run.
-            on_stdout: Called with each piece of text of standard output as it arrives.
-            on_stderr: The same for standard error.
-            on_result: Called with each rich result as it arrives.
-            on_error: Called with the exception that ended the code.
-
-        Returns:
-            What came of it.
-
-        Raises:
-            SandboxEndedError: The sandbox ended, now or before.
-            UnsupportedError: The sandbox has no interpreter for this language.
-        """
-        body = {"code": code, "timeout": timeout, **wire.given(language=language, env=None if envs is None else dict(envs))}
-        path = f"{self._path}/code"
-        if on_stdout is None and on_stderr is None and on_result is None and on_error is None and self._client.waits:
-            return Execution.parse(await self._client.request("POST", path, body=body, read_timeout_s=None))
-        transcript = Transcript()
-        async with self._client.event_stream("POST", path, body=body) as events:
-            async for event in events:
-                match transcript.take(event):
-                    case Output() as piece:
-                        await tell(transcript, piece, on_stdout, on_stderr)
-                    case Result() as result:
-                        await backend.call(on_result, result)
-                    case ExecutionError() as error:
-                        await backend.call(on_error, error)
-                    case None:
-                        pass
-        await tell_rest(transcript, on_stdout, on_stderr)
-        execution = transcript.execution()
-        if execution is None:
-            raise cut_short("code")
-        return execution
 
     async def _change(self, change: Mapping[str, object]) -> None:
         self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body=change))

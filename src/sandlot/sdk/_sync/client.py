@@ -237,14 +237,20 @@ class Client:
 
     @contextmanager
     def event_stream(
-        self, method: str, path: str, *, params: dict[str, Any] | None = None, body: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Iterator[Iterator[Event]]:
         """Make one call whose answer is a stream of events; leaving the context ends the call.
 
         Raises:
             SandlotError: The service's, UnavailableError where the stream is cut; both also while iterating.
         """
-        with self.stream(method, path, params=params, body=body, accept="text/event-stream") as response:
+        with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
             yield self._decoded(response)
 
     def _decoded(self, response: httpx.Response) -> Iterator[Event]:

@@ -1,0 +1,118 @@
+"""What a cell tells, to its end, however often the connection breaks meanwhile.
+
+Law: A connection that breaks under a run costs nothing that the sandbox still keeps: the run is gone on with where it was, and what was never
+answered is asked again under the same Idempotency-Key, which begins nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.sdk import retries, wire
+from sandlot.sdk._async import backend
+from sandlot.sdk._async.client import AsyncClient
+from sandlot.sdk._async.handle import cut_short
+from sandlot.sdk.results import Execution
+from sandlot.sdk.transcript import Piece, Transcript
+from sandlot.sdk.transport import CutError
+
+INTERRUPT_TIMEOUT_S = 10.0
+"""How long an interrupt may take of a caller that is leaving."""
+
+
+async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> AsyncGenerator[Piece]:
+    """Run a cell in the foreground and give what it tells; whoever stops taking it interrupts the cell.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        body: The request.
+        transcript: Takes it all in.
+        headers: With the request's Idempotency-Key.
+    """
+    tries = 0
+    while not transcript.id:
+        tries += 1
+        try:
+            async with client.event_stream("POST", path, body=body, headers=headers) as events:
+                async for event in events:
+                    piece = transcript.take(event)
+                    if piece is not None:
+                        yield piece
+            if transcript.over():
+                return
+            error: SandlotError = cut_short("code")
+        except SandlotError as caught:
+            error = caught
+        await again(error, tries)
+    try:
+        async with aclosing(follow(client, path, transcript)) as pieces:
+            async for piece in pieces:
+                yield piece
+    finally:
+        if not transcript.over():
+            # Nobody is interrupted by leaving a cell that was gone back to.
+            with backend.shielded(), suppress(SandlotError):
+                await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+
+
+async def follow(client: AsyncClient, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:
+    """What a cell tells from where a transcript stands to its end; where the connection breaks, it is gone on with.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        transcript: Takes it all in.
+    """
+    tries = 0
+    while not transcript.over():
+        tries += 1
+        params = {"events_from": transcript.events, "stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset}
+        try:
+            async with client.event_stream("GET", f"{path}/{wire.segment(transcript.id)}", params=params) as events:
+                async for event in events:
+                    piece = transcript.take(event)
+                    if piece is not None:
+                        tries = 0
+                        yield piece
+            if transcript.over():
+                return
+            error: SandlotError = cut_short("code")
+        except SandlotError as caught:
+            error = caught
+        await again(error, max(1, tries))
+
+
+async def interrupt(client: AsyncClient, path: str) -> bool:
+    """Interrupt an execution, or what runs in a context; whether there was something to interrupt."""
+    answer = await client.request("POST", f"{path}/interrupt", read_timeout_s=INTERRUPT_TIMEOUT_S)
+    return bool(answer.get("running", False))
+
+
+async def again(error: SandlotError, tries: int) -> None:
+    """Wait before the next try after a stream that was cut.
+
+    Args:
+        error: What ended it, raised again where that was no cut.
+        tries: How often it was tried without getting anything, 1 and more.
+    """
+    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
+    wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
+    if wait_s is None:
+        raise error
+    await backend.sleep(wait_s)
+
+
+def ended(transcript: Transcript) -> Execution:
+    """What came of a cell whose events have ended.
+
+    Raises:
+        UnavailableError: They ended without an end of it.
+    """
+    execution = transcript.execution()
+    if execution is None:
+        raise cut_short("code")
+    return execution

@@ -1,0 +1,1 @@
+"""What belongs to cells: their contexts, their events, the data of what they drew."""

@@ -1,0 +1,277 @@
+"""Code through both clients, against a service that breaks off at every point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.sdk import (
+    AsyncClient,
+    AsyncSandbox,
+    Cleared,
+    Client,
+    CodeEvent,
+    Context,
+    Execution,
+    ExecutionError,
+    Output,
+    Result,
+    Sandbox,
+    Started,
+    retries,
+)
+from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
+
+SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
+BASE = f"/v1/sandboxes/{SANDBOX['id']}"
+ACCEPTED = ("accepted", {"execution": "e1"})
+STARTED = ("started", {"execution": "e1", "execution_count": 3})
+DONE: dict[str, Any] = {"execution": "e1", "status": "ok", "execution_count": 3, "duration": 0.1}
+CONTEXT = {"id": "ctx-0123456789abcdef", "language": "python", "cwd": "/workspace", "state": "idle", "execution_count": 2, "pid": 17}
+
+
+def out(text: str, offset: int, stream: str = "stdout") -> tuple[str, dict[str, Any]]:
+    return "output", {"stream": stream, "offset": offset, "encoding": "utf-8", "data": text}
+
+
+def shown(text: str, **more: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - JSON
+    return "display", {"data": {"text/plain": text}, "main": False, **more}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_S", 0.001)
+
+
+@pytest.fixture
+def sandbox(service: Script) -> Iterator[Sandbox]:
+    with Client(url=service.url) as client:
+        service.say(Reply(201, SANDBOX))
+        made = Sandbox.create(client=client)
+        service.seen.clear()
+        yield made
+
+
+@pytest.fixture
+async def async_sandbox(service: Script) -> AsyncIterator[AsyncSandbox]:
+    async with AsyncClient(url=service.url) as client:
+        service.say(Reply(201, SANDBOX))
+        made = await AsyncSandbox.create(client=client)
+        service.seen.clear()
+        yield made
+
+
+def asked(seen: Seen) -> dict[str, str]:
+    return {name: value for name, (value,) in parse_qs(seen.query).items()}
+
+
+def test_what_is_not_said_is_not_sent(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, DONE))
+    sandbox.run_code("x")
+    assert service.seen[-1].json() == {"code": "x", "timeout": 60.0}
+    context = Context("ctx-1", "bash", "/", "idle")
+    sandbox.run_code("x", "bash", context=context, timeout=None, envs={"A": "b"}, silent=True, store_history=False, stop_on_error=True)
+    assert service.seen[-1].json() == {
+        "code": "x",
+        "timeout": None,
+        "language": "bash",
+        "context": "ctx-1",
+        "env": {"A": "b"},
+        "silent": True,
+        "store_history": False,
+        "stop_on_error": True,
+    }
+
+
+@pytest.mark.parametrize("reply", [Reply(gone=True), Reply(200, b"{", cut=True)], ids=["before", "within"])
+def test_an_answer_that_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox, reply: Reply) -> None:
+    service.say(reply, Reply(200, {**DONE, "stdout": "a"}))
+    assert sandbox.run_code("x").stdout == "a"
+    keys = [seen.headers["idempotency-key"] for seen in service.seen]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    sandbox.run_code("x")
+    assert service.seen[-1].headers["idempotency-key"] != keys[0]
+
+
+def test_there_is_an_end_to_asking_again(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(gone=True))
+    with pytest.raises(UnavailableError, match="not known"):
+        sandbox.run_code("x")
+    assert len(service.seen) == retries.MAX_TRIES
+    service.seen.clear()
+    with pytest.raises(UnavailableError):
+        sandbox.run_code("x", on_stdout=print)
+    assert len(service.seen) == retries.MAX_TRIES
+
+
+def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sandbox: Sandbox) -> None:
+    service.say(
+        events(ACCEPTED, STARTED, out("ab", 0), shown("1"), cut=True),
+        Reply(gone=True),
+        events(ACCEPTED, out("b", 1), out("cd", 2), out("oops", 0, "stderr"), shown("2", main=True), cut=True),
+        events(ACCEPTED, ("exit", DONE)),
+    )
+    told: list[str] = []
+    results: list[Result] = []
+    done = sandbox.run_code("x", on_stdout=told.append, on_result=results.append)
+    assert (done.stdout, done.stderr, done.text, done.id, done.execution_count) == ("abcd", "oops", "2", "e1", 3)
+    assert (told, [each.text for each in results]) == (["ab", "cd"], ["1", "2"])
+    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", f"{BASE}/code"), *[("GET", f"{BASE}/code/e1")] * 3]
+    assert [asked(seen) for seen in service.seen[1:]] == [
+        {"events_from": "2", "stdout_from": "2", "stderr_from": "0"},
+        {"events_from": "2", "stdout_from": "2", "stderr_from": "0"},
+        {"events_from": "3", "stdout_from": "4", "stderr_from": "4"},
+    ]
+
+
+def test_a_stream_that_broke_before_anything_was_told_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:
+    service.say(events(cut=True), events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)))
+    assert sandbox.run_code("x", on_stdout=print).stdout == "a"
+    assert [seen.method for seen in service.seen] == ["POST", "POST"]
+    assert len({seen.headers["idempotency-key"] for seen in service.seen}) == 1
+
+
+def test_a_service_that_stops_is_waited_for(service: Script, sandbox: Sandbox) -> None:
+    stopping = ("failure", {"status": 503, "code": "service_stopping", "detail": "it stops", "hint": "", "fields": {}})
+    service.say(events(ACCEPTED, STARTED, stopping), problem(503, "busy", retryable=True, retry_after=0), events(ACCEPTED, ("exit", DONE)))
+    assert sandbox.run_code("x", on_stdout=print).ok
+    assert [seen.method for seen in service.seen] == ["POST", "GET", "GET"]
+
+
+def test_what_is_no_cut_is_raised(service: Script, sandbox: Sandbox) -> None:
+    ended = ("failure", {"status": 410, "code": "sandbox_ended", "detail": "it ended", "hint": "", "fields": {"reason": "killed"}})
+    service.say(events(ACCEPTED, STARTED, ended))
+    with pytest.raises(SandboxEndedError):
+        sandbox.run_code("x", on_stdout=print)
+    service.say(events(ACCEPTED, cut=True), problem(404, "execution_not_found"))
+    with pytest.raises(NotFoundError) as caught:
+        sandbox.run_code("x", on_stdout=print)
+    assert caught.value.code is ErrorCode.EXECUTION_NOT_FOUND
+
+
+def test_events_come_one_by_one_and_the_execution_last(service: Script, sandbox: Sandbox) -> None:
+    failed = {"name": "KeyError", "value": "'x'", "traceback": ["KeyError: 'x'"]}
+    end = {**DONE, "status": "error"}
+    service.say(events(ACCEPTED, STARTED, out("a", 0), ("clear", {"wait": True}), shown("1"), ("error", failed), ("exit", end)))
+    told = list(sandbox.stream_code("x"))
+    assert told[:5] == [
+        Started("e1", 3),
+        Output("stdout", b"a"),
+        Cleared(wait=True),
+        Result({"text/plain": "1"}),
+        ExecutionError("KeyError", "'x'", ("KeyError: 'x'",)),
+    ]
+    assert isinstance(told[5], Execution)
+    assert (told[5].stdout, told[5].exit_code, len(told)) == ("a", 1, 6)
+
+
+def test_who_stops_iterating_hangs_up_and_interrupts_only_what_was_gone_back_to(service: Script, sandbox: Sandbox) -> None:
+    service.say(events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)))
+    stream = sandbox.stream_code("x")
+    next(stream)
+    stream.close()
+    assert [seen.method for seen in service.seen] == ["POST"]
+    service.seen.clear()
+    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
+    stream = sandbox.stream_code("x")
+    assert [next(stream), next(stream)] == [Started("e1", 3), Output("stdout", b"a")]
+    stream.close()
+    assert [(seen.method, seen.path) for seen in service.seen][2:] == [("POST", f"{BASE}/code/e1/interrupt")]
+
+
+def test_a_keyboard_interrupt_in_a_callback_interrupts_the_cell_and_is_raised(service: Script, sandbox: Sandbox) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run_code("x", on_stdout=interrupted)
+    assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
+
+
+async def test_a_cancelled_run_interrupts_the_cell(service: Script, async_sandbox: AsyncSandbox) -> None:
+    begun = asyncio.Event()
+
+    async def heard(_: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
+    running = asyncio.create_task(async_sandbox.run_code("x", on_stdout=heard))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
+
+
+async def test_asynchronous_callbacks_are_awaited_in_order(service: Script, async_sandbox: AsyncSandbox) -> None:
+    told: list[object] = []
+
+    async def heard(piece: object) -> None:
+        await asyncio.sleep(0)
+        told.append(piece)
+
+    failed = {"name": "KeyError", "value": "'x'", "traceback": []}
+    service.say(events(ACCEPTED, STARTED, out("a", 0), out("b", 0, "stderr"), shown("1"), ("error", failed), ("exit", {**DONE, "status": "error"})))
+    done = await async_sandbox.run_code("x", on_stdout=heard, on_stderr=heard, on_result=heard, on_error=heard)
+    assert told == ["a", "b", *done.results, done.error]
+
+
+def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(202, {"execution": "e1", "context": "default"}))
+    handle = sandbox.run_code("x", background=True)
+    assert service.seen[-1].json()["background"] is True
+    assert (handle.id, handle.result) == ("e1", None)
+    service.say(Reply(200, {**DONE, "status": "running", "stdout": "a", "done": False}))
+    assert handle.poll().status == "running"
+    service.say(events(ACCEPTED, STARTED, out("a", 0), cut=True), events(ACCEPTED, out("b", 1), shown("1", main=True), ("exit", DONE)))
+    told: list[str] = []
+    assert handle.wait(on_stdout=told.append).stdout == "ab"
+    assert (told, handle.stdout, handle.stderr, [each.text for each in handle.results]) == (["a", "b"], "ab", "", ["1"])
+    assert handle.result == handle.wait()
+    assert list(handle) == []
+    service.say(Reply(200, {"running": False}))
+    assert not handle.interrupt()
+
+
+def test_a_cell_is_attached_to_from_given_offsets(service: Script, sandbox: Sandbox) -> None:
+    service.say(events(ACCEPTED, out("c", 2), ("lost", {"stream": "stderr", "bytes": 5}), ("exit", DONE)))
+    told: list[CodeEvent] = list(sandbox.attach_code("e1", events_from=4, stdout_from=2))
+    assert asked(service.seen[-1]) == {"events_from": "4", "stdout_from": "2", "stderr_from": "0"}
+    assert told[:2] == [Output("stdout", b"c"), Output("stderr", b"", 5)]
+    assert isinstance(told[2], Execution)
+    assert told[2].stderr_omitted == 5
+
+
+def test_contexts_are_made_listed_and_taken_by_object_or_id(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, CONTEXT))
+    made = sandbox.contexts.create("python", cwd="/tmp", envs={"A": "b"})
+    assert made == Context("ctx-0123456789abcdef", "python", "/workspace", "idle", 2, 17)
+    assert service.seen[-1].json() == {"language": "python", "cwd": "/tmp", "env": {"A": "b"}}
+    assert sandbox.create_code_context("/tmp") == made
+    assert service.seen[-1].json() == {"language": "python", "cwd": "/tmp"}
+    service.say(Reply(200, {"contexts": [CONTEXT, {"id": "bash", "language": "bash", "new": 1}]}))
+    assert [each.id for each in sandbox.contexts.list()] == [made.id, "bash"]
+    service.say(Reply(200, CONTEXT))
+    assert sandbox.contexts.get(made) == sandbox.contexts.get(made.id) == made
+    service.say(Reply(204))
+    sandbox.contexts.remove(made)
+    sandbox.contexts.restart("a/b")
+    sandbox.contexts.restart()
+    service.say(Reply(200, {"running": True}))
+    assert sandbox.contexts.interrupt(made)
+    assert [(seen.method, seen.path.removeprefix(f"{BASE}/contexts")) for seen in service.seen][-6:] == [
+        ("GET", f"/{made.id}"),
+        ("GET", f"/{made.id}"),
+        ("DELETE", f"/{made.id}"),
+        ("POST", "/a%2Fb/restart"),
+        ("POST", "/default/restart"),
+        ("POST", f"/{made.id}/interrupt"),
+    ]
