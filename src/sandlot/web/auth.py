@@ -2,7 +2,7 @@
 
 - Whoever reaches the unix socket is its owner or root: the socket is 0600 in a folder of 0700, and the kernel vouches for the
   peer's user id (SO_PEERCRED, unix(7)). No key is needed there.
-- Everybody else shows a key: ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``.
+- Everybody else shows a key: ``Authorization: Bearer KEY``, ``X-API-Key: KEY`` or, as clients of a door do, by a header of ``KEY_HEADERS``.
 - One route takes neither, but a URL that was signed by this service (``core/content/signing.py``), whoever comes with it.
 """
 
@@ -19,6 +19,9 @@ OPEN_PATHS = frozenset(
     {"/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
 )
 """Answered without a key: whether it lives, and what the API is, which hold nobody's data."""
+
+KEY_HEADERS = frozenset({b"x-api-key", b"x-rapidapi-key", b"x-rapidapi-proxy-secret"})
+"""Whose value is a key and nothing else. The last two are what clients of a vendor that sells by RapidAPI send."""
 
 SIGNED_PATH = "/v1/signed/files/content"
 """Answered to whoever has a URL that was signed for it."""
@@ -62,7 +65,7 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         headers: Lower-case names and values, as ASGI gives them.
     """
     for name, value in headers:
-        if name == b"x-api-key":
+        if name in KEY_HEADERS:
             return value.decode("latin-1").strip()
         if name == b"authorization":
             scheme, _, rest = value.decode("latin-1").partition(" ")

@@ -30,6 +30,8 @@ class OneKey:
         ([(b"authorization", b"Basic abc")], None),
         ([(b"authorization", b"abc")], None),
         ([(b"x-api-key", b"abc")], "abc"),
+        ([(b"x-rapidapi-host", b"host"), (b"x-rapidapi-key", b"abc")], "abc"),
+        ([(b"x-rapidapi-proxy-secret", b" abc")], "abc"),
         ([(b"cookie", b"abc")], None),
     ],
     ids=str,
