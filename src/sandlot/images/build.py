@@ -64,6 +64,7 @@ def image(folder: Path, recipe: Recipe, parent: Path | None, runner: Runner, rep
     scratch = folder.parent
     if recipe.debian is not None:
         debian(recipe.debian, root, scratch, runner, report)
+        furnish.unsource(root)
         furnish.furnish(root, recipe.files)
     elif parent is not None:
         report.step(f"copying {recipe.parent}")
@@ -76,6 +77,7 @@ def image(folder: Path, recipe: Recipe, parent: Path | None, runner: Runner, rep
         report.step(f"running {step.argv[0]}")
         runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user))
     furnish.clean(root)
+    furnish.give(root)
     if parent is not None:
         tree.share(parent, root)
     tree.settle_times(root, since_s=began_s, to_s=plan.BUILD_TIME_S)

@@ -2,6 +2,8 @@
 
 Laws:
 - Nothing of the host stays: no host name, resolver, apt sources, apt options, credentials, logs or device nodes.
+- ``/usr/local`` is ``user``'s, so that pip, uv and npm install there without asking for anything: the one place where every
+  python and node of the image looks, whoever runs it.
 - Nothing is written through a symbolic link: every path is walked without following one.
 """
 
@@ -23,6 +25,7 @@ from sandlot.model.specs import WORKSPACE
 
 HOME = "/home/user"
 OUTPUT = "/output"
+OWNED = "/usr/local"
 
 SUDO = f'#!/bin/sh\nexec {" ".join(INTERPRETER_ARGV)} {GUEST_ROOT}/programs/sudo.py "$@"\n'
 """Set-uid bits mean nothing in a gVisor sandbox, so ``sudo`` asks the guest, which runs as root."""
@@ -58,8 +61,6 @@ _REMOVED = (
     "/.dockerenv",
     "/etc/.pwd.lock",
     "/etc/apt/apt.conf.d/99mmdebstrap",
-    "/etc/apt/sources.list",
-    "/etc/apt/sources.list.d",
     "/etc/group-",
     "/etc/gshadow-",
     "/etc/hostname",
@@ -78,6 +79,8 @@ _REMOVED = (
     "/var/lib/dpkg/statoverride-old",
 )
 
+_SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+
 _FILES: Mapping[str, str] = {
     "/etc/hostname": "sandbox\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 sandbox\n",
@@ -92,17 +95,13 @@ def furnish(root: Path, files: Mapping[str, str]) -> None:
 
     Args:
         root: The tree.
-        files: Absolute path inside -> text.
+        files: Absolute path inside -> text; one that begins with ``#!`` may be run.
 
     Raises:
         InvalidRequestError: A path leads through something that is no folder.
     """
     for path, (mode, owner) in _FOLDERS.items():
         _folder(root, path, mode, owner)
-    for version in _pythons(root):
-        # Python looks for this folder once, when it starts: without it, a kernel that runs would not see what `pip install` adds.
-        for depth in (f"{HOME}/.local/lib", f"{HOME}/.local/lib/{version}", f"{HOME}/.local/lib/{version}/site-packages"):
-            _folder(root, depth, 0o755, USER_ID)
     _skeleton(root)
     _entry(root, "/etc/passwd", "root", "root:x:0:0:root:/root:/bin/sh", 0o644)
     _entry(root, "/etc/group", "root", "root:x:0:", 0o644)
@@ -112,7 +111,25 @@ def furnish(root: Path, files: Mapping[str, str]) -> None:
     _entry(root, "/etc/shadow", "user", "user:*:19000:0:99999:7:::", 0o640)
     write(root, "/usr/bin/sudo", SUDO, 0o755)
     for path, text in files.items():
-        write(root, path, text, 0o644)
+        write(root, path, text, 0o755 if text.startswith("#!") else 0o644)
+
+
+def unsource(root: Path) -> None:
+    """Forget where a new tree's Debian packages came from: the machine's mirrors are none of a sandbox's business."""
+    for path in _SOURCES:
+        with _parent(root, path) as (folder, name):
+            if folder is not None:
+                _remove_at(folder, name)
+
+
+def give(root: Path) -> None:
+    """Give ``user`` everything below ``/usr/local``, if the tree has one."""
+    top = root / OWNED[1:]
+    if top.is_symlink() or not top.is_dir():
+        return
+    for path, status in [("", top.lstat()), *tree.walk(top)]:
+        if (status.st_uid, status.st_gid) != (USER_ID, USER_ID):
+            os.chown(top / path, USER_ID, USER_ID, follow_symlinks=False)
 
 
 def clean(root: Path) -> None:
@@ -129,8 +146,6 @@ def clean(root: Path) -> None:
     for path, text in _FILES.items():
         write(root, path, text, 0o644)
     if (root / "etc/apt").is_dir():
-        # apt says something useful only if the file exists.
-        write(root, "/etc/apt/sources.list", "# A sandbox has no package source of its own: Sandlot provides it.\n", 0o644)
         _folder(root, "/etc/apt/sources.list.d", 0o755, 0)
     root.chmod(0o755)
 
@@ -165,11 +180,6 @@ def _empty(folder: Path) -> None:
         for path, status in list(tree.walk(folder)):
             if not stat.S_ISDIR(status.st_mode):
                 (folder / path).unlink()
-
-
-def _pythons(root: Path) -> list[str]:
-    libraries = root / "usr/lib"
-    return sorted(entry.name for entry in libraries.glob("python3.*") if entry.is_dir()) if libraries.is_dir() else []
 
 
 def _skeleton(root: Path) -> None:

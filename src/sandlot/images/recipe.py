@@ -17,7 +17,7 @@ environment and commands to run::
     lock = "name.lock"                   # pip's requirements format, every line with hashes; a file beside the recipe
 
     [env]                                # of every process in the sandbox
-    [files]                              # absolute path = text; owner root, mode 0644
+    [files]                              # absolute path = text; mode 0644, or 0755 where it begins with "#!"
 
     [[run]]                              # inside, without network, in this order, after everything else
     user = "root"                        # or "user"
@@ -44,7 +44,7 @@ from typing import Any, TypeVar
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User, check_env
 
-GENERATION = 1
+GENERATION = 2
 """Goes into every key. Raise it when the builder makes something else out of the same recipe."""
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -3,6 +3,9 @@
 Runs on the guest's interpreter, started by ``/usr/bin/sudo``. Understood: ``sudo [-n] [-E] [-H] [-S] [-k] [-u root] [--]
 [NAME=VALUE ...] PROGRAM [ARGUMENT ...]`` and ``-i``/``-s`` for a shell. There is no password, because uids are no boundary
 here: the sandbox is.
+
+Where ``/usr/local`` is the caller's, as in our images, what a program as root installed there is given to the caller afterwards:
+``sudo pip install`` must not be what the next ``pip install --upgrade`` fails at. (Not by S_ISGID: gVisor's overlay loses that bit.)
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ SOCKET = "/run/sandlot/guest.sock"
 HEAD = struct.Struct(">I")
 KEPT = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
 """What root sees of the caller's environment without ``-E``."""
+
+OWNED = "/usr/local"
 
 USAGE = "usage: sudo [-nEHSk] [-u root] [NAME=VALUE ...] PROGRAM [ARGUMENT ...] | sudo -i | sudo -s"
 
@@ -112,6 +117,24 @@ def ask(argv: list[str], env: dict[str, str]) -> int:
     return int(reply["status"])
 
 
+def sites() -> dict[str, int]:
+    """When each of the folders that installers fill was last changed, in nanoseconds; nothing where they are not the caller's."""
+    found: dict[str, int] = {}
+    try:
+        if os.stat(OWNED).st_uid != os.getuid():
+            return found
+        pythons = [name for name in os.listdir(f"{OWNED}/lib") if name.startswith("python3")]
+        folders = ["bin", "lib/node_modules", *(f"lib/{name}/dist-packages" for name in pythons)]
+    except OSError:
+        return found
+    for folder in folders:
+        try:
+            found[folder] = os.stat(f"{OWNED}/{folder}").st_mtime_ns
+        except OSError:
+            found[folder] = 0
+    return found
+
+
 def main() -> int:
     """The command line."""
     try:
@@ -125,7 +148,11 @@ def main() -> int:
     env["SUDO_UID"] = str(os.getuid())
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    return ask(wish.argv, env)
+    before = sites()
+    status = ask(wish.argv, env)
+    if sites() != before:
+        ask(["find", OWNED, "-user", "0", "-exec", "chown", "-h", f"{os.getuid()}:{os.getgid()}", "{}", "+"], {})
+    return status
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from importlib import resources
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -51,3 +53,20 @@ def test_a_shell_on_request(sudo: ModuleType) -> None:
 def test_what_makes_no_sense_is_refused(sudo: ModuleType, line: list[str]) -> None:
     with pytest.raises(sudo.UsageError):
         sudo.parse(line)
+
+
+def test_what_installers_fill_is_watched_where_it_is_the_callers(sudo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    site = tmp_path / "lib/python3.11/dist-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "lib/python3.11").joinpath("other").touch()
+    monkeypatch.setattr(sudo, "OWNED", str(tmp_path))
+    before = sudo.sites()
+    assert before == sudo.sites()
+    assert set(before) == {"bin", "lib/node_modules", "lib/python3.11/dist-packages"}
+    os.utime(site, ns=(1, 1))
+    assert sudo.sites() != before
+    if os.getuid() == 0:
+        os.chown(tmp_path, 1000, 1000)
+        assert sudo.sites() == {}
+    monkeypatch.setattr(sudo, "OWNED", str(tmp_path / "none"))
+    assert sudo.sites() == {}
