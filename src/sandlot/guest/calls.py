@@ -36,6 +36,7 @@ UNREMEMBERED = frozenset(
         "process.list",
         "kernel.execute",
         "kernel.attach",
+        "kernel.list",
         "file.read",
         "file.stat",
         "file.list",

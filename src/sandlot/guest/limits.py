@@ -63,6 +63,8 @@ class Pids:
         if limit < running:
             raise Refusal("conflict", f"{running} processes and threads run in the sandbox, more than {limit}.", "End some of them first.")
         self.set(limit)
+        if call.args["memory_bytes"] is not None:
+            self._guest.kernels.memory.change(call.args["memory_bytes"])
         call.result()
 
     def watch(self) -> None:

@@ -110,12 +110,12 @@ class Guest:
             pass
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if not (self.processes.reaped(pid, status) or self.kernels.reaped(pid)):
+            if not (self.processes.reaped(pid, status, usage) or self.kernels.reaped(pid, status, usage.ru_maxrss * 1024)):
                 self.local.reaped(pid, status)
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Guest:
         self._make_workspace(args["workspace"])
         self._arm(args["deadline_s"])
         self.wire.connection.asleep = False
-        self.kernels.woken()
+        self.kernels.woken(args["memory_bytes"])
         call.result(python=find_python(environment(account("user"), self.env)))
 
     def _make_workspace(self, path: str) -> None:

@@ -18,6 +18,7 @@ from sandlot.protocol.schema import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from resource import struct_rusage
     from typing import Any
 
     from sandlot.guest.calls import Call
@@ -37,7 +38,9 @@ class Process:
     """One process that the host asked for, running or remembered."""
 
     __slots__ = (
+        "_cpu_s",
         "_guest",
+        "_peak_bytes",
         "argv",
         "duration_s",
         "exit_code",
@@ -66,6 +69,8 @@ class Process:
         self.pid = 0
         self.started_s = time.monotonic()
         self.duration_s = 0.0
+        self._cpu_s: float | None = None
+        self._peak_bytes: int | None = None
         self.outputs = Outputs((STDOUT, STDERR))
         self.pipes: list[OutputPipe] = []
         self.input: InputPipe | None = None
@@ -130,6 +135,8 @@ class Process:
             "exit_code": self.exit_code,
             "signal": self.signal,
             "duration_s": self.duration_s,
+            "cpu_s": self._cpu_s,
+            "peak_bytes": self._peak_bytes,
         }
 
     def feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
@@ -144,11 +151,18 @@ class Process:
         if self.input is not None:
             self.input.finish()
 
-    def reaped(self, status: int) -> None:
-        """The process itself ended."""
+    def reaped(self, status: int, usage: struct_rusage) -> None:
+        """The process itself ended.
+
+        Args:
+            status: As wait(2) tells it.
+            usage: Of it and of the children that it waited for (getrusage(2)).
+        """
         if self.timer is not None:
             self.timer.cancel()
         self.duration_s = time.monotonic() - self.started_s
+        self._cpu_s = usage.ru_utime + usage.ru_stime
+        self._peak_bytes = usage.ru_maxrss * 1024
         if os.WIFSIGNALED(status):
             self.signal = os.WTERMSIG(status)
             self.reason = self.reason or "signalled"

@@ -21,6 +21,7 @@ from sandlot.protocol.schema import LIMITS, STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from resource import struct_rusage
     from typing import Any
 
     from sandlot.guest.calls import Call
@@ -108,12 +109,12 @@ class Processes:
         self._drop(process)
         call.result()
 
-    def reaped(self, pid: int, status: int) -> bool:
+    def reaped(self, pid: int, status: int, usage: struct_rusage) -> bool:
         """A child ended; whether it was one of these."""
         process = self._by_pid.pop(pid, None)
         if process is None:
             return False
-        process.reaped(status)
+        process.reaped(status, usage)
         self._trim()
         return True
 

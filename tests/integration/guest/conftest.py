@@ -70,7 +70,14 @@ async def open_sandbox(data_dir: Path, *, limits: Limits = SMALL, services: Mapp
         held = instance = await blank.boot(spec)
         link = await Link.greet(await instance.connect(), services=services)
         try:
-            await link.wake(identity=spec.id, hostname="inside", env=dict(store.ensure("base").env), pids=limits.pids, deadline_s=600)
+            await link.wake(
+                identity=spec.id,
+                hostname="inside",
+                env=dict(store.ensure("base").env),
+                pids=limits.pids,
+                deadline_s=600,
+                memory_bytes=limits.memory_bytes,
+            )
             yield Inside(instance, link)
         finally:
             await link.aclose()

@@ -73,20 +73,21 @@ class Reader:
 
     def pump(self, buffers: dict[int, Buffer]) -> bool:
         """Send what the stream takes; whether everything that is there has been sent."""
-        done = True
-        for channel, buffer in buffers.items():
-            if self.at[channel] < buffer.start:
-                self.port.lost(channel, buffer.start - self.at[channel])
-                self.at[channel] = buffer.start
-            while self.at[channel] < buffer.end:
-                room = self.port.room()
-                if room <= 0:
-                    done = False
-                    break
-                piece = buffer.read(self.at[channel], min(room, CHUNK_BYTES - 64))
-                self.port.data(channel, piece)
-                self.at[channel] += len(piece)
-        return done
+        return all([self.send(buffer, channel, buffer.end) for channel, buffer in buffers.items()])  # noqa: C419 - each, also after a full one
+
+    def send(self, buffer: Buffer, channel: int, end: int) -> bool:
+        """Send one channel up to an offset, as far as the stream takes it; whether all of that has been sent."""
+        if self.at[channel] < buffer.start:
+            self.port.lost(channel, buffer.start - self.at[channel])
+            self.at[channel] = buffer.start
+        while self.at[channel] < end:
+            room = self.port.room()
+            if room <= 0:
+                return False
+            piece = buffer.read(self.at[channel], min(room, CHUNK_BYTES - 64, end - self.at[channel]))
+            self.port.data(channel, piece)
+            self.at[channel] += len(piece)
+        return True
 
 
 class Port:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.kernels.service import HEAD
+from sandlot.guest.kernels.kernel import HEAD
 from sandlot.link import payload
 from sandlot.protocol import values
 

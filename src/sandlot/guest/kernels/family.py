@@ -1,0 +1,78 @@
+"""The families of kernels: whatever a kernel started, wherever it went, told from everything else in the sandbox.
+
+A child leaves its parent by being orphaned, its group and session by setsid(2), its environment by exec with another one. What it
+keeps, over fork and exec and all of these, is a limit that nothing else has: so each kernel gets its own, of a resource that no
+program comes near. Who starts programs without it (``sudo``, commands) is the guest itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from sandlot.guest.flow.lean import signal
+from sandlot.guest.spawn import Taking, account
+from sandlot.guest.tasks import PASSES, send, tasks, tree
+
+MARK = 1 << 61
+"""The least that marks: the largest file that a family may write is 2 EiB and some bytes (RLIMIT_FSIZE, getrlimit(2))."""
+_KIND = resource.RLIMIT_FSIZE
+
+
+def mark(pid: int, number: int) -> None:
+    """Give a process, and all that it starts from now on, a kernel's mark.
+
+    Args:
+        pid: It.
+        number: The kernel's, from 1.
+    """
+    with Taking(account("user")):  # without CAP_SYS_RESOURCE one may limit those that are the same user
+        try:
+            resource.prlimit(pid, _KIND, (MARK + number, MARK + number))
+        except OSError:
+            return  # it has ended
+
+
+def marked(number: int, pids: list[int]) -> set[int]:
+    """Those processes that have a kernel's mark."""
+    found = set()
+    with Taking(account("user")):
+        for pid in pids:
+            try:
+                if resource.prlimit(pid, _KIND)[1] == MARK + number:
+                    found.add(pid)
+            except OSError:
+                continue  # it has ended, or is another user's
+    return found
+
+
+def end(root: int, number: int) -> None:
+    """Kill a kernel's process and its whole family; again and again, because a family may fork meanwhile.
+
+    Args:
+        root: The kernel's process.
+        number: Its mark.
+    """
+    send(root, signal.SIGKILL)
+    try:
+        os.killpg(root, signal.SIGKILL)  # all that is known where root inside has put something over /proc
+    except OSError:
+        pass
+    members = {root}
+    for _ in range(PASSES):
+        alive = tasks()
+        members = {pid for known in members for pid in tree(known, alive)} | marked(number, [task.pid for task in alive if task.pid != 1])
+        members &= {task.pid for task in alive}
+        if not members:
+            return
+        for pid in members:
+            send(pid, signal.SIGKILL)
+
+
+def interrupt(root: int) -> bool:
+    """SIGINT for a kernel's process group, as Ctrl-C sends it; whether there is one."""
+    try:
+        os.killpg(root, signal.SIGINT)
+    except OSError:
+        return False
+    return True

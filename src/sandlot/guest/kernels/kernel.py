@@ -1,0 +1,343 @@
+"""One kernel process: started or taken over, spoken to over a socket pair, heard in order, killed with its family.
+
+Laws:
+- What it says is bounded and checked; a kernel that breaks the wire is killed.
+- What C code and children write to the two pipes is read before each message that was written after it.
+- Where a cell's follower does not read, nothing more is read of its kernel; everything else goes on.
+- All that it wrote before its end is handed on before its end is told.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from sandlot.guest.flow.lean import socket
+from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
+from sandlot.guest.flow.outputs import Outputs
+from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe, open_pipe
+from sandlot.guest.kernels import family
+from sandlot.guest.kernels.messages import checked
+from sandlot.guest.spawn import account, start
+from sandlot.protocol import values
+from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.schema import STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandlot.guest.kernels.cells import Cell
+    from sandlot.guest.main import Guest
+
+HEAD = struct.Struct(">I")
+
+
+class Owner:
+    """Who hears a kernel."""
+
+    __slots__ = ()
+
+    def on_message(self, message: dict[str, Any], size: int) -> None:
+        """It said something: anything but output."""
+        raise NotImplementedError
+
+    def cell_of(self, id_: str | None) -> Cell | None:
+        """The cell that it speaks of, where that is its own and known still; None as the id is the one that runs."""
+        raise NotImplementedError
+
+    def on_piped(self) -> None:
+        """One of its pipes gave something."""
+        raise NotImplementedError
+
+    def on_broken(self) -> None:
+        """It is no kernel any more: kill it."""
+        raise NotImplementedError
+
+    def on_over(self) -> None:
+        """It is gone, and all that it said was handed on."""
+        raise NotImplementedError
+
+
+class Ends:
+    """What a kernel to be has of descriptors: the guest's and its own."""
+
+    __slots__ = ("err", "err_theirs", "out", "out_theirs", "socket", "theirs")
+
+    def __init__(self) -> None:
+        self.socket, self.theirs = socket.socketpair()
+        self.out, self.out_theirs = open_pipe(roomy=True)
+        self.err, self.err_theirs = open_pipe(roomy=True)
+
+    def given(self) -> None:
+        """The kernel has its own."""
+        self.theirs.close()
+        os.close(self.out_theirs)
+        os.close(self.err_theirs)
+
+    def close(self) -> None:
+        """There will be no kernel."""
+        self.socket.close()
+        os.close(self.out)
+        os.close(self.err)
+
+
+class Kernel:
+    """One process.
+
+    Args:
+        guest: The guest.
+        pid: It; it leads its session.
+        ends: The guest's ends.
+        number: Its mark.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_gone",
+        "_guest",
+        "_is_broken",
+        "_out",
+        "_over",
+        "_owner",
+        "_rest",
+        "_sink",
+        "_socket",
+        "_stalled",
+        "killed",
+        "number",
+        "pid",
+        "pipes",
+    )
+
+    def __init__(self, guest: Guest, pid: int, ends: Ends, number: int) -> None:
+        self._guest = guest
+        self.pid = pid
+        self.number = number
+        self._socket = ends.socket
+        self._socket.setblocking(False)
+        self._buffer = bytearray()
+        self._out = bytearray()
+        self._rest: tuple[Cell, int, memoryview] | None = None
+        self._stalled = False
+        self._gone = False
+        self._is_broken = False  # nothing that it says counts any more
+        self._over = False
+        self.killed = False
+        self._owner: Owner | None = None
+        self._sink = Outputs((STDOUT, STDERR))  # what is printed before the first cell is nobody's
+        self.pipes = [OutputPipe(guest.loop, fd, channel, self._sink, self._piped) for fd, channel in ((ends.out, STDOUT), (ends.err, STDERR))]
+        family.mark(pid, number)
+        guest.pids.watch()
+
+    @property
+    def started_text(self) -> str:
+        """The last of what it wrote to standard error before it was a kernel: why it did not become one."""
+        buffer = self._sink.buffers[STDERR]
+        return buffer.read(buffer.start, 4096).decode("utf-8", "replace")
+
+    def serve(self, owner: Owner) -> None:
+        """Speak to it from now on."""
+        self._owner = owner
+        self._guest.loop.watch(self._socket.fileno(), READ, self._ready)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say something to it."""
+        raw = values.encode(message)
+        self._out += HEAD.pack(len(raw)) + raw
+        self._write()
+
+    def direct(self, cell: Cell) -> None:
+        """What comes by the pipes is that cell's from now on."""
+        for pipe in self.pipes:
+            pipe.redirect(cell.outputs)
+
+    def read_on(self) -> None:
+        """There may be room for more."""
+        for pipe in self.pipes:
+            pipe.refresh()
+        if self._stalled:
+            self._stalled = False
+            self._guest.loop.soon(self._hand_on)
+
+    def kill(self) -> None:
+        """Kill it and its family. What it has said until now is handed on, then its end is told. Idempotent."""
+        if not self.killed:
+            self.killed = True
+            family.end(self.pid, self.number)
+            self.ended()
+
+    def ended(self) -> None:
+        """The process is gone. Idempotent."""
+        if self._gone:
+            return
+        self._gone = True
+        if not self.killed:
+            family.end(self.pid, self.number)
+        self._guest.loop.unwatch(self._socket.fileno())
+        for _ in range(DRAIN_READS):
+            data = self._receive()
+            if not data or self._is_broken:
+                break
+            self._buffer += data
+        self._guest.loop.soon(self._hand_on)
+
+    def discard(self) -> None:
+        """Kill it; nobody wants to hear of it any more."""
+        self._owner = None
+        self.kill()
+        self._close()
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def _piped(self) -> None:
+        if self._owner is not None:
+            self._owner.on_piped()
+
+    def _ready(self, mask: int) -> None:
+        if mask & WRITE:
+            self._write()
+        if mask & ~WRITE and not self._gone:
+            self._read()
+
+    def _read(self) -> None:
+        data = self._receive()
+        if data is None:
+            return
+        if not data:
+            # Closed on purpose, or about to be reaped: it is no kernel any more.
+            self._break()
+            return
+        self._buffer += data
+        self._hand_on()
+
+    def _receive(self) -> bytes | None:
+        """What there is; None where nothing is, empty at the end."""
+        try:
+            return self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _break(self) -> None:
+        if self._owner is not None and not self.killed:
+            self._owner.on_broken()
+
+    def _hand_on(self) -> None:
+        """Hand on all that there is room for."""
+        if self._over or self._stalled or self._owner is None:
+            return
+        try:
+            done = self._hand_on_all()
+        except (values.BadValue, LookupError, TypeError, ValueError, AttributeError):
+            self._is_broken = True
+            self._buffer.clear()
+            if self._gone:
+                self._guest.loop.soon(self._hand_on)
+            else:
+                self._break()
+            return
+        if not done:
+            self._stalled = True
+            if not self._gone:
+                self._watch()
+        elif self._gone:
+            self._over = True
+            self._close()
+            self._owner.on_over()
+        else:
+            self._watch()
+
+    def _hand_on_all(self) -> bool:
+        """Whether there is nothing left."""
+        while self._owner is not None:
+            if not all([pipe.drain() for pipe in self.pipes if pipe.is_open]) or not self._pour():  # noqa: C419 - every pipe is drained
+                return False
+            found = self._next()
+            if found is None:
+                return True
+            message, size = found
+            if message["event"] == "output":
+                cell = self._owner.cell_of(message["cell"])
+                if cell is not None:
+                    self._rest = (cell, message["channel"], memoryview(message["data"]))
+            else:
+                self._owner.on_message(message, size)
+        return True
+
+    def _pour(self) -> bool:
+        """Put what is left of an output where it belongs, as far as that wants it; whether nothing is left."""
+        while self._rest is not None:
+            cell, channel, data = self._rest
+            if not cell.outputs.wants(channel):
+                return False
+            cell.outputs.buffers[channel].append(bytes(data[:READ_BYTES]))
+            self._rest = (cell, channel, data[READ_BYTES:]) if len(data) > READ_BYTES else None
+            cell.pump()
+        return True
+
+    def _next(self) -> tuple[dict[str, Any], int] | None:
+        """The next whole message, and how long it was."""
+        if len(self._buffer) < HEAD.size:
+            return None
+        (size,) = HEAD.unpack_from(self._buffer)
+        if size > MESSAGE_MAX_BYTES:
+            raise ValueError(size)
+        if len(self._buffer) < HEAD.size + size:
+            return None
+        raw = bytes(self._buffer[HEAD.size : HEAD.size + size])
+        del self._buffer[: HEAD.size + size]
+        return checked(values.decode(raw)), size
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        try:
+            while self._out and not self._gone:
+                sent = self._socket.send(memoryview(self._out)[:65536])
+                del self._out[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the end of file follows
+        if self._owner is not None and not self._gone:
+            self._watch()
+
+    def _watch(self) -> None:
+        mask = (0 if self._stalled else READ) | (WRITE if self._out else 0)
+        if mask:
+            self._guest.loop.watch(self._socket.fileno(), mask, self._ready)
+        else:
+            self._guest.loop.unwatch(self._socket.fileno())
+
+    def _close(self) -> None:
+        self._guest.loop.unwatch(self._socket.fileno())
+        self._socket.close()
+        for pipe in self.pipes:
+            pipe.close()
+
+
+def start_kernel(guest: Guest, argv: list[str], env: dict[str, str], cwd: str, number: int) -> Kernel:
+    """Start a kernel's program as ``user``.
+
+    Args:
+        guest: The guest.
+        argv: The program; the number of its socket is added.
+        env: Its whole environment.
+        cwd: Its folder.
+        number: Its mark.
+
+    Raises:
+        Refusal: It cannot be started.
+    """
+    ends = Ends()
+    try:
+        theirs = ends.theirs.fileno()
+        pid = start([*argv, str(theirs)], env, cwd, account("user"), (guest.dev_null, ends.out_theirs, ends.err_theirs), keep=theirs)
+    except BaseException:
+        ends.close()
+        raise
+    finally:
+        ends.given()
+    return Kernel(guest, pid, ends, number)

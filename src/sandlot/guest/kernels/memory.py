@@ -1,0 +1,176 @@
+"""The limit of memory: who comes near it with a greedy cell loses that kernel, not the whole sandbox.
+
+Where a container's own kernel keeps the limit, it kills the greediest process at the limit, and nothing has to be done here but to
+tell such an end from others. gVisor has no such killer: the host's kernel ends the sandbox as a whole. So while a cell runs there,
+what is left is looked at, sooner the less there is and the faster it goes, and the greediest process is killed before nothing is.
+
+Laws:
+- Looked at only while a cell runs, and only where ``/proc/meminfo`` speaks of this sandbox.
+- One is killed at a time, and only if that gives back something.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from sandlot.guest.flow.lean import signal
+from sandlot.guest.tasks import pids, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.kernels.service import Kernels
+    from sandlot.guest.main import Guest
+
+MIB = 1 << 20
+FLOOR_BYTES = 24 * MIB
+"""What must be left: the runtime's own memory grows a little as well."""
+HORIZON_S = 0.04
+"""So far ahead: a look, a kill and what the scheduler adds."""
+RATE_BYTES = 1024 * MIB
+"""Per second, what one core fills in gVisor at most, about (measured: 1.0 to 1.1 GiB)."""
+SLOW_RATE_BYTES = RATE_BYTES // 4
+LEAST_S, MOST_S = 0.005, 0.1
+SLACK_BYTES = 8 * MIB
+"""MemTotal may differ so much from the limit that it shows."""
+WORTH = 8
+"""One part in so many of the limit is the least for which somebody is killed."""
+SHARE = 2
+"""Who was killed from outside, and had taken one part in so many of the limit, was killed for memory."""
+DYING_S = 2.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+KIB = 1024
+
+
+class Memory:
+    """What is left of it.
+
+    Args:
+        guest: The guest.
+        kernels: Whose cells are watched.
+    """
+
+    __slots__ = ("_before", "_dying", "_dying_since_s", "_fd", "_guest", "_kernels", "_watching", "limit_bytes")
+
+    def __init__(self, guest: Guest, kernels: Kernels) -> None:
+        self._guest = guest
+        self._kernels = kernels
+        self._fd = -1
+        self._watching = False
+        self._before = (0.0, 0)
+        self._dying = 0
+        self._dying_since_s = 0.0
+        self.limit_bytes = 0
+
+    def set(self, limit_bytes: int | None) -> None:
+        """The sandbox begins a life under a limit; None is one that nobody has told."""
+        self.limit_bytes = limit_bytes or 0
+        if self._fd < 0:
+            try:
+                self._fd = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return
+        found = figures(self._text())
+        if found is None or abs(found[0] - self.limit_bytes) > SLACK_BYTES:
+            os.close(self._fd)
+            self._fd = -1
+
+    def change(self, limit_bytes: int) -> None:
+        """Another limit from now on; what the sandbox sees of its memory stays (gVisor)."""
+        self.limit_bytes = limit_bytes
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the sandbox sees how much of its limit is left."""
+        return self._fd >= 0
+
+    def watch(self) -> None:
+        """A cell runs: look from now on, until none does."""
+        if not self._watching and self._fd >= 0:
+            self._watching = True
+            self._before = (0.0, 0)
+            self._look()
+
+    def explains(self, peak_bytes: int) -> bool:
+        """Whether a process that somebody has killed was killed for memory, by what it had taken."""
+        return 0 < self.limit_bytes <= SHARE * peak_bytes
+
+    def _look(self) -> None:
+        if not self._kernels.is_busy():
+            self._watching = False
+            return
+        found = figures(self._text())
+        if found is None:
+            self._watching = False
+            return
+        now_s, used = time.monotonic(), found[0] - found[1]
+        then_s, before = self._before
+        self._before = (now_s, used)
+        rate = max(0.0, (used - before) / max(now_s - then_s, 0.001)) if then_s else 0.0
+        left = self.limit_bytes - used
+        if left - rate * HORIZON_S < FLOOR_BYTES:
+            self._end_the_greediest()
+        self._guest.loop.after(pause_s(left, rate), self._look)
+
+    def _text(self) -> bytes:
+        try:
+            return os.pread(self._fd, 1024, 0)
+        except OSError:
+            return b""
+
+    def _end_the_greediest(self) -> None:
+        now_s = time.monotonic()
+        if self._dying and now_s - self._dying_since_s < DYING_S and os.path.exists(f"/proc/{self._dying}"):
+            return  # its memory is being given back
+        pid = self._greediest()
+        if pid:
+            self._dying, self._dying_since_s = pid, now_s
+            send(pid, signal.SIGKILL)  # at once; what belongs to it follows
+            self._kernels.out_of_memory(pid)
+
+    def _greediest(self) -> int:
+        """Who has most; 0 where nobody has enough. Kernels that run a cell are looked at first: one look, where it is one of them."""
+        least = self.limit_bytes // WORTH
+        busy = self._kernels.busy_pids()
+        worst = max(busy, key=resident_bytes, default=0)
+        if worst and resident_bytes(worst) * SHARE > self.limit_bytes:
+            return worst
+        worst = max((pid for pid in pids() if pid != 1), key=resident_bytes, default=0)
+        return worst if worst and resident_bytes(worst) >= least else 0
+
+
+def figures(text: bytes) -> tuple[int, int] | None:
+    """MemTotal and MemFree in bytes of proc(5)'s meminfo, which begins with them; None where it does not. Pure."""
+    fields = text.split(None, 5)
+    try:
+        if fields[0] != b"MemTotal:" or fields[3] != b"MemFree:":
+            return None
+        return int(fields[1]) * KIB, int(fields[4]) * KIB
+    except (IndexError, ValueError):
+        return None
+
+
+def pause_s(left: int, rate: float) -> float:
+    """How long it can be until the next look. Pure.
+
+    Args:
+        left: Bytes that are left.
+        rate: Bytes per second that they became fewer by.
+    """
+    # Four looks until nothing would be left, should it go as fast as it can at worst, or as it goes.
+    fastest = RATE_BYTES if left > 4 * FLOOR_BYTES else max(SLOW_RATE_BYTES, rate)
+    return min(MOST_S, max(LEAST_S, (left - FLOOR_BYTES) / (4 * fastest)))
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory, shared or not; 0 where it is gone."""
+    try:
+        fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 256).split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+    finally:
+        os.close(fd)

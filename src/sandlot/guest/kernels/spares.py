@@ -1,0 +1,358 @@
+"""Kernels made ahead: a zygote that has imported what kernels import, and one kernel forked from it that waits for its context.
+
+Laws:
+- Started a moment after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
+- A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
+  in all that is read when a program starts. Otherwise kernels are started directly.
+- The zygote runs as ``user`` and may say anything: a pid is taken for a kernel's only where it is a child of PID 1's, of that user,
+  and known as nothing else.
+- Whoever waits is answered: with a kernel, or with none after ``START_S``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from sandlot.guest.flow.lean import signal, socket
+from sandlot.guest.flow.loop import READ, log
+from sandlot.guest.kernels import languages
+from sandlot.guest.kernels.kernel import HEAD, Ends, Kernel
+from sandlot.guest.spawn import UID, account, environment, start
+from sandlot.guest.tasks import Task, kill_tree
+from sandlot.protocol import values
+from sandlot.protocol.lean import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from sandlot.guest.flow.loop import Timer
+    from sandlot.guest.kernels.service import Kernels
+    from sandlot.guest.main import Guest
+
+    Taker = Callable[[Kernel | None], object]
+
+AHEAD_S = 0.1
+"""After the begin of a life, and again while commands run: the first one is not to wait for what nobody may need."""
+TRIES = 50
+REFILL_S = 0.05
+START_S = 15.0
+FAILURES = 3
+"""A zygote that ended so often before it gave a kernel is not started again."""
+LEAST_BYTES = 256 << 20
+"""Where the sandbox has less memory, it is not spent ahead."""
+WARM = "numpy,pandas,matplotlib"
+MESSAGE_BYTES = 4096
+FD = struct.Struct("i")
+
+
+class Zygote:
+    """The process that kernels are forked from."""
+
+    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_up", "pid", "seen")
+
+    def __init__(
+        self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
+    ) -> None:
+        self._guest = guest
+        self._on_message = on_message
+        self._on_end = on_end
+        self._buffer = bytearray()
+        self.env = languages.early(env)
+        self.seen = seen
+        self.is_up = False
+        ours, theirs = socket.socketpair()
+        try:
+            argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
+            null = guest.dev_null
+            self.pid = start(argv, env, guest.workspace, account("user"), (null, null, null), keep=theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        guest.loop.watch(ours.fileno(), READ, lambda _mask: self._read())
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
+        """Say something short, with descriptors; whether it was taken."""
+        raw = values.encode(message)
+        data = HEAD.pack(len(raw)) + raw
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(FD.pack(fd) for fd in fds))] if fds else []
+        try:
+            return self._socket.sendmsg([data], rights) == len(data)
+        except OSError:
+            return False
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._buffer += data
+        try:
+            while data and len(self._buffer) >= HEAD.size:
+                (size,) = HEAD.unpack_from(self._buffer)
+                if size > MESSAGE_BYTES:
+                    data = b""
+                    break
+                if len(self._buffer) < HEAD.size + size:
+                    return
+                message = values.decode(bytes(self._buffer[HEAD.size : HEAD.size + size]))
+                del self._buffer[: HEAD.size + size]
+                self._on_message(message)
+                if self._socket.fileno() < 0:
+                    return
+        except (values.BadValue, LookupError, TypeError, ValueError):
+            data = b""
+        if not data:
+            self._on_end()
+
+    def close(self) -> None:
+        """End it; what it has forked lives on. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._guest.loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            kill_tree(self.pid, signal.SIGKILL)
+
+
+class Spares:
+    """The zygote, the spare, and who waits for one."""
+
+    __slots__ = ("_asked", "_failures", "_forking", "_guest", "_kernels", "_patience", "_spare", "_timer", "_tries", "_waiting", "_zygote")
+
+    def __init__(self, guest: Guest, kernels: Kernels) -> None:
+        self._guest = guest
+        self._kernels = kernels
+        self._zygote: Zygote | None = None
+        self._spare: Kernel | None = None
+        self._forking: Ends | None = None
+        self._asked: dict[str, int] | None = None
+        self._waiting: deque[Taker] = deque()
+        self._timer: Timer | None = None
+        self._patience: Timer | None = None
+        self._tries = 0
+        self._failures = 0
+
+    def woken(self) -> bool:
+        """The sandbox begins a life; whether kernels will be made ahead."""
+        self._failures = self._tries = 0
+        env = self._environment()
+        if self._zygote is not None and self._zygote.env != languages.early(env):
+            self.drop()
+        if not self._suits(env):
+            return False
+        self._later(AHEAD_S)
+        return True
+
+    def take(self, env: dict[str, str], taker: Taker) -> bool:
+        """Ask for a kernel.
+
+        Args:
+            env: The environment that it is to have.
+            taker: Called with it, now or later; with None where there is none after all.
+
+        Returns:
+            Whether ``taker`` will be called, or was.
+        """
+        own = self._environment()
+        if languages.early(env) != languages.early(own) or not self._suits(own):
+            return False
+        if self._zygote is None and not self._begin():
+            return False
+        self._waiting.append(taker)
+        if self._patience is None:
+            self._patience = self._guest.loop.after(START_S, self._give_up)
+        self._go_on()
+        return True
+
+    def settle(self) -> None:
+        """Nothing runs just now: refill."""
+        if self._zygote is not None and self._spare is None and self._timer is None:
+            self._later(REFILL_S)
+
+    def reaped(self, pid: int) -> bool:
+        """A child ended; whether it was one of these."""
+        if self._zygote is not None and pid == self._zygote.pid:
+            self._ended()
+            return True
+        if self._spare is not None and pid == self._spare.pid:
+            spare, self._spare = self._spare, None
+            spare.discard()
+            return True
+        return False
+
+    def pids(self) -> list[int]:
+        """What runs ahead."""
+        return [each.pid for each in (self._zygote, self._spare) if each is not None]
+
+    def drop(self) -> None:
+        """End the zygote and the spare; who waits waits on."""
+        zygote, self._zygote = self._zygote, None
+        spare, self._spare = self._spare, None
+        forking, self._forking = self._forking, None
+        self._asked = None
+        if zygote is not None:
+            zygote.close()
+        if spare is not None:
+            spare.discard()
+        if forking is not None:
+            forking.close()
+
+    # -- when -----------------------------------------------------------------------------------------------------------
+
+    def _later(self, delay_s: float) -> None:
+        if self._timer is None:
+            self._timer = self._guest.loop.after(delay_s, self._ahead)
+
+    def _ahead(self) -> None:
+        """Make ready what somebody may need, where nothing else runs."""
+        self._timer = None
+        self._tries += 1
+        if self._tries < TRIES and (self._guest.processes.running() or (self._zygote is not None and self._kernels.is_busy())):
+            self._later(2 * AHEAD_S)
+            return
+        self._tries = 0
+        if self._zygote is None and not (self._suits(self._environment()) and self._begin()):
+            return
+        self._go_on()
+
+    def _suits(self, env: dict[str, str]) -> bool:
+        memory = self._kernels.memory
+        if self._failures >= FAILURES or (memory.limit_bytes and memory.limit_bytes < LEAST_BYTES):
+            return False
+        python = languages.find_python(env)
+        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_folders(python, env["HOME"]))
+
+    def _environment(self) -> dict[str, str]:
+        return environment(account("user"), self._guest.env)
+
+    def _look(self) -> dict[str, int]:
+        """When the folders of what is installed last changed."""
+        env = self._environment()
+        found = {}
+        for folder in languages.site_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"]):
+            try:
+                found[folder] = os.stat(folder).st_mtime_ns
+            except OSError:
+                continue
+        return found
+
+    # -- what -----------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        try:
+            self._zygote = Zygote(self._guest, self._environment(), self._look(), self._on_message, self._ended)
+        except Exception as error:  # noqa: BLE001 - kernels are started without one then
+            log(f"no zygote: {error}")
+            self._failures = FAILURES
+            return False
+        self._guest.pids.watch()
+        return True
+
+    def _go_on(self) -> None:
+        """The next step for whoever waits, or towards a spare."""
+        zygote = self._zygote
+        if zygote is None or not zygote.is_up or self._forking is not None or self._asked is not None:
+            return
+        seen = self._look()
+        if seen != zygote.seen:
+            if zygote.send({"op": "check"}):
+                self._asked = seen
+            else:
+                self._ended()
+        elif self._spare is not None:
+            if self._waiting:
+                spare, self._spare = self._spare, None
+                self._give(spare)
+        else:
+            self._fork(zygote)
+
+    def _fork(self, zygote: Zygote) -> None:
+        ends = Ends()
+        sent = zygote.send({"op": "fork"}, (ends.theirs.fileno(), ends.out_theirs, ends.err_theirs))
+        ends.given()
+        if sent:
+            self._forking = ends
+        else:
+            ends.close()
+            self._ended()
+
+    def _give(self, kernel: Kernel) -> None:
+        taker = self._waiting.popleft()
+        if not self._waiting and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        taker(kernel)
+        if self._waiting:
+            self._go_on()
+        else:
+            self._later(REFILL_S)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        zygote = self._zygote
+        if zygote is None:
+            return
+        kind = message["event"]
+        if kind == "ready":
+            zygote.is_up = True
+            self._go_on()
+        elif kind == "fresh" and self._asked is not None:
+            seen, self._asked = self._asked, None
+            if message["fresh"]:
+                zygote.seen = seen
+            else:
+                self.drop()
+                if not self._begin():
+                    self._give_up()
+            self._go_on()
+        elif kind == "forked" and self._forking is not None:
+            ends, self._forking = self._forking, None
+            pid = message["pid"]
+            if not self._is_kernel(pid):
+                ends.close()
+                raise ValueError(pid)
+            self._failures = 0
+            kernel = Kernel(self._guest, pid, ends, self._kernels.new_number())
+            if self._waiting:
+                self._give(kernel)
+            else:
+                self._spare = kernel
+
+    def _is_kernel(self, pid: Any) -> bool:
+        """Whether a process that the zygote speaks of can be one that it forked."""
+        if type(pid) is not int or pid <= 1 or self._kernels.knows(pid):
+            return False
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != UID:
+                return False
+            fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+        except (OSError, ValueError, IndexError):
+            return False
+        finally:
+            os.close(fd)
+        return task.parent == 1 and task.session == pid
+
+    def _ended(self) -> None:
+        """The zygote is gone, or makes no sense."""
+        self._failures += 1
+        self.drop()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody waits any longer."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        waiting, self._waiting = self._waiting, deque()
+        for taker in waiting:
+            taker(None)
