@@ -1,0 +1,70 @@
+"""The routes of SandboxAPI's API, below ``/sandboxapi``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from sandlot.doors.door import refuse
+from sandlot.doors.sandboxapi import sessions, translate
+from sandlot.doors.sandboxapi.wire import CodeBody, ExecuteBody, InstallBody, LanguagesAnswer, SessionBody, SessionsAnswer
+from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.bodies import reply
+
+router = APIRouter()
+
+
+@router.post("/v1/execute")
+async def execute(body: ExecuteBody, request: Request) -> Response:
+    """Run a program once, and grade it where something is expected; it is killed when its client goes away."""
+    return reply(await unless_gone(request, sessions.run(core_of(request), principal_of(request), body)))
+
+
+@router.get("/v1/languages")
+async def languages() -> Response:
+    """What code can be in."""
+    return reply(LanguagesAnswer(languages=[translate.language_answer(each) for each in translate.LANGUAGES]))
+
+
+@router.post("/v1/sessions")
+async def create_session(body: SessionBody, request: Request) -> Response:
+    """Make a session. A client that goes away meanwhile leaves none behind."""
+    return reply(await unless_gone(request, sessions.create(core_of(request), principal_of(request), body)), 201)
+
+
+@router.get("/v1/sessions")
+async def list_sessions(request: Request) -> Response:
+    """All sessions, oldest first."""
+    return reply(SessionsAnswer(sessions=sessions.listing(core_of(request), principal_of(request))))
+
+
+@router.get("/v1/sessions/{session}")
+async def get_session(session: str, request: Request) -> Response:
+    """One session."""
+    core = core_of(request)
+    return reply(sessions.told(core, sessions.find(core, principal_of(request), session)))
+
+
+@router.post("/v1/sessions/{session}/execute")
+async def execute_in_session(session: str, body: CodeBody, request: Request) -> Response:
+    """Run code in a session; it is interrupted when its client goes away."""
+    return reply(await unless_gone(request, sessions.execute(core_of(request), principal_of(request), session, body)))
+
+
+@router.post("/v1/sessions/{session}/install")
+@router.post("/v1/sessions/{session}/packages")
+async def install(session: str, body: InstallBody, request: Request) -> Response:
+    """Install packages in a session; it is ended when its client goes away."""
+    return reply(await unless_gone(request, sessions.install(core_of(request), principal_of(request), session, body)))
+
+
+@router.delete("/v1/sessions/{session}")
+@router.post("/v1/sessions/{session}/close")
+async def close_session(session: str, request: Request) -> Response:
+    """End a session, and all that is in it."""
+    await sessions.close(core_of(request), principal_of(request), session)
+    return Response(status_code=204)
+
+
+_MCP = "Give the model tools that call /v1/execute and /v1/sessions; docs/doors.md shows how."
+refuse(router, "POST", "/mcp", _MCP)
+refuse(router, "GET", "/mcp", _MCP)
