@@ -1,0 +1,128 @@
+"""The client of SandboxAPI's surface: what it sends, what it makes of answers, and where it looks for key and address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError, UnavailableError
+from sandlot.sdk.compat.sandboxapi import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, ExecuteResult, SandboxAPI
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+class Recorder:
+    """Answers every request in the same way, and remembers them."""
+
+    def __init__(self, status: int = 200, body: Any = None, content: bytes | None = None) -> None:  # noqa: ANN401 - JSON
+        self.seen: list[httpx.Request] = []
+        self._status = status
+        self._content = json.dumps(body or {}).encode() if content is None else content
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        return httpx.Response(self._status, content=self._content)
+
+    @property
+    def sent(self) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.seen[-1].content)
+
+
+def client(answer: Answer) -> SandboxAPI:
+    return SandboxAPI(api_key="k", base_url="http://there/sandboxapi/", http_client=httpx.Client(transport=httpx.MockTransport(answer)))
+
+
+DONE = {"id": "1", "status": "completed", "language": "python3", "stdout": "1\n", "stderr": "", "exit_code": 0, "wall_time_ms": 5, "newer": True}
+
+
+def test_a_program_is_sent_as_it_was_given_and_nothing_else() -> None:
+    there = Recorder(body=DONE)
+    done = client(there).execute("python3", "print(1)")
+    (request,) = there.seen
+    assert (request.method, str(request.url)) == ("POST", "http://there/sandboxapi/v1/execute")
+    assert request.headers["authorization"] == "Bearer k"
+    assert there.sent == {"language": "python3", "code": "print(1)"}
+    assert done == ExecuteResult("completed", stdout="1\n", id="1", language="python3", wall_time_ms=5)
+    assert done.ok
+    client(there).execute_with_expected(language="bash", code="cat", expected_output="x", stdin="x", timeout=3)
+    assert there.sent == {"language": "bash", "code": "cat", "expected_output": "x", "stdin": "x", "timeout": 3}
+
+
+def test_output_is_text_whatever_comes() -> None:
+    done = client(Recorder(body={"status": "completed", "stdout": None})).execute("bash", "")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_calls_of_a_session() -> None:
+    there = Recorder(body={"id": "sb/1", "language": "python3", "idle_ttl": 600, "status": "active"})
+    session = client(there).sessions.create(language="python3", idle_ttl=600)
+    assert there.sent == {"language": "python3", "idle_ttl": 600}
+    assert (session.id, session.session_id, session.idle_ttl) == ("sb/1", "sb/1", 600)
+    there = Recorder(body={**DONE, "session_id": "sb/1", "result": "2"})
+    assert client(there).sessions.execute(session.id, code="1 + 1").result == "2"
+    assert (there.seen[-1].url.raw_path, there.sent) == (b"/sandboxapi/v1/sessions/sb%2F1/execute", {"code": "1 + 1"})
+    there = Recorder(body={"status": "failed", "manager": "pip", "packages": ["a"], "exit_code": 1, "stdout": "", "stderr": "no"})
+    done = client(there).sessions.install(session.id, manager="pip", packages=["a"])
+    assert (there.seen[-1].url.raw_path, there.sent) == (b"/sandboxapi/v1/sessions/sb%2F1/install", {"manager": "pip", "packages": ["a"]})
+    assert (done.ok, done.packages, done.stderr, done.exit_code) == (False, ("a",), "no", 1)
+    there = Recorder(204, content=b"")
+    client(there).sessions.close(session.id)
+    assert (there.seen[-1].method, there.seen[-1].url.raw_path) == ("DELETE", b"/sandboxapi/v1/sessions/sb%2F1")
+
+
+@pytest.mark.parametrize(
+    "status, raised",
+    [(400, InvalidRequestError), (401, AuthenticationError), (404, NotFoundError), (503, UnavailableError), (500, SandlotError), (418, SandlotError)],
+)
+def test_a_refusal_is_raised_with_what_was_said(status: int, raised: type[SandlotError]) -> None:
+    there = client(Recorder(status, body={"error": "session not found", "message": "There is no session 'x'."}))
+    with pytest.raises(raised, match="There is no session 'x'"):
+        there.sessions.execute("x", "1")
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b"\xff", b""])
+def test_a_refusal_that_says_nothing_is_raised_by_its_status(content: bytes) -> None:
+    with pytest.raises(SandlotError, match="502"):
+        client(Recorder(502, content=content)).execute("bash", "true")
+
+
+def test_nobody_there_is_said_with_the_address() -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(UnavailableError, match=rf"http://there/sandboxapi.*{URL_VARIABLE}"):
+        client(refuse).execute("bash", "true")
+
+
+def test_a_batch_keeps_its_order_and_one_that_fails_spoils_none() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        code = json.loads(request.content)["code"]
+        if code == "refused":
+            return httpx.Response(400, json={"error": "no", "message": "no"})
+        return httpx.Response(200, json={"status": "completed", "stdout": code, "exit_code": int(code == "fails")})
+
+    asked = [{"language": "bash", "code": code} for code in ("a", "refused", "fails", "b")]
+    done = client(answer).execute_batch([*asked, {"code": "no language"}, {"language": "bash", "code": object()}], concurrency=2)
+    assert [each.status for each in done.results] == ["completed", "error", "completed", "completed", "error", "error"]
+    assert [each.stdout for each in done.results] == ["a", "", "fails", "b", "", ""]
+    assert (done.total, done.completed, done.failed) == (6, 2, 4)
+    assert client(answer).execute_batch([]).total == 0
+
+
+def test_where_key_and_address_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    with pytest.raises(AuthenticationError, match=KEY_VARIABLE):
+        SandboxAPI()
+    with SandboxAPI(api_key="k") as there:
+        assert there.base_url == DEFAULT_URL
+    monkeypatch.setenv(KEY_VARIABLE, "k")
+    monkeypatch.setenv(URL_VARIABLE, "http://other/")
+    with SandboxAPI() as there:
+        assert there.base_url == "http://other"
+    with SandboxAPI(base_url="http://given") as there:
+        assert there.base_url == "http://given"
