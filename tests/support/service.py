@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from sandlot.core.admission import NewSandbox
-from sandlot.core.ports import Clock
+from sandlot.core.ports import Clock, Packages
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.images.store import DEFAULT_CACHE
@@ -51,13 +51,18 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    folder: Path, settings: Settings | None = None, clock: Clock | None = None, read_host: Callable[[], Reading] = lambda: BOUNDLESS
+    folder: Path,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    read_host: Callable[[], Reading] = lambda: BOUNDLESS,
+    *,
+    packages: Packages | None = None,
 ) -> AsyncIterator[Bench]:
     """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
     below = folder / "driver"
     below.mkdir()
     driver = BareDriver(below)
-    async with serving(folder, driver, settings, clock, read_host) as service:
+    async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:
         yield Bench(service, driver)
     assert driver.left() == []
 
@@ -70,11 +75,12 @@ async def serving(
     clock: Clock | None = None,
     read_host: Callable[[], Reading] = lambda: BOUNDLESS,
     *,
+    packages: Packages | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
-    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, keep=keep) as service:
+    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, packages=packages, keep=keep) as service:
         yield service
 
 

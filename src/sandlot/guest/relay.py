@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import time
+from fcntl import ioctl
 from itertools import islice
 
 from sandlot.guest.flow.lean import socket
@@ -286,18 +287,14 @@ class Carried:
 def _listening() -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(ADDRESS)
-    except OSError:
-        _raise_loopback(listener)
-        listener.bind(ADDRESS)
+    _raise_loopback(listener)
+    listener.bind(ADDRESS)
     listener.listen(BACKLOG)
     return listener
 
 
 def _raise_loopback(any_socket: socket.socket) -> None:
-    """Bring the loopback of a new network namespace up: before that it has no address (netdevice(7)). gVisor and container runtimes do it."""
-    from fcntl import ioctl  # noqa: PLC0415 - few sandboxes need it, and all of them start
-
+    """Bring the loopback of a new network namespace up (netdevice(7)), where the runtime has not: gVisor and container runtimes do."""
     name, flags = _IFREQ.unpack(ioctl(any_socket.fileno(), _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
-    ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _IFREQ.pack(name, flags | _IFF_UP))
+    if not flags & _IFF_UP:
+        ioctl(any_socket.fileno(), _SIOCSIFFLAGS, _IFREQ.pack(name, flags | _IFF_UP))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from sandlot import __version__
-from sandlot.doors import agentsandbox
+from sandlot.doors import agentsandbox, sandboxapi
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import files, filestore, keys, processes, records, sandboxes, service, signed, terminals, trees
-from sandlot.server.native.runs import code, oneshot
+from sandlot.server.native.runs import code, oneshot, packages
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame
@@ -20,11 +20,11 @@ from sandlot.web.telling import Tellers
 if TYPE_CHECKING:
     from sandlot.server.compose import Service
 
-DOORS = (agentsandbox.DOOR,)
+DOORS = (agentsandbox.DOOR, sandboxapi.DOOR)
 """Each under its own prefix, and none of them in the API's document."""
 TELLERS = Tellers(PROBLEMS, DOORS)
 
-_ROOMS = (service, sandboxes, processes, terminals, code, oneshot, files, trees, signed, filestore, records, keys)
+_ROOMS = (service, sandboxes, processes, terminals, code, packages, oneshot, files, trees, signed, filestore, records, keys)
 
 
 def create_app(serving: Service) -> FastAPI:

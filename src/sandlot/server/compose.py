@@ -14,7 +14,7 @@ import structlog
 from sandlot.core.admission import Rules
 from sandlot.core.content.signing import Signer
 from sandlot.core.node.budget import Budget
-from sandlot.core.ports import Base, Clock, SystemClock, Template, Templates
+from sandlot.core.ports import Base, Clock, Packages, SystemClock, Template, Templates
 from sandlot.core.records.following import settle
 from sandlot.core.records.keys import Keys
 from sandlot.core.records.register import Register
@@ -141,6 +141,7 @@ async def open_service(
     templates: Templates | None = None,
     clock: Clock | None = None,
     read_host: Callable[[], Reading] | None = None,
+    packages: Packages | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """Be the service of a data directory: lock it, take over what an earlier one left running, and remove the rest of it.
@@ -151,6 +152,7 @@ async def open_service(
         templates: In place of the image store.
         clock: In place of the machine's.
         read_host: In place of a look at the machine.
+        packages: In place of a cache of the indexes that the machine is configured for.
         keep: Whether its sandboxes live on in the end, for the next service; otherwise they are removed.
 
     Raises:
@@ -194,6 +196,7 @@ async def open_service(
             budget=budget,
             injects=records.files.injects,
             register=register,
+            packages=packages,
         )
         await sandboxes.open()
         await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)

@@ -58,6 +58,8 @@ class Settings:
         events_keep_s: Events are kept that long.
         events_keep: How many of them at the most, 100 to 10,000,000.
         sandboxes_keep_s: What is known of sandboxes that have ended is kept that long.
+        packages_max_bytes: Disk that the package cache may take, in ``packages`` of the cache directory; 64 MiB to 16 TiB, 10 GiB by default.
+        packages_ttl_s: A package index's page is given without asking for a newer one for that long; 0 to 30 days, half an hour by default.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
         log_level: debug, info, warning or error.
         log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
@@ -86,6 +88,8 @@ class Settings:
     events_keep_s: float = 7 * DAY_S
     events_keep: int = 100_000
     sandboxes_keep_s: float = 7 * DAY_S
+    packages_max_bytes: int = 10 * GIB
+    packages_ttl_s: float = 1800.0
     idle_exit_s: float = 600.0
     log_level: str = "info"
     log_format: str = "auto"
@@ -104,6 +108,11 @@ class Settings:
     def files(self) -> Path:
         """The folder of the file store's bytes."""
         return self.data_dir / "files"
+
+    @property
+    def packages(self) -> Path:
+        """The folder of the package cache."""
+        return self.cache_dir / "packages"
 
     @property
     def shares(self) -> Shares:
@@ -171,6 +180,8 @@ class Settings:
             events_keep_s=_number(source, "EVENTS_KEEP_S", keep.events_s, *_KEPT_S),
             events_keep=_whole(source, "EVENTS_KEEP", keep.events, *_KEPT),
             sandboxes_keep_s=_number(source, "SANDBOXES_KEEP_S", keep.sandboxes_s, *_KEPT_S),
+            packages_max_bytes=_whole(source, "PACKAGES_MAX_BYTES", 10 * GIB, 64 * MIB, 16 * 1024 * GIB),
+            packages_ttl_s=_number(source, "PACKAGES_TTL_S", 1800.0, 0.0, 30 * DAY_S),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
             log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
             log_format=_one_of("LOG_FORMAT", _text(source, "LOG_FORMAT", "auto").lower(), ("auto", "text", "json")),

@@ -8,19 +8,17 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandlot.core.records.executions import NATIVE, Label
 from sandlot.core.runs import processes
-from sandlot.core.runs.outcomes import Finished, Outcome
+from sandlot.core.runs.outcomes import Finished
 from sandlot.core.runs.processes import Run
 from sandlot.core.runs.requirements import Installing
 from sandlot.link.services import GuestStream, Service
-from sandlot.link.types import Lost, Output
 from sandlot.model.access import Quota
-from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network
 from sandlot.protocol import schema
 
@@ -46,45 +44,27 @@ def may_read(box: Sandbox) -> bool:
 
 
 class Install:
-    """An install that somebody follows: iterate it, then ask for the outcome; close it in the end.
+    """An install that somebody follows. Close it in the end.
 
     Args:
         box: Where it runs.
-        run: The process.
-        opens: Whether it opens the indexes while it runs; what it opened is counted already.
+        run: Its process.
+        opens: Whether it opens the indexes while it runs; that it does is counted already.
     """
 
-    __slots__ = ("_box", "_opens", "_run")
+    __slots__ = ("_box", "_opens", "run")
 
     def __init__(self, box: Sandbox, run: Run, *, opens: bool) -> None:
+        self.run = run
         self._box = box
-        self._run = run
         self._opens = opens
-
-    @property
-    def id(self) -> ProcessId:
-        """Of its process."""
-        return self._run.id
-
-    @property
-    def pid(self) -> int:
-        """Of its process, inside."""
-        return self._run.pid
-
-    def __aiter__(self) -> AsyncIterator[Output | Lost]:
-        """What it writes, as it comes, until its end."""
-        return aiter(self._run)
-
-    async def outcome(self) -> Outcome:
-        """How it ended; waits for that."""
-        return await self._run.outcome()
 
     async def close(self) -> None:
         """End it where it still runs, and close what it opened. Idempotent."""
         if self._opens:
             self._opens = False
             self._box.installs -= 1
-        await self._run.close()
+        await self.run.close()
 
 
 async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE) -> Install:

@@ -65,7 +65,7 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
         if streams.wanted(request):
             run = await unless_gone(request, processes.start(box, spec, stdin=stdin))
             marked, mark = mark, None
-            return streams.events(request, _told(run, mark=marked, journal=core_of(request).executions), lambda: _closed(run, marked))
+            return streams.events(request, told_of(run, mark=marked, journal=core_of(request).executions), lambda: _closed(run, marked))
         done = await unless_gone(request, processes.run(box, spec, stdin=stdin))
         changed = None if mark is None else await unless_gone(request, mark.report())
         if changed is not None:
@@ -102,7 +102,7 @@ async def output(sandbox: str, process: str, query: Annotated[OutputQuery, Query
     if streams.wanted(request):
         stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
         run = await processes.follow(box, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
-        return streams.events(request, _told(run, {processes.STDOUT: stdout_from or 0, processes.STDERR: stderr_from or 0}), run.detach)
+        return streams.events(request, told_of(run, {processes.STDOUT: stdout_from or 0, processes.STDERR: stderr_from or 0}), run.detach)
     outcome, stdout, stderr = await processes.kept(box, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
     return reply(KeptAnswer(process=process, exit=None if outcome is None else ExitedAnswer.of(outcome), **captured(stdout, stderr)))
 
@@ -140,9 +140,10 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
     return int(stdout_from), int(stderr_from)
 
 
-async def _told(
+async def told_of(
     run: Run, offsets: Mapping[int, int] | None = None, *, mark: Mark | None = None, journal: Journal | None = None
 ) -> AsyncIterator[streams.Event]:
+    """The events that tell of a process, to its end."""
     yield streams.event("started", {"process": run.id, "pid": run.pid})
     output = streams.OutputEvents(offsets)
     async for item in run:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from sandlot.core.content.changes import FOLDERS, Change
 from sandlot.core.runs import outcomes
+from sandlot.core.runs.requirements import DEFAULT_TIMEOUT_S as INSTALL_TIMEOUT_S
+from sandlot.core.runs.requirements import MAX_PACKAGES, Installing, Manager
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, SCREEN_MOST, ProcessSpec, User, shell_argv
@@ -72,6 +74,24 @@ class ProcessBody(Body):
             rows=None if self.pty is None else self.pty.rows,
             cols=None if self.pty is None else self.pty.cols,
         )
+
+
+class PackagesBody(Body):
+    """Packages to install."""
+
+    manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="By whom.")
+    packages: Texts = Field(
+        min_length=1,
+        max_length=MAX_PACKAGES,
+        description="Names, with or without versions, as the manager writes them; no options, paths or URLs.",
+        examples=[["requests>=2.31", "tabulate"]],
+    )
+    user: UserName = Field(default="user", description="Who installs; apt always as root.")
+    timeout: float | None = Field(default=INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
+
+    def asked(self) -> Installing:
+        """What core makes of it."""
+        return Installing(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
 
 
 class StartedAnswer(Answer):

@@ -1,0 +1,148 @@
+"""Installing over HTTP: what is refused, what a package manager says, and when the indexes are open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.link.services import GuestStream
+from sandlot.model.access import OPERATOR, Principal, Quota
+from sandlot.protocol.schema import PACKAGES_PORT
+from tests.support.http import events, output, problem, told
+from tests.support.service import BASE, Bench, bench, client, tcp_client
+
+SAYS = f'import sys, urllib.request as r; print(r.build_opener(r.ProxyHandler({{}})).open("http://127.0.0.1:{PACKAGES_PORT}/").read().decode(), flush=True)'
+"""A program that asks the index."""
+
+
+class Index:
+    """Answers whether it may: in place of the cache, whose own affair indexes are."""
+
+    def __init__(self) -> None:
+        self.answers: list[bool] = []
+
+    async def serve(self, stream: GuestStream, *, allowed: Callable[[], bool]) -> None:
+        asked = b""
+        async for piece in stream:
+            asked += piece
+            while b"\r\n\r\n" in asked:
+                asked = asked.partition(b"\r\n\r\n")[2]
+                self.answers.append(allowed())
+                body = b"open" if allowed() else b"closed"
+                await stream.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+@pytest.fixture
+def index() -> Index:
+    return Index()
+
+
+@pytest.fixture
+async def at(tmp_path: Path, index: Index) -> AsyncIterator[Bench]:
+    async with bench(tmp_path, packages=index) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def http(at: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(at.service) as asking:
+        yield asking
+
+
+async def put_manager(http: httpx.AsyncClient, url: str, name: str, script: str) -> None:
+    """A program in a package manager's place: what real ones do is tested on real sandboxes."""
+    path = f"/usr/local/bin/{name}"
+    made = await http.post(f"{url}/processes", json={"command": f"cat > {path}; chmod 755 {path}", "stdin": script, "user": "root"})
+    assert made.json()["exit_code"] == 0
+
+
+async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx.AsyncClient, url: str, at: Bench) -> None:
+    await put_manager(http, url, "uv", '#!/bin/sh\npwd; id -un; for word; do echo "<$word>"; done; echo "no such thing" >&2; exit 7\n')
+    body = {"manager": "pip", "packages": ["requests>=2, <3", "tabulate[widechars]"]}
+    done = (await http.post(f"{url}/packages", json=body)).json()
+    assert (done["exit_code"], done["reason"], done["stderr"]) == (7, "exited", "no such thing\n")
+    lines = done["stdout"].splitlines()
+    assert lines[:2] == ["/", "user"]
+    assert lines[-3:] == ["<-->", "<requests>=2, <3>", "<tabulate[widechars]>"]
+    all_told = await told(http, f"{url}/packages", {**body, "user": "root"})
+    assert [name for name, _ in all_told if name != "output"] == ["started", "exit"]
+    assert output(all_told).splitlines()[1] == b"root"
+    assert all_told[-1][1]["exit_code"] == 7
+    ndjson = await http.post(f"{url}/packages", json=body, headers={"Accept": "application/x-ndjson"})
+    assert ndjson.headers["content-type"].startswith("application/x-ndjson")
+    assert '"exit"' in ndjson.text.splitlines()[-1]
+    logged = (await http.get("/v1/executions", params={"limit": 2})).json()["executions"]
+    assert [(run["kind"], run["argv"], run["exit_code"]) for run in logged] == [("command", ["pip", "install", *body["packages"]], 7)] * 2
+
+
+async def test_one_that_takes_too_long_is_ended(http: httpx.AsyncClient, url: str) -> None:
+    await put_manager(http, url, "uv", "#!/bin/sh\necho begun; sleep 60\n")
+    done = (await http.post(f"{url}/packages", json={"packages": ["a"], "timeout": 1})).json()
+    assert (done["reason"], done["stdout"]) == ("timeout", "begun\n")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"packages": []},
+        {"packages": ["-r x"]},
+        {"packages": ["https://example.com/x.whl"]},
+        {"packages": ["x"], "manager": "cargo"},
+        {"packages": ["x"], "user": "nobody"},
+        {"packages": ["x"], "options": ["--pre"]},
+        {"packages": ["x"] * 101},
+        {"packages": "x"},
+        {"packages": ["x"], "timeout": 0},
+    ],
+)
+async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.AsyncClient, url: str, body: dict[str, object]) -> None:
+    problem(await http.post(f"{url}/packages", json=body), 400, "invalid_request")
+    assert (await http.get(f"{url}/processes")).json()["processes"] == []
+
+
+async def test_a_sandbox_reads_the_indexes_by_default(http: httpx.AsyncClient, url: str, index: Index) -> None:
+    done = await http.post(f"{url}/processes", json={"argv": ["python3", "-c", SAYS]})
+    assert (done.json()["stderr"], done.json()["stdout"]) == ("", "open\n")
+    assert index.answers == [True]
+
+
+async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
+    box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), OPERATOR)
+    url = f"/v1/sandboxes/{box.id}"
+    say = {"argv": ["python3", "-c", SAYS]}
+    await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nimport time\nwhile '-fast' not in sys.argv[-1]: time.sleep(0.1)\n")
+    assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
+    assert (await http.post(f"{url}/packages", json={"packages": ["a-fast"]})).json()["stdout"] == "open\n"
+    assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
+    async with http.stream("POST", f"{url}/packages", json={"packages": ["a"]}, headers={"Accept": "text/event-stream"}) as following:
+        async for name, told_ in events(following):
+            if name == "output":
+                assert told_["data"] == "open\n"
+                break
+    while box.installs:  # the client went away, and it is ended
+        await asyncio.sleep(0.01)
+    assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
+
+
+async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
+    record, secret = await at.service.keys.create("closed", quota=Quota(installs=False))
+    who = Principal(owner=record.id, name="closed", quota=record.quota)
+    box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), who)
+    url = f"/v1/sandboxes/{box.id}"
+    async with tcp_client(at.service, secret) as http:
+        await put_manager(http, url, "uv", f"#!/usr/bin/python3\n{SAYS}\nsys.exit(2)\n")
+        done = (await http.post(f"{url}/packages", json={"packages": ["a"]})).json()
+    assert (done["exit_code"], done["stdout"]) == (2, "closed\n")
+
+
+async def test_an_install_is_counted_as_a_run(at: Bench) -> None:
+    record, secret = await at.service.keys.create("few", quota=Quota(executions_per_month=0))
+    box = await at.sandboxes.create(BASE, Principal(owner=record.id, name="few", quota=record.quota))
+    async with tcp_client(at.service, secret) as http:
+        problem(await http.post(f"/v1/sandboxes/{box.id}/packages", json={"packages": ["a"]}), 429, "quota_exceeded")
