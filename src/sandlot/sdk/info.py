@@ -358,8 +358,9 @@ def _key(raw: Json) -> dict[str, Any]:
 
 
 def _quota(raw: Json | None) -> Quota:
-    given: Json = {"installs": True, **(raw or {})}
-    return Quota(**{each.name: given.get(each.name) for each in fields(Quota)})
+    given = raw or {}
+    bounds: dict[str, Any] = {each.name: given.get(each.name) for each in fields(Quota)}
+    return Quota(**{**bounds, "installs": given.get("installs", True)})
 
 
 def _limits(raw: Json | None) -> Limits:

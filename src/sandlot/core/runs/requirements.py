@@ -22,10 +22,9 @@ from enum import StrEnum
 from packaging.requirements import InvalidRequirement, Requirement
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import ProcessSpec, User, check_text
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, ProcessSpec, User, check_text
 from sandlot.protocol.schema import PACKAGES_PORT
 
-DEFAULT_TIMEOUT_S = 300.0
 MAX_PACKAGES = 100
 MAX_CHARS = 500
 """Of one word; markers are the longest part of it."""
@@ -56,7 +55,7 @@ class Installing:
     manager: Manager
     packages: tuple[str, ...]
     user: User = User.USER
-    timeout_s: float | None = DEFAULT_TIMEOUT_S
+    timeout_s: float | None = DEFAULT_INSTALL_TIMEOUT_S
 
     def __post_init__(self) -> None:
         """Refuse what is no package."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import builtins
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from sandlot.model.specs import Limits
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code.coding import AsyncCoding
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
+from sandlot.sdk._async.handle import ended, tell, tell_rest
 from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
+from sandlot.sdk.results import CommandResult, Output
+from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
@@ -291,6 +294,52 @@ class AsyncSandbox(AsyncCoding):
     async def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
         return Usage.parse(await self._client.request("GET", f"{self._path}/usage"))
+
+    async def install(
+        self,
+        packages: str | Sequence[str],
+        *,
+        manager: str = "pip",
+        user: str | None = None,
+        timeout: float | None = DEFAULT_INSTALL_TIMEOUT_S,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_output: backend.Callback[Output] | None = None,
+    ) -> CommandResult:
+        """Install packages; code that runs already can import them afterwards.
+
+        An install that fails is a result like any other: look at ``exit_code``, and at what the package manager says in ``stderr``.
+
+        Args:
+            packages: Names, with or without versions as the manager writes them (``requests>=2``, ``lodash@^4``, ``tree``): one, or several.
+            manager: ``pip`` (the default), ``npm`` or ``apt``.
+            user: Who installs: ``user`` (the default) or ``root``; apt always as root.
+            timeout: Seconds until it is ended, 300 by default; None sets no limit but the sandbox's.
+            on_stdout: Called with each piece of text of the manager's standard output as it arrives.
+            on_stderr: The same for standard error.
+            on_output: Called with each piece of either stream as bytes.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            InvalidRequestError: A word is no package: an option, a path, a URL.
+            SandboxEndedError: The sandbox ended, now or before.
+        """
+        words = [packages] if isinstance(packages, str) else list(packages)
+        body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
+        path = f"{self._path}/packages"
+        if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
+            return CommandResult.parse(await self._client.request("POST", path, body=body, read_timeout_s=None))
+        transcript = Transcript()
+        async with self._client.event_stream("POST", path, body=body) as events:
+            async for event in events:
+                piece = transcript.take(event)
+                if isinstance(piece, Output):
+                    await backend.call(on_output, piece)
+                    await tell(transcript, piece, on_stdout, on_stderr)
+        await tell_rest(transcript, on_stdout, on_stderr)
+        return ended(transcript)
 
     async def _change(self, change: Mapping[str, object]) -> None:
         self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body=change))

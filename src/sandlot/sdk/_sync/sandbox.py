@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import builtins
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from sandlot.model.specs import Limits
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code.coding import Coding
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
+from sandlot.sdk._sync.handle import ended, tell, tell_rest
 from sandlot.sdk._sync.terminal import Pty
 from sandlot.sdk.info import SandboxInfo, Usage
+from sandlot.sdk.results import CommandResult, Output
+from sandlot.sdk.transcript import Transcript
 
 CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
@@ -292,6 +295,52 @@ class Sandbox(Coding):
     def usage(self) -> Usage:
         """What it has used of processor time, memory, disk and processes, beside its limits."""
         return Usage.parse(self._client.request("GET", f"{self._path}/usage"))
+
+    def install(
+        self,
+        packages: str | Sequence[str],
+        *,
+        manager: str = "pip",
+        user: str | None = None,
+        timeout: float | None = DEFAULT_INSTALL_TIMEOUT_S,
+        on_stdout: backend.Callback[str] | None = None,
+        on_stderr: backend.Callback[str] | None = None,
+        on_output: backend.Callback[Output] | None = None,
+    ) -> CommandResult:
+        """Install packages; code that runs already can import them afterwards.
+
+        An install that fails is a result like any other: look at ``exit_code``, and at what the package manager says in ``stderr``.
+
+        Args:
+            packages: Names, with or without versions as the manager writes them (``requests>=2``, ``lodash@^4``, ``tree``): one, or several.
+            manager: ``pip`` (the default), ``npm`` or ``apt``.
+            user: Who installs: ``user`` (the default) or ``root``; apt always as root.
+            timeout: Seconds until it is ended, 300 by default; None sets no limit but the sandbox's.
+            on_stdout: Called with each piece of text of the manager's standard output as it arrives.
+            on_stderr: The same for standard error.
+            on_output: Called with each piece of either stream as bytes.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            InvalidRequestError: A word is no package: an option, a path, a URL.
+            SandboxEndedError: The sandbox ended, now or before.
+        """
+        words = [packages] if isinstance(packages, str) else list(packages)
+        body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
+        path = f"{self._path}/packages"
+        if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
+            return CommandResult.parse(self._client.request("POST", path, body=body, read_timeout_s=None))
+        transcript = Transcript()
+        with self._client.event_stream("POST", path, body=body) as events:
+            for event in events:
+                piece = transcript.take(event)
+                if isinstance(piece, Output):
+                    backend.call(on_output, piece)
+                    tell(transcript, piece, on_stdout, on_stderr)
+        tell_rest(transcript, on_stdout, on_stderr)
+        return ended(transcript)
 
     def _change(self, change: Mapping[str, object]) -> None:
         self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body=change))

@@ -10,11 +10,10 @@ from pydantic import Field, model_validator
 
 from sandlot.core.content.changes import FOLDERS, Change
 from sandlot.core.runs import outcomes
-from sandlot.core.runs.requirements import DEFAULT_TIMEOUT_S as INSTALL_TIMEOUT_S
 from sandlot.core.runs.requirements import MAX_PACKAGES, Installing, Manager
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, SCREEN_MOST, ProcessSpec, User, shell_argv
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, SCREEN_MOST, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
 WAIT_MOST_S = 300.0
@@ -87,7 +86,7 @@ class PackagesBody(Body):
         examples=[["requests>=2.31", "tabulate"]],
     )
     user: UserName = Field(default="user", description="Who installs; apt always as root.")
-    timeout: float | None = Field(default=INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
+    timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
 
     def asked(self) -> Installing:
         """What core makes of it."""
