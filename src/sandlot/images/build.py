@@ -146,8 +146,8 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # kernel.py runs on the image's python, which has everything; sudo.py on the guest's, beside the others.
-    own = {**sources, **{name: text for name, text in programs.items() if name != "kernel.py"}}
+    # The python kernel runs on the image's python, which has everything; sudo.py on the guest's, beside the others.
+    own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[name.removesuffix(".py") for name in programs])
 
     root = folder / TREE
@@ -157,8 +157,8 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
         (below / inside).parent.mkdir(parents=True, exist_ok=True)
         (below / inside).write_bytes(text)
     interpreter.compile_zip(interpreter.argv_in(base), below, root / "guest.zip", f"{payload.GUEST_ROOT}/guest.zip", runner)
-    (root / "programs").mkdir(mode=0o755)
     for name, text in programs.items():
+        (root / "programs" / name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         (root / "programs" / name).write_bytes(text)
         (root / "programs" / name).chmod(0o644)
     tree.settle_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)

@@ -14,7 +14,7 @@ Layout below ``/.sandlot``::
     lib/python3XX.zip             the standard library that the guest needs, byte code, stored
     bin/python3                   the interpreter
     guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.programs, byte code, stored
-    programs/                     kernel.py, values.py (image's python), sudo.py (own interpreter)
+    programs/                     kernel.py with sandlot_kernel/, values.py (image's python), sudo.py (own interpreter)
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ GUEST_ARGV = (
 
 _PLAIN = ("kernel.py", "sudo.py")
 """Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
+
+_KERNEL = "sandlot_kernel"
+"""The modules of ``kernel.py``: a folder beside it."""
 
 
 def program_argv(name: str) -> tuple[str, ...]:
@@ -63,11 +66,19 @@ def guest_sources() -> Mapping[str, bytes]:
 
 
 def programs() -> Mapping[str, bytes]:
-    """The files of ``programs/``: name -> source."""
+    """The files of ``programs/``: path inside it -> source."""
     root = resources.files("sandlot")
-    files = {name: (root / "guest" / "programs" / name).read_bytes() for name in _PLAIN}
-    files["values.py"] = (root / "protocol" / "values.py").read_bytes()
+    inside = root / "guest" / "programs"
+    files = {name: (inside / name).read_bytes() for name in _PLAIN}
+    files.update({f"{_KERNEL}/{name}": text for name, text in _modules(inside / _KERNEL)})
+    for values in ("values.py", f"{_KERNEL}/values.py"):
+        files[values] = (root / "protocol" / "values.py").read_bytes()
     return files
+
+
+def runs_on_the_image(name: str) -> bool:
+    """Whether one of ``programs()`` runs on the image's python, not on the guest's interpreter."""
+    return name == "kernel.py" or name.startswith(f"{_KERNEL}/")
 
 
 def digest() -> str:

@@ -1,229 +1,236 @@
-"""The plain Python kernel: runs cells in one namespace, on the image's python (3.8 or newer), standard library only.
+"""The python kernel's program, on the image's python (3.8 or newer): starts a kernel, or a zygote that kernels are forked from.
 
-Started as ``python3 kernel.py FD``; FD is a socket to the guest. Messages are ``values`` with a 4-byte length before each.
-To the kernel: ``wake`` (entropy, env), ``execute`` (code, env). From it: ``ready``, then ``display``, ``error``, and ``done`` for each cell.
-Standard output and error are ordinary pipes, so that what C code and child processes print arrives as well.
+``kernel.py [--plain] FD`` serves the socket FD. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and the modules a and b where
+they are installed, says ``ready`` and waits: ``fork`` comes with three descriptors (the kernel's socket, stdout, stderr) and is answered by
+``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still what lies on the disk.
 
 Laws:
-- An exception, also SystemExit and KeyboardInterrupt, ends the cell and leaves the kernel and its variables.
-- The value of a last expression is displayed as a bundle of MIME types and kept as ``_``.
-- SIGINT interrupts a cell and nothing else: between cells it is ignored.
+- What lies in the working folder is imported by cells, never by the kernel itself.
+- The kernel's modules have builtins of their own, which a cell does not get at by changing Python's.
+- A kernel that a zygote forked is init's child and leads a session; nothing of the zygote is left in it but what it imported.
+- An IPython that does not work is no reason to have no kernel: the plain shell takes its place, and says so.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
-import linecache
+import gc
 import os
-import random
 import signal
 import socket
-import struct
 import sys
-import traceback
-import types
-
-sys.path[0] = os.path.dirname(os.path.abspath(__file__))
-import values  # type: ignore[import-not-found]  # noqa: E402 - lies beside this file, not in any package
-
-sys.path[0] = ""
+from importlib.machinery import FileFinder, SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-HEAD = struct.Struct(">I")
-TEXT_LIMIT = 1024 * 1024
-"""Characters of one textual representation that are sent."""
-TRACEBACK_LINES = 500
-"""Lines of a traceback that are sent, the last ones."""
-
-REPRESENTATIONS = (
-    ("_repr_html_", "text/html"),
-    ("_repr_markdown_", "text/markdown"),
-    ("_repr_svg_", "image/svg+xml"),
-    ("_repr_png_", "image/png"),
-    ("_repr_jpeg_", "image/jpeg"),
-    ("_repr_latex_", "text/latex"),
-)
+HERE = os.path.dirname(os.path.abspath(__file__))
+NAME = "sandlot_kernel"
+WARM = "numpy,pandas,matplotlib"
+BUILTINS = dict(vars(builtins))
 
 
-class Wire:
-    """The socket to the guest."""
+class Loader(SourceFileLoader):
+    """Loads the kernel's own modules, with builtins of their own; byte code is neither looked for nor left behind."""
 
-    def __init__(self, fd: int) -> None:
+    def exec_module(self, module: Any) -> None:
+        """Run a module's code."""
+        module.__dict__["__builtins__"] = BUILTINS
+        super().exec_module(module)
+
+    def get_code(self, fullname: str) -> Any:
+        """Compile the source."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class Finder:
+    """Finds the kernel's own modules, beside this file, whatever ``sys.path`` says."""
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
+        """The finder's one method."""
+        if name != NAME and not name.startswith(NAME + "."):
+            return None
+        return FileFinder(HERE if path is None else path[0], (Loader, [".py"])).find_spec(name)
+
+
+def engine(*, plain: bool) -> Any:
+    """A kernel without a guest yet."""
+    from sandlot_kernel.engine import Engine  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder knows it
+
+    made, warning = (None, "") if plain else ipython()
+    if made is None:
+        from sandlot_kernel.plain import Plain  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+
+        made = Plain()
+    kernel = Engine(made)
+    kernel.warning = warning
+    kernel.prepare()
+    return kernel
+
+
+def ipython() -> tuple[Any, str]:
+    """IPython's shell, or None and what to say about that."""
+    try:
+        from sandlot_kernel.shell import Shell  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+
+        return Shell(), ""
+    except ModuleNotFoundError as error:
+        if error.name == "IPython":
+            return None, ""  # the image has none: that is as it should be
+        said = error
+    except BaseException as error:  # noqa: BLE001 - what is installed as IPython may do anything
+        said = error  # type: ignore[assignment]
+    return None, f"IPython does not work here ({type(said).__name__}: {str(said)[:500]}), so cells have no magics and figures are not shown.\n"
+
+
+def serve(kernel: Any, fd: int) -> None:
+    """Serve a guest until it is gone."""
+    from sandlot_kernel.wire import Wire  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+
+    wire = Wire(fd)
+    sys.path.insert(0, "")
+    try:
+        kernel.serve(wire)
+    finally:
+        wire.close()
+
+
+class Zygote:
+    """A process that has imported what kernels need, and is forked for each."""
+
+    def __init__(self, fd: int, warm: list[str]) -> None:
+        from sandlot_kernel import values, wire  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+
+        self._values, self._head = values, wire.HEAD
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
+        self.kernel = engine(plain=False)
+        for name in warm:
+            try:
+                __import__(name)
+            except Exception:  # noqa: BLE001, S110 - the image has none, or it is broken: cells will see
+                pass
+        self.kernel.rehearse()
+        self._folders = {path: _look(path) for path in _folders()}
+        self._files = {path: _look(path) for path in _sources()}
+        gc.collect()
+        gc.freeze()
 
-    def close(self) -> None:
-        """The kernel is about to end."""
-        self._socket.close()
-
-    def send(self, message: dict[str, Any]) -> None:
-        """One message out."""
-        raw = values.encode(message)
-        self._socket.sendall(HEAD.pack(len(raw)) + raw)
-
-    def receive(self) -> Any:
-        """One message in; EOFError once the guest is gone."""
-        (size,) = HEAD.unpack(self._exactly(HEAD.size))
-        return values.decode(self._exactly(size))
-
-    def _exactly(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = self._socket.recv(min(size, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-
-
-class Kernel:
-    """One namespace and the cells that run in it."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._count = 0
-        # The cells' own module, so that pickle, dataclasses and friends find what cells define in __main__.
-        self._module = types.ModuleType("__main__")
-        self._module.__dict__.update(__builtins__=builtins, display=self.display)
-        sys.modules["__sandlot_kernel__"] = sys.modules["__main__"]
-        sys.modules["__main__"] = self._module
-
-    def serve(self) -> None:
-        """Answer until the guest is gone."""
-        self._wire.send({"event": "ready"})
+    def serve(self) -> int | None:
+        """Answer the guest until it is gone; in a forked kernel, the socket to serve."""
+        self._send({"event": "ready"})
         while True:
-            try:
-                message = self._wire.receive()
-            except EOFError:
-                return
-            if message["op"] == "execute":
-                self._execute_with(message["env"], message["code"])
-            elif message["op"] == "wake":
-                os.environ.update(message["env"])
-                reseed(message["entropy"])
+            message, fds = self._receive()
+            if message is None:
+                return None
+            if message["op"] == "check":
+                self._send({"event": "fresh", "fresh": self._fresh()})
+            elif message["op"] == "fork":
+                fd = self._fork(fds)
+                if fd is not None:
+                    return fd
 
-    def display(self, *objects: object) -> None:
-        """Show objects as rich results of the cell."""
-        for shown in objects:
-            self._show(shown, main=False)
+    def _fork(self, fds: list[int]) -> int | None:
+        told, tell = os.pipe()
+        first = os.fork()
+        if first == 0:
+            os.close(told)
+            os.setsid()
+            second = os.fork()
+            if second:
+                os.write(tell, str(second).encode())
+                os._exit(0)
+            os.close(tell)
+            return self._become_kernel(fds)
+        os.close(tell)
+        for fd in fds:
+            os.close(fd)
+        os.waitpid(first, 0)
+        pid = int(os.read(told, 32) or b"0")
+        os.close(told)
+        self._send({"event": "forked", "pid": pid})
+        return None
 
-    def _execute_with(self, env: dict[str, str], code: str) -> None:
-        """Run a cell; its environment is lent to it, and what was there before comes back."""
-        before = {name: os.environ.get(name) for name in env}
-        os.environ.update(env)
-        self._execute(code)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    def _become_kernel(self, fds: list[int]) -> int:
+        self._socket.close()
+        os.setsid()
+        link, out, err = fds
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        self.kernel.part(os.urandom(64))
+        return link
 
-    def _execute(self, code: str) -> None:
-        self._count += 1
-        done = True
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                self._run(code, f"<cell {self._count}>")
-                flush()
-            finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-        except BaseException as error:  # noqa: BLE001 - whatever a cell raises is the cell's result
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            done = False
-            self._report(error)
-        flush()
-        self._wire.send({"event": "done", "ok": done, "count": self._count})
+    def _fresh(self) -> bool:
+        """Whether what was imported is still there: looks closer only where a folder of packages has changed."""
+        if all(_look(path) == seen for path, seen in self._folders.items()):
+            return True
+        if any(_look(path) != seen for path, seen in self._files.items()):
+            return False
+        self._folders = {path: _look(path) for path in self._folders}
+        return True
 
-    def _run(self, code: str, filename: str) -> None:
-        linecache.cache[filename] = (len(code), None, code.splitlines(True), filename)
-        namespace = self._module.__dict__
-        tree = ast.parse(code, filename)
-        last = None
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not code.rstrip().endswith(";"):
-            last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        if tree.body:
-            exec(compile(tree, filename, "exec"), namespace)  # noqa: S102 - running code is what a kernel is for
-        if last is not None:
-            value = eval(compile(last, filename, "eval"), namespace)  # noqa: S307 - likewise
-            if value is not None:
-                namespace["_"] = value
-                self._show(value, main=True)
+    def _receive(self) -> tuple[Any, list[int]]:
+        data = b""
+        fds: list[int] = []
+        while len(data) < self._head.size or len(data) < self._head.size + self._head.unpack_from(data)[0]:
+            part, ancillary, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(3 * 4))
+            for level, kind, raw in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds.extend(int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw) - 3, 4))
+            if not part:
+                return None, fds
+            data += part
+        return self._values.decode(data[self._head.size :]), fds
 
-    def _show(self, shown: object, *, main: bool) -> None:
-        self._wire.send({"event": "display", "data": bundle(shown), "main": main})
-
-    def _report(self, error: BaseException) -> None:
-        kind = type(error)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        try:
-            lines = traceback.format_exception(kind, error, trace)
-            value = str(error)
-        except Exception as broken:  # noqa: BLE001 - an exception may fail at being printed
-            lines = [f"{kind.__name__}: (cannot be printed: {type(broken).__name__})\n"]
-            value = "(cannot be printed)"
-        text = "".join(lines)[-TEXT_LIMIT:]
-        self._wire.send({"event": "error", "name": kind.__name__, "value": value[:TEXT_LIMIT], "traceback": text.splitlines()[-TRACEBACK_LINES:]})
+    def _send(self, message: Any) -> None:
+        raw = self._values.encode(message)
+        self._socket.sendall(self._head.pack(len(raw)) + raw)
 
 
-def bundle(shown: object) -> dict[str, Any]:
-    """The representations that an object offers, by MIME type; text/plain always."""
+def _sources() -> list[str]:
+    """The files of everything that is imported and can be installed anew."""
+    found = []
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and "-packages" + os.sep in path:
+            found.append(path)
+    return found
+
+
+def _folders() -> list[str]:
+    """Where an installation shows: the folders of packages, and of each package that was imported."""
+    tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in _sources()}
+    packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in _sources() if path.startswith(top + os.sep)}
+    return sorted(tops | {path for path in packages if os.path.isdir(path)})
+
+
+def _look(path: str) -> tuple[int, int]:
     try:
-        text = repr(shown)
-    except Exception as broken:  # noqa: BLE001 - repr is the user's code
-        text = f"<{type(shown).__name__}: repr failed: {broken}>"
-    data: dict[str, Any] = {"text/plain": text[:TEXT_LIMIT]}
-    for method, mime in REPRESENTATIONS:
-        represent = None if isinstance(shown, type) else getattr(shown, method, None)
-        if represent is None:
-            continue
-        try:
-            made = represent()
-        except Exception:  # noqa: BLE001, S112 - likewise; text/plain is there
-            continue
-        if isinstance(made, tuple):
-            made = made[0]
-        if isinstance(made, str):
-            data[mime] = made[:TEXT_LIMIT]
-        elif isinstance(made, bytes):
-            data[mime] = made
-    return data
-
-
-def flush() -> None:
-    """Push out what Python itself still buffers; a cell may have closed or replaced its streams."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # noqa: BLE001, S110 - the cell's own doing
-            pass
-
-
-def reseed(entropy: bytes) -> None:
-    """Randomness of this life, not of the snapshot that it may come from."""
-    random.seed(entropy)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(int.from_bytes(entropy[:4], "big"))
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def main() -> None:
-    """Serve the socket named on the command line."""
+    """Do what the command line says."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    fd = int(sys.argv[1])
+    argv = sys.argv[1:]
     sys.argv = [""]
-    wire = Wire(fd)
-    try:
-        Kernel(wire).serve()
-    finally:
-        wire.close()
+    sys.path[:] = [path for path in sys.path if path not in {"", HERE}]
+    sys.meta_path.insert(0, Finder())
+    if argv[0] != "--zygote":
+        serve(engine(plain=argv[0] == "--plain"), int(argv[-1]))
+        return
+    warm = argv[argv.index("--warm") + 1] if "--warm" in argv else WARM
+    zygote = Zygote(int(argv[1]), [name for name in warm.split(",") if name])
+    fd = zygote.serve()
+    if fd is not None:
+        serve(zygote.kernel, fd)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from sandlot.protocol import values
 class Running:
     def __init__(self, folder: Path) -> None:
         for name, text in payload.programs().items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(text)
         self.ours, theirs = socket.socketpair()
         self.ours.settimeout(60)
@@ -48,7 +49,7 @@ class Running:
         return data
 
     def run(self, code: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
-        self.send({"op": "execute", "code": code, "env": env or {}})
+        self.send({"op": "execute", "cell": "c", "code": code, "env": env or {}})
         return self.until_done()
 
     def until_done(self) -> list[dict[str, Any]]:

@@ -1,0 +1,267 @@
+"""The kernel: takes messages, runs cells one after another, tells what comes of them.
+
+Laws:
+- An exception, also SystemExit and KeyboardInterrupt, ends the cell and leaves the kernel and its variables.
+- Every message about a cell names it, also after it is done.
+- A cell's environment is lent to it: what was there before comes back.
+- There is nobody to ask: ``input``, ``getpass`` and debuggers fail at once and say what to do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import os
+import random
+import sys
+import tempfile
+
+from . import origins, telling
+from .children import Children
+from .guard import Guard
+from .running import Interrupts, Loop
+from .streams import STDERR, STDOUT, Output, Stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .wire import Wire
+
+NOBODY = "There is nobody to ask here: input() and the like cannot be answered. Pass the values in the code, or as files or environment variables."
+NO_DEBUGGER = "There is nobody at the debugger's prompt. Print what you want to see, or look at the variables in the next cell."
+
+
+class StdinNotImplementedError(EOFError):
+    """The name that notebooks give it; an EOFError, because that is what programs expect of an input that ends."""
+
+    __module__ = "builtins"  # so that a traceback calls it by its name alone
+
+
+class Host:
+    """What a shell has of the kernel around it."""
+
+    def __init__(self, output: Output, interrupts: Interrupts, guard: Guard, children: Children) -> None:
+        self.guard = guard
+        self.failed = False
+        self._output = output
+        self._interrupts = interrupts
+        self._children = children
+        self._levels = 0
+
+    def reset(self) -> None:
+        """A new cell, or none: no code of a cell runs."""
+        self.failed = False
+        self._levels = 0
+        self._interrupts.leave()
+        self._interrupts.depth = 0
+
+    def enter(self) -> None:
+        """A cell's own code begins; its ``leave`` follows also where this raises KeyboardInterrupt."""
+        self._levels += 1
+        if self._levels == 1:
+            self.guard.builtins.enter()
+            self._interrupts.enter()
+
+    def leave(self) -> None:
+        """A cell's own code is over."""
+        self._levels -= 1
+        if self._levels == 0:
+            self._interrupts.leave()
+            self.guard.builtins.leave()
+
+    def ended(self, error: BaseException | None) -> None:
+        """What a cell came to; a child that it forked does not come back from here."""
+        if self._children.is_child():
+            self._children.end(error)
+        if error is not None:
+            self.error(type(error), error, error.__traceback__)
+
+    def display(self, data: Any, metadata: Any, *, main: bool, display_id: str | None = None, update: bool = False) -> None:
+        """Tell a result."""
+        told, about = telling.bundle(data, metadata)
+        if not told:
+            return
+        message = {"event": "display", "cell": origins.current(), "data": told, "main": main}
+        if about:
+            message["metadata"] = about
+        if display_id is not None:
+            message.update(display_id=display_id, update=update)
+        self._output.send(message)
+
+    def clear(self, *, wait: bool) -> None:
+        """Tell that what was shown so far is to go."""
+        self._output.send({"event": "clear", "cell": origins.current(), "wait": wait})
+
+    def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None) -> None:
+        """Tell an error of the cell; a child that it forked ends with it."""
+        if self._children.is_child():
+            self._children.end(raised)
+        self.failed = True
+        kind, raised = _translated(kind, raised, interrupted=self._interrupts)
+        message = telling.error(kind, raised, trace)
+        if lines is not None:
+            message["traceback"] = lines
+        message["cell"] = origins.current()
+        self._output.send(message)
+
+
+class Engine:
+    """A kernel's process."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._interrupts = Interrupts()
+        self._output = Output(self._interrupts)
+        self._guard = Guard(Stream(self._output, STDOUT, "<stdout>"), Stream(self._output, STDERR, "<stderr>"))
+        self._children = Children(self._output)
+        self._loop = Loop(self._interrupts)
+        self._host = Host(self._output, self._interrupts, self._guard, self._children)
+        self._wire: Wire | None = None
+        self._number = 0
+        self.warning = ""
+        """Told on stderr of the first cell."""
+
+    def prepare(self) -> None:
+        """All that can be done before there is a guest to serve, once; a zygote's children inherit it."""
+        builtins.input = _nothing_to_read
+        getpass.getpass = _nothing_to_read  # type: ignore[assignment]
+        sys.breakpointhook = _no_debugger
+        origins.install()
+        self._shell.connect(self._host)
+
+    def rehearse(self) -> None:
+        """Do once what every first cell does, so that forked kernels have done it."""
+        coroutine, _needs_loop = self._shell.begin("None", "<rehearsal>", silent=True, stored=False)
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            pass
+        error = ValueError()
+        telling.error(type(error), error, None)
+        self._host.reset()
+
+    def part(self, entropy: bytes) -> None:
+        """This process was forked from a zygote: its randomness is its own."""
+        reseed(entropy)
+
+    def serve(self, wire: Wire) -> None:
+        """Answer until the guest is gone."""
+        self._wire = wire
+        self._output.connect(wire)
+        self._guard.install()
+        self._children.install()
+        self._interrupts.install()
+        self._loop.install()
+        try:
+            self._output.send({"event": "ready"})
+            while True:
+                self._loop.wait(wire)
+                self._take(wire.receive())
+        except (EOFError, OSError):
+            return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "execute":
+            self._lend(message)
+        elif message["op"] == "wake":
+            os.environ.update(message.get("env") or {})
+            if message.get("cwd"):
+                _change_folder(message["cwd"])
+            reseed(message["entropy"])
+
+    def _lend(self, message: dict[str, Any]) -> None:
+        env = message.get("env") or {}
+        before = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+        try:
+            self._execute(message)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def _execute(self, message: dict[str, Any]) -> None:
+        cell, silent = message.get("cell", ""), bool(message.get("silent"))
+        stored = bool(message.get("store_history", True)) and not silent
+        interrupts, shell, host = self._interrupts, self._shell, self._host
+        host.reset()
+        interrupts.pending = interrupts.cancelled = False
+        interrupts.in_cell = True
+        interrupts.install()
+        self._guard.restore()
+        self._loop.call(origins.begin, cell)
+        count = shell.execution_count if stored else shell.execution_count - 1
+        self._output.send({"event": "started", "cell": cell, "count": count})
+        if self.warning:
+            self._guard.stderr.write(self.warning)
+            self.warning = ""
+        self._number += 1
+        name = f"<cell {count}>" if stored else f"<cell {count}.{self._number}>"
+        try:
+            coroutine, needs_loop = shell.begin(message["code"], name, silent=silent, stored=stored)
+            (self._loop.run if needs_loop else self._loop.step)(coroutine)
+            host.ended(None)
+        except BaseException as error:  # noqa: BLE001 - a shell that a cell has broken, or an interrupt in its middle
+            host.ended(error)
+        try:
+            host.enter()
+            try:
+                self._loop.call(lambda: shell.after(silent=silent))
+            finally:
+                host.leave()
+        except BaseException as error:  # noqa: BLE001 - rendering figures is the cell's work as well
+            host.ended(error)
+        failed = host.failed
+        interrupts.in_cell = False
+        host.reset()
+        self._flush_others()
+        self._output.send({"event": "done", "cell": cell, "ok": not failed, "count": count})
+
+    def _flush_others(self) -> None:
+        """Push out what a replacement of a stream still keeps."""
+        for stream in (sys.stdout, sys.stderr):
+            if type(stream) is not Stream:
+                try:
+                    stream.flush()
+                except Exception:  # noqa: BLE001, S110 - the cell's own doing
+                    pass
+
+
+def reseed(entropy: bytes) -> None:
+    """Randomness of this life, not of the snapshot or the process that it comes from."""
+    random.seed(entropy)
+    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - it has a generator of its own
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(int.from_bytes(entropy[:4], "big"))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int.from_bytes(entropy[4:12], "big") >> 1)
+
+
+def _translated(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
+    """An error as it is told: an interrupt while the cell awaited cancels it, a debugger finds the end of its input."""
+    if kind.__name__ == "CancelledError" and interrupted.cancelled:
+        return KeyboardInterrupt, KeyboardInterrupt().with_traceback(raised.__traceback__)
+    if kind.__name__ == "BdbQuit" and not str(raised):
+        return kind, kind(NO_DEBUGGER).with_traceback(raised.__traceback__)
+    return kind, raised
+
+
+def _nothing_to_read(prompt: object = "", *_more: object) -> str:
+    raise StdinNotImplementedError(f"{NOBODY} (It was asked: {str(prompt)[:200]!r})" if prompt else NOBODY)
+
+
+def _no_debugger(*_args: object, **_named: object) -> None:
+    raise StdinNotImplementedError(NO_DEBUGGER)
+
+
+def _change_folder(path: str) -> None:
+    try:
+        os.chdir(path)
+    except OSError:
+        return  # it is gone: the kernel stays where it is
+    os.environ["PWD"] = path

@@ -1,0 +1,161 @@
+"""What a cell must not take away for good: builtins, modules, streams, descriptors, stack.
+
+Laws:
+- A cell's changes to builtins hold while cells run, as one expects, and not while the kernel's own code does.
+- ``sys.stdout`` and ``sys.stderr`` that a cell replaced stay replaced; None, or closed ones, are put back before the next cell.
+- Descriptors 0, 1 and 2 that a cell closed are put back before the next cell.
+- What is installed while the kernel runs can be imported by the next cell, also from folders that did not exist before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import site
+import sys
+
+from .wire import high
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .streams import Stream
+
+STACK_MIN = 500
+"""A lower recursion limit than this would not let the kernel work."""
+
+
+class Builtins:
+    """Python's builtins, and what cells made of them."""
+
+    def __init__(self) -> None:
+        self._here = vars(builtins)
+        self._own: dict[str, Any] = {}
+        self._changed: dict[str, Any] = {}
+        self._gone: list[str] = []
+
+    def learn(self) -> None:
+        """These are the right ones, but for those that IPython hides from cells."""
+        self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
+
+    def enter(self) -> None:
+        """A cell's code begins: it finds what cells left."""
+        if self._changed or self._gone:
+            self._here.update(self._changed)
+            for name in self._gone:
+                self._here.pop(name, None)
+
+    def leave(self) -> None:
+        """A cell's code is over for now: remember what it changed, and put Python's back."""
+        here, own = self._here, self._own
+        changed = {name: value for name, value in own.items() if here.get(name, own) is not value}
+        self._changed = {name: here[name] for name in changed if name in here}
+        self._gone = [name for name in changed if name not in here]
+        if changed:
+            here.update(changed)
+
+
+class Guard:
+    """What is put back before every cell."""
+
+    def __init__(self, stdout: Stream, stderr: Stream) -> None:
+        self.builtins = Builtins()
+        self.stdout = stdout
+        self.stderr = stderr
+        self._kept: dict[int, int] = {}
+        self._modules: dict[str, Any] = {}
+        self._seen: dict[str, tuple[int, set[str]]] = {}
+
+    def install(self) -> None:
+        """Remember what is there now."""
+        self.builtins.learn()
+        self._kept = {fd: high(fd) for fd in (0, 1, 2) if _is_open(fd)}
+        self._modules = dict(sys.modules)
+        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc,assignment]
+        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc,assignment]
+        user = site.getusersitepackages() if site.ENABLE_USER_SITE else None
+        if user and user not in sys.path:
+            sys.path.append(user)
+        for folder in _sites():
+            self._seen[folder] = (_mtime(folder), _path_files(folder))
+
+    def restore(self) -> None:
+        """Before a cell."""
+        self.stdout.reopen()
+        self.stderr.reopen()
+        for name, own in (("stdout", self.stdout), ("stderr", self.stderr)):
+            stream = getattr(sys, name, None)
+            if stream is None or getattr(stream, "closed", False) is True:
+                setattr(sys, name, own)
+        for fd, kept in self._kept.items():
+            if not _is_open(fd):
+                try:
+                    os.dup2(kept, fd)
+                except OSError:
+                    pass  # it closed that as well: children have nothing to write to, cells still have
+        if sys.getrecursionlimit() < STACK_MIN:
+            sys.setrecursionlimit(STACK_MIN)
+        self._restore_modules()
+        self._look_for_packages()
+
+    def _restore_modules(self) -> None:
+        modules = self._modules
+        if any(sys.modules.get(name) is not modules[name] for name in ("sys", "builtins", "importlib._bootstrap", "traceback", __name__)):
+            for name, module in modules.items():
+                if sys.modules.get(name) is None:
+                    sys.modules[name] = module
+            sys.modules.update({name: modules[name] for name in ("sys", "builtins")})
+
+    def _look_for_packages(self) -> None:
+        """What importlib.invalidate_caches does, without importing what it needs for that; and the .pth files that came."""
+        try:
+            for finder in list(sys.path_importer_cache.values()):
+                invalidate = getattr(finder, "invalidate_caches", None)
+                if invalidate is not None:
+                    invalidate()
+            for folder, finder in list(sys.path_importer_cache.items()):
+                if finder is None:
+                    del sys.path_importer_cache[folder]
+            metadata = sys.modules.get("importlib.metadata")
+            if metadata is not None:
+                metadata.MetadataPathFinder.invalidate_caches()
+            for folder, (mtime, seen) in list(self._seen.items()):
+                now = _mtime(folder)
+                if now == mtime:
+                    continue
+                there = _path_files(folder)
+                for name in sorted(there - seen):
+                    site.addpackage(folder, name, None)
+                self._seen[folder] = (now, there)
+        except Exception:  # noqa: BLE001, S110 - finders and .pth files are other people's code
+            pass
+
+
+def _sites() -> list[str]:
+    folders = list(site.getsitepackages())
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return folders
+
+
+def _path_files(folder: str) -> set[str]:
+    try:
+        return {name for name in os.listdir(folder) if name.endswith(".pth") and not name.startswith(".")}
+    except OSError:
+        return set()
+
+
+def _mtime(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,353 @@
+"""``sys.stdout`` and ``sys.stderr`` of cells, and the order of all that is told.
+
+Laws:
+- What was written first is told first, across both streams, displays and errors, whatever thread wrote it.
+- Text is kept back for ``PAUSE_S`` or ``KEPT`` characters at most, and never over a display, an error, the end of a cell, a fork or
+  the start of a program. ``flush`` sends at once.
+- Writing never fails for what is written: what UTF-8 has no bytes for is told by backslashes.
+- In a forked child the streams are the child's descriptors 1 and 2, by lines; it never speaks on the kernel's wire.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from _thread import allocate_lock, get_ident, start_new_thread
+from collections import deque
+
+from . import origins
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .running import Interrupts
+    from .wire import Wire
+
+STDOUT, STDERR = 1, 2
+KEPT = 32768
+PAUSE_S = 0.03
+PIECE = 65536
+ENCODING, ERRORS = "utf-8", "backslashreplace"
+
+
+class Output:
+    """Everything that goes out, in order."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.parts: deque[tuple[Any, int, Any]] = deque()
+        """(cell, channel, text or bytes), or (None, 0, message)."""
+        self.size = 0
+        self.armed = True
+        """Whether somebody sees to it that what is kept is sent."""
+        self._interrupts = interrupts
+        self._wire: Wire | None = None
+        self._main = get_ident()
+        self._lock = allocate_lock()
+        self._owner = 0
+        self._late: _Late | None = None
+
+    def connect(self, wire: Wire) -> None:
+        """From now on there is somebody to tell."""
+        self._wire = wire
+        self._main = get_ident()
+        self.armed = False
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell something, after all that was written before."""
+        self.parts.append((None, 0, message))
+        self.flush()
+
+    def arm(self) -> None:
+        """See to it that what is kept is sent soon."""
+        self.armed = True
+        late = self._late
+        if late is None:
+            late = self._late = _Late(self)
+        late.ring()
+
+    def flush(self) -> None:
+        """Send all that is kept.
+
+        Raises:
+            OSError: The guest is gone, or the socket closed.
+        """
+        ident = get_ident()
+        if self._owner == ident:
+            return  # called by a finalizer or a signal handler in the middle of this; what it wrote is sent as well
+        interrupts = self._interrupts
+        if ident != self._main:
+            with self._lock:
+                self._owner = ident
+                try:
+                    self._drain(_never)
+                finally:
+                    self._owner = 0
+            return
+        interrupts.depth += 1
+        try:
+            while not self._lock.acquire(timeout=0.1):
+                if interrupts.pending and interrupts.in_user_code:
+                    break
+            else:
+                self._owner = ident
+                try:
+                    self._drain(lambda: interrupts.pending and interrupts.in_user_code)
+                finally:
+                    self._owner = 0
+                    self._lock.release()
+        finally:
+            interrupts.depth -= 1
+        interrupts.check()
+
+    def before_fork(self) -> None:
+        """What is kept is told by the parent; a thread of ours would make Python warn."""
+        try:
+            self.flush()
+        except OSError:
+            pass
+        late, self._late = self._late, None
+        if late is not None:
+            late.end()
+        self.armed = False
+
+    def in_child(self) -> None:
+        """This process is a forked child now: the wire is not its own."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        self._lock = allocate_lock()
+        self._owner = 0
+        self._late = None
+        self._main = get_ident()
+        self.parts.clear()
+        self.armed = True
+
+    def _drain(self, given_up: Any) -> None:
+        parts = self.parts
+        while parts:
+            self.size = 0
+            cell, channel, first = parts.popleft()
+            if cell is None:
+                self._tell(first, given_up)
+                continue
+            kind = type(first)
+            run = [first]
+            size = len(first)
+            while parts and size < PIECE:
+                part = parts[0]
+                if part[1] != channel or part[0] != cell or type(part[2]) is not kind:
+                    break
+                run.append(part[2])
+                size += len(part[2])
+                parts.popleft()
+            whole = first if len(run) == 1 else kind().join(run)
+            for at in range(0, len(whole), PIECE):
+                piece = whole[at : at + PIECE]
+                data = piece if kind is bytes else piece.encode(ENCODING, ERRORS)
+                if not self._tell({"event": "output", "cell": cell, "channel": channel, "data": data}, given_up):
+                    break  # interrupted while nobody read: as with any write, what was not written is not
+
+    def _tell(self, message: dict[str, Any], given_up: Any) -> bool:
+        wire = self._wire
+        if wire is not None:
+            wire.put(message)
+            return wire.push(given_up)
+        if message["event"] == "output":
+            _write(message["channel"], message["data"])
+        elif message["event"] == "display" and "text/plain" in message["data"]:
+            _write(STDOUT, message["data"]["text/plain"].encode(ENCODING, ERRORS) + b"\n")
+        return True
+
+
+class _Late:
+    """A thread that sends what is kept back after a pause. It is none of ``threading``'s: cells do not see it."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bell = allocate_lock()
+        self._pause = allocate_lock()
+        self._over = allocate_lock()
+        for lock in (self._bell, self._pause, self._over):
+            lock.acquire()
+        self._ending = False
+        start_new_thread(self._run, ())
+
+    def ring(self) -> None:
+        """Something is kept."""
+        if self._bell.locked():
+            try:
+                self._bell.release()
+            except RuntimeError:
+                pass  # another thread was faster
+
+    def end(self) -> None:
+        """End the thread, and wait for that."""
+        self._ending = True
+        self._pause.release()
+        self.ring()
+        self._over.acquire()
+
+    def _run(self) -> None:
+        output = self._output
+        while True:
+            self._bell.acquire()
+            if not self._ending:
+                self._pause.acquire(timeout=PAUSE_S)
+            if self._ending:
+                self._over.release()
+                return
+            output.armed = False
+            try:
+                output.flush()
+            except OSError:
+                return
+
+
+class Stream(io.TextIOBase):
+    """A text stream of cells."""
+
+    encoding = ENCODING
+    errors = ERRORS  # type: ignore[mutable-override]
+    mode = "w"
+    newlines = None  # type: ignore[mutable-override]
+    line_buffering = False
+    write_through = False
+
+    def __init__(self, output: Output, channel: int, name: str) -> None:
+        super().__init__()
+        self._output = output
+        self._channel = channel
+        self._closed = False
+        self.name = name
+        self.buffer = Buffer(self, output, channel)
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+            text = str.__str__(text)
+        if self._closed:
+            raise ValueError("I/O operation on closed file.")
+        output = self._output
+        size = len(text)
+        output.parts.append((origins.CELL.get() or origins.current(), self._channel, text))
+        output.size += size
+        if output.size > KEPT:
+            output.flush()
+        elif not output.armed:
+            output.arm()
+        return size
+
+    def flush(self) -> None:
+        """Send at once."""
+        if self._closed:
+            raise ValueError("I/O operation on closed file.")
+        self._output.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of what C code and children write: another way to the same reader."""
+        return self._channel
+
+    def close(self) -> None:
+        """Close it; the next cell finds it open again."""
+        if not self._closed:
+            self._closed = True
+            self._output.flush()
+
+    def reopen(self) -> None:
+        """Undo what the last cell closed."""
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cell closed it."""
+        return self._closed
+
+    def isatty(self) -> bool:
+        """No terminal."""
+        return False
+
+    def writable(self) -> bool:
+        """Written to."""
+        return True
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accepted: everything is UTF-8 here, and text is sent as it stands."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name!r} mode='w' encoding='utf-8'>"
+
+
+class ChildStream(Stream):
+    """What a stream of cells becomes in a forked child: by lines, to the child's descriptor."""
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        size = super().write(text)
+        if "\n" in text:
+            self._output.flush()
+        return size
+
+
+class Buffer(io.BufferedIOBase):
+    """The stream's bytes."""
+
+    mode = "wb"
+
+    def __init__(self, stream: Stream, output: Output, channel: int) -> None:
+        super().__init__()
+        self._stream = stream
+        self._output = output
+        self._channel = channel
+        self.name = stream.name
+        self.raw = self
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        if self._stream.closed:
+            raise ValueError("write to closed file")
+        copied = bytes(memoryview(data))
+        self._output.parts.append((origins.current(), self._channel, copied))
+        self._output.size += len(copied)
+        if self._output.size > KEPT:
+            self._output.flush()
+        elif not self._output.armed:
+            self._output.arm()
+        return len(copied)
+
+    def flush(self) -> None:
+        """Send at once."""
+        self._output.flush()
+
+    def fileno(self) -> int:
+        """As the stream's."""
+        return self._channel
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream is."""
+        return self._stream.closed
+
+    def writable(self) -> bool:
+        """Written to."""
+        return True
+
+
+def _never() -> bool:
+    return False
+
+
+def _write(fd: int, data: bytes) -> None:
+    """All of it, to a descriptor of a child."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError:
+            return

@@ -1,0 +1,160 @@
+"""What is told of objects and errors, in bounds: bundles of MIME types, tracebacks.
+
+Laws:
+- text/plain is cut at ``PLAIN_CHARS`` and says so. Any other representation beyond ``ITEM_BYTES``, or that would make the message
+  longer than the wire takes, is left out, and text/plain or the metadata say so: half an image is none.
+- Binary MIME types travel as bytes, also where an object gives base64; JSON travels as text.
+- A traceback has frames of cells and libraries, none of the kernel or of IPython's inside, and is plain text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import os
+import traceback
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PLAIN_CHARS = 1024 * 1024
+ITEM_BYTES = 6 * 1024 * 1024
+BUNDLE_BYTES = 7 * 1024 * 1024
+METADATA_DEPTH = 8
+METADATA_ITEMS = 64
+METADATA_KEY = 255
+TRACEBACK_LINES = 500
+VALUE_CHARS = 8000
+BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"))
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def is_json(mime: str) -> bool:
+    """Whether a MIME type is JSON, RFC 6839, section 3.1."""
+    return mime == "application/json" or mime.endswith("+json")
+
+
+def cut(text: str) -> str:
+    """A text within the bound of text/plain."""
+    if len(text) <= PLAIN_CHARS:
+        return text
+    return f"{text[:PLAIN_CHARS]}\n[... cut after {PLAIN_CHARS:,} of {len(text):,} characters]"
+
+
+def bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of an object's representations is told.
+
+    Args:
+        data: By MIME type: text, bytes, or for JSON whatever JSON has.
+        metadata: By MIME type or any name, whatever JSON has.
+    """
+    told: dict[str, Any] = {}
+    left_out = {}
+    room = BUNDLE_BYTES
+    for mime, item in sorted(dict(data).items(), key=lambda entry: str(entry[0]) != "text/plain"):
+        carried = _carried(str(mime), item)
+        if carried is None:
+            continue
+        size = len(carried) if isinstance(carried, bytes) else len(carried.encode("utf-8", "replace"))
+        if size > min(ITEM_BYTES, room):
+            left_out[str(mime)] = size
+            continue
+        told[str(mime)] = carried
+        room -= size
+    about = {str(name)[:METADATA_KEY]: _plain(item, METADATA_DEPTH) for name, item in list(dict(metadata or {}).items())[:METADATA_ITEMS]}
+    for mime, size in left_out.items():
+        if len(about) < METADATA_ITEMS:
+            about[mime[:METADATA_KEY]] = {"left_out_bytes": size}
+    if left_out and not told:
+        told["text/plain"] = "\n".join(f"[{mime} of {size:,} bytes was left out: it is too large]" for mime, size in left_out.items())
+    return told, about
+
+
+def error(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> dict[str, Any]:
+    """The message about an exception.
+
+    Args:
+        kind: Its class.
+        raised: The exception; those that caused it are told too.
+        trace: Where it went through.
+    """
+    name = str(getattr(kind, "__name__", kind))
+    try:
+        value = str(raised)
+    except Exception as broken:  # noqa: BLE001 - an exception may fail at being printed
+        value = f"(cannot be printed: {type(broken).__name__})"
+    lines = lines_of(kind, raised, trace)
+    return {"event": "error", "name": name, "value": value[:VALUE_CHARS], "traceback": lines}
+
+
+def lines_of(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> list[str]:
+    """A traceback's lines, the last ``TRACEBACK_LINES``."""
+    try:
+        _strip_chain(raised, set())
+        lines = traceback.format_exception(kind, raised, strip(trace))
+    except Exception as broken:  # noqa: BLE001 - as above
+        lines = [f"{kind.__name__}: (cannot be printed: {type(broken).__name__})\n"]
+    return "".join(lines)[-PLAIN_CHARS:].splitlines()[-TRACEBACK_LINES:]
+
+
+def strip(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames that belong to the kernel; up to the first cell also without IPython's."""
+    kept = []
+    inside = False
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        inside = inside or path.startswith("<cell ")
+        machinery = path.startswith(HERE) or (not inside and os.sep + "IPython" + os.sep in path)
+        if not machinery:
+            kept.append(trace)
+        trace = trace.tb_next
+    made = None
+    for entry in reversed(kept):
+        made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return made
+
+
+def _strip_chain(raised: BaseException | None, seen: set[int]) -> None:
+    while raised is not None and id(raised) not in seen:
+        seen.add(id(raised))
+        raised.__traceback__ = strip(raised.__traceback__)
+        for inner in getattr(raised, "exceptions", None) or ():
+            if isinstance(inner, BaseException):
+                _strip_chain(inner, seen)
+        _strip_chain(raised.__cause__, seen)
+        raised = raised.__context__
+
+
+def _carried(mime: str, item: Any) -> str | bytes | None:
+    """A representation as the wire has it; None where it is none."""
+    if mime == "text/plain":
+        return cut(str(item))
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    try:
+        if isinstance(item, (list, tuple)) and not is_json(mime):
+            item = "".join(item)  # lines, as notebooks have them
+        if not isinstance(item, str):
+            item = json.dumps(item, default=str)
+        return base64.b64decode(item) if mime in BINARY else str.__str__(item)
+    except (TypeError, ValueError, RecursionError, binascii.Error):
+        return None
+
+
+def _plain(item: Any, depth: int) -> Any:
+    """A value that the wire carries."""
+    if item is None or isinstance(item, (bool, str)):
+        return item if type(item) in {bool, type(None)} else str(item)[:VALUE_CHARS]
+    if isinstance(item, int):
+        return int(item) if -(1 << 63) <= item < 1 << 63 else str(item)[:VALUE_CHARS]
+    if isinstance(item, float):
+        return float(item) if math.isfinite(item) else None
+    if depth and isinstance(item, dict):
+        return {str(key)[:METADATA_KEY]: _plain(value, depth - 1) for key, value in list(item.items())[:METADATA_ITEMS]}
+    if depth and isinstance(item, (list, tuple)):
+        return [_plain(value, depth - 1) for value in item[:METADATA_ITEMS]]
+    return str(item)[:VALUE_CHARS]

@@ -1,0 +1,120 @@
+"""The socket to the guest: messages of ``values``, each with its length before it.
+
+Laws:
+- A message goes out whole or, where the cell was interrupted while nobody read, its rest goes out before the next one: the wire is
+  never torn.
+- Waiting for room can be interrupted; everything else that changes state cannot (see ``running.Interrupts``).
+- The socket lies at a high descriptor, where programs that close "all" descriptors seldom reach.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import time
+
+from . import values  # type: ignore[attr-defined]  # protocol/values.py is put beside this module when it is shipped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEAD = struct.Struct(">I")
+MESSAGE_MAX_BYTES = 8 * 1024 * 1024
+"""The guest takes no longer one (``protocol.connection.MESSAGE_MAX_BYTES``)."""
+PIECE = 65536
+HIGH = 700
+"""The lowest descriptor for what is ours; far below RLIMIT_NOFILE's usual 1,024."""
+
+
+def high(fd: int) -> int:
+    """A copy of a descriptor that a loop over the low ones does not hit, closed by exec."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    except OSError:  # a lower RLIMIT_NOFILE
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+class Wire:
+    """Messages in and out."""
+
+    def __init__(self, fd: int) -> None:
+        ours = high(fd)
+        os.close(fd)
+        self._socket = socket.socket(fileno=ours)
+        self._socket.setblocking(False)
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        """For a loop that waits for messages."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """This process talks to the guest no more."""
+        self._socket.close()
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Append a message to what goes out; the caller holds the lock of the output."""
+        raw = values.encode(message)
+        self._out += HEAD.pack(len(raw))
+        self._out += raw
+
+    def push(self, given_up: Any) -> bool:
+        """Write what is there.
+
+        Args:
+            given_up: Says whether to stop waiting for room.
+
+        Returns:
+            Whether all of it went.
+
+        Raises:
+            OSError: The guest is gone, or the cell closed the socket.
+        """
+        out = self._out
+        while out:
+            try:
+                sent = self._socket.send(out[:PIECE])
+            except BlockingIOError:
+                if given_up():
+                    return False
+                self._wait(select.POLLOUT, 0.1)
+                continue
+            del out[:sent]
+        return True
+
+    def receive(self) -> Any:
+        """One message; EOFError once the guest is gone."""
+        (size,) = HEAD.unpack(self._exactly(HEAD.size))
+        return values.decode(self._exactly(size))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for a message; whether there is one."""
+        return self._wait(select.POLLIN, timeout_s)
+
+    def _wait(self, events: int, timeout_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            rest = None if end_s is None else max(0.0, end_s - time.monotonic()) * 1000
+            found = poll.poll(rest)
+            if found or rest is not None:
+                return bool(found)
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        while size:
+            try:
+                part = self._socket.recv(min(size, 1 << 20))
+            except BlockingIOError:
+                self._wait(select.POLLIN, None)
+                continue
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
