@@ -1,0 +1,36 @@
+"""Every error as SandboxAPI's callers read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandlot.doors.sandboxapi import DOOR
+from sandlot.doors.sandboxapi.errors import NO_SESSION
+from sandlot.model.errors import ErrorCode, class_of
+from sandlot.web.errors import answer
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_error_and_message_are_sentences(code: ErrorCode) -> None:
+    told = json.loads(bytes(answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR).body))
+    gone = code in {ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_ENDED}
+    assert told["message"] == "It happened. Do this."
+    assert told["error"] == (NO_SESSION if gone else "It happened. Do this.")
+    assert told["request_id"] == "abc"
+
+
+@pytest.mark.parametrize(
+    "code, status",
+    [
+        (ErrorCode.INVALID_REQUEST, 400),
+        (ErrorCode.UNAUTHENTICATED, 401),
+        (ErrorCode.SANDBOX_ENDED, 404),
+        (ErrorCode.QUOTA_EXCEEDED, 429),
+        (ErrorCode.TEMPLATE_NOT_FOUND, 503),
+        (ErrorCode.UNSUPPORTED, 501),
+    ],
+)
+def test_the_status_by_which_callers_tell_failures_apart(code: ErrorCode, status: int) -> None:
+    assert DOOR.table[code].status == status

@@ -1,0 +1,231 @@
+"""SandboxAPI's routes on a service in the test's process: what its callers never send, whose sessions are whose, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot.core.node.idle import TICK_S
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.ports import Exit, ExitReason
+from tests.support.clock import ManualClock
+from tests.support.service import Bench, bench, client, tcp_client
+from tests.support.until import until
+
+HERE = "/sandboxapi"
+RESULT = {
+    *("id", "status", "language", "stdout", "stderr", "compile_output", "exit_code"),
+    *("exit_signal", "execution_time_ms", "wall_time_ms", "memory_used_kb"),
+}
+SESSION = {"id", "session_id", "language", "status", "idle_ttl", "created_at", "expires_at"}
+
+
+@pytest.fixture
+async def session(http: httpx.AsyncClient) -> str:
+    return str(ok(await http.post(f"{HERE}/v1/sessions", json={"language": "python3"}), 201)["id"])
+
+
+def ok(response: httpx.Response, status: int = 200) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a failure, which must be one in the vendor's shape."""
+    assert response.headers["content-type"] == "application/json"
+    told = ok(response, status)
+    assert told["request_id"] == response.headers["x-request-id"]
+    assert told["error"]
+    return str(told["message"])
+
+
+def gone(response: httpx.Response) -> None:
+    assert ok(response, 404)["error"] == "session not found"
+
+
+async def run(http: httpx.AsyncClient, session: str, code: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return ok(await http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": code, **more}))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str) -> None:
+    assert "/v1/execute" in refused(await http.request(method, f"{HERE}/mcp", json={}), 501)
+
+
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/billing", "/v1/usage", "/v1/keys", "/v2/execute"])
+async def test_plans_and_billing_are_not_there(http: httpx.AsyncClient, path: str) -> None:
+    refused(await http.get(HERE + path), 404)
+    refused(await http.post(HERE + path, json={}), 404)
+
+
+async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, session: str) -> None:
+    refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
+    for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"code": 1, "language": "bash"}', b'"x"', b"[" * 5000):
+        for path in ("/v1/execute", "/v1/sessions", f"/v1/sessions/{session}/execute", f"/v1/sessions/{session}/install"):
+            refused(await http.post(HERE + path, content=content, headers={"Content-Type": "application/json"}), 400)
+    for body in ({"language": "cobol", "code": ""}, {"language": "bash", "code": "", "timeout": 301}, {"language": "bash", "code": "", "surplus": 1}):
+        refused(await http.post(f"{HERE}/v1/execute", json=body), 400)
+    for asked in ({"language": "java"}, {"language": "bash", "idle_ttl": 1}, {}):
+        refused(await http.post(f"{HERE}/v1/sessions", json=asked), 400)
+    assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
+
+
+async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, at: Bench) -> None:
+    done = ok(await http.post(f"{HERE}/v1/execute", json={"language": "python", "code": "print(input())", "stdin": "x\n"}))
+    assert set(done) == RESULT
+    assert (done["status"], done["language"], done["stdout"], done["stderr"], done["exit_code"]) == ("completed", "python3", "x\n", "", 0)
+    assert isinstance(done["execution_time_ms"], int)
+    failed = ok(await http.post(f"{HERE}/v1/execute", json={"language": "bash", "code": "kill -9 $$"}))
+    assert (failed["status"], failed["exit_code"], failed["exit_signal"]) == ("runtime_error", 137, "SIGKILL")
+    late = ok(await http.post(f"{HERE}/v1/execute", json={"language": "bash", "code": "echo a; sleep 9", "timeout": 0.3}))
+    assert (late["status"], late["stdout"]) == ("timeout", "a\n")
+    assert "0.3 s" in late["stderr"]
+    await until(lambda: at.sandboxes.held == 0)
+
+
+@pytest.mark.parametrize("expected, status", [("42", "completed"), ("42 \n\n", "completed"), ("43", "wrong_answer")])
+async def test_a_program_is_graded(http: httpx.AsyncClient, expected: str, status: str) -> None:
+    body = {"language": "bash", "code": "echo 42", "expected_output": expected}
+    assert ok(await http.post(f"{HERE}/v1/execute", json=body))["status"] == status
+
+
+async def test_a_session_keeps_its_state_also_after_an_exception(http: httpx.AsyncClient, session: str) -> None:
+    done = await run(http, session, "import json\nx = [1]\nopen('f', 'w').write('there')\nprint(x)")
+    assert set(done) == RESULT | {"session_id", "result"}
+    assert (done["status"], done["stdout"], done["stderr"], done["session_id"]) == ("completed", "[1]\n", "", session)
+    failed = await run(http, session, "x.append(2)\nimport nothing_like_this")
+    assert (failed["status"], failed["exit_code"]) == ("runtime_error", 1)
+    assert "ModuleNotFoundError: No module named 'nothing_like_this'" in failed["stderr"]
+    after = await run(http, session, "x.append(3)\nprint(json.dumps(x), open('f').read())\nlen(x)")
+    assert (after["stdout"], after["result"]) == ("[1, 2, 3] there\n", "3")
+
+
+async def test_code_that_takes_too_long_is_interrupted_and_the_variables_stay(http: httpx.AsyncClient, session: str) -> None:
+    late = await run(http, session, "y = 5\nwhile True: pass", timeout=1)
+    assert (late["status"], late["exit_code"]) == ("timeout", 124)
+    assert "1 s" in late["stderr"]
+    assert (await run(http, session, "print(y)"))["stdout"] == "5\n"
+
+
+async def test_the_exit_code_of_a_cell_is_a_programs(http: httpx.AsyncClient, session: str) -> None:
+    assert (await run(http, session, "import sys; sys.exit(3)"))["exit_code"] == 3
+    assert (await run(http, session, "print(1)"))["stdout"] == "1\n"
+
+
+async def test_a_session_takes_no_input_and_no_other_language(http: httpx.AsyncClient, session: str) -> None:
+    url = f"{HERE}/v1/sessions/{session}/execute"
+    assert "standard input" in refused(await http.post(url, json={"code": "1", "stdin": "x"}), 400)
+    assert "python3" in refused(await http.post(url, json={"code": "1", "language": "bash"}), 400)
+    assert ok(await http.post(url, json={"code": "print(1)", "stdin": "", "language": "py"}))["stdout"] == "1\n"
+
+
+async def test_a_session_is_told_with_every_field(http: httpx.AsyncClient) -> None:
+    made = ok(await http.post(f"{HERE}/v1/sessions", json={"language": "sh", "idle_ttl": 60}), 201)
+    assert set(made) == SESSION
+    assert (made["language"], made["status"], made["idle_ttl"], made["session_id"]) == ("bash", "active", 60, made["id"])
+    assert made["created_at"].endswith("Z")
+    assert made["created_at"] < made["expires_at"]
+    listed = ok(await http.get(f"{HERE}/v1/sessions"))["sessions"]
+    assert [each["id"] for each in listed] == [made["id"]]
+    assert ok(await http.get(f"{HERE}/v1/sessions/{made['id']}"))["language"] == "bash"
+
+
+async def test_a_session_that_was_closed_is_not_found(http: httpx.AsyncClient, session: str) -> None:
+    assert (await http.delete(f"{HERE}/v1/sessions/{session}")).status_code == 204
+    await all_gone(http, session)
+    assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
+
+
+async def all_gone(http: httpx.AsyncClient, session: str) -> None:
+    url = f"{HERE}/v1/sessions/{session}"
+    gone(await http.get(url))
+    gone(await http.delete(url))
+    gone(await http.post(f"{url}/close"))
+    gone(await http.post(f"{url}/execute", json={"code": "1"}))
+    gone(await http.post(f"{url}/install", json={"manager": "pip", "packages": ["a"]}))
+    gone(await http.post(f"{url}/packages", json={"manager": "pip", "packages": ["a"]}))
+
+
+@pytest.mark.parametrize("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20"])
+async def test_what_never_was_a_session_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
+    await all_gone(http, id_)
+
+
+async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.AsyncClient, at: Bench) -> None:
+    box = await at.sandbox()
+    await all_gone(http, box.id)
+    forged = ok(await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}}), 201)
+    await all_gone(http, forged["id"])
+    assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
+
+
+async def test_a_session_of_another_key_is_not_found(at: Bench) -> None:
+    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs:
+        made = ok(await mine.post(f"{HERE}/v1/sessions", json={"language": "bash"}), 201)["id"]
+        await all_gone(theirs, made)
+        assert ok(await theirs.get(f"{HERE}/v1/sessions"))["sessions"] == []
+        assert ok(await mine.get(f"{HERE}/v1/sessions/{made}"))["id"] == made
+
+
+@pytest.mark.parametrize("header", ["X-API-Key", "X-RapidAPI-Key", "X-RapidAPI-Proxy-Secret"])
+async def test_a_key_is_taken_in_every_header_that_callers_send(at: Bench, header: str) -> None:
+    _, secret = await at.service.keys.create("somebody")
+    async with tcp_client(at.service) as stranger:
+        ok(await stranger.get(f"{HERE}/v1/languages", headers={header: secret, "X-RapidAPI-Host": "there"}))
+        refused(await stranger.get(f"{HERE}/v1/languages", headers={header: "wrong"}), 401)
+        refused(await stranger.get(f"{HERE}/v1/languages"), 401)
+
+
+async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(folder: Path) -> None:
+    clock = ManualClock()
+    async with bench(folder, clock=clock) as here, client(here.service) as http:
+        made = [ok(await http.post(f"{HERE}/v1/sessions", json={"language": "python3", "idle_ttl": 60}), 201)["id"] for _ in range(2)]
+        boxes = [here.sandboxes.find(id_, OPERATOR) for id_ in made]
+        assert [box.idle_timeout_s for box in boxes] == [60, 60]
+        await passes(clock, 50)
+        before = ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"]
+        await run(http, made[1], "1")
+        assert ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"] > before
+        await passes(clock, 30)
+        await boxes[0].ended.wait()
+        await all_gone(http, made[0])
+        assert not boxes[1].wanted.is_set()
+        assert (await run(http, made[1], "print(1)"))["stdout"] == "1\n"
+
+
+async def passes(clock: ManualClock, seconds: float) -> None:
+    """Time passes, a tick after the other, each long enough for the reaper to have looked."""
+    for _ in range(int(seconds / TICK_S)):
+        clock.advance(TICK_S)
+        await asyncio.sleep(0.05)
+
+
+async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.AsyncClient, session: str, at: Bench) -> None:
+    box: Sandbox = at.sandboxes.find(session, OPERATOR)
+    running = asyncio.create_task(http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": "import time; time.sleep(60)"}))
+    await until(lambda: box.activity.held > 0)
+    box.end(Exit(ExitReason.OOM, "it took too much memory"))
+    told = await running
+    gone(told)
+    assert "memory" in told.json()["message"]
+
+
+async def test_what_is_no_package_is_refused(http: httpx.AsyncClient, session: str) -> None:
+    url = f"{HERE}/v1/sessions/{session}/install"
+    for packages in (["--index-url=x"], ["/etc/passwd"], [""], []):
+        refused(await http.post(url, json={"manager": "pip", "packages": packages}), 400)
+    assert "pip, npm, apt" in refused(await http.post(url, json={"manager": "conda", "packages": ["a"]}), 400)
+
+
+async def test_a_run_says_in_the_log_which_door_it_came_by(http: httpx.AsyncClient, session: str) -> None:
+    done = await run(http, session, "print(1)")
+    logged = ok(await http.get(f"/v1/executions/{done['id']}"))
+    assert json.dumps(logged).count("sandboxapi") >= 1

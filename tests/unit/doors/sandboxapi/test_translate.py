@@ -1,0 +1,105 @@
+"""SandboxAPI's words into ours and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.oneshot.results import Result, Status
+from sandlot.core.runs.code import Executed, Outcome
+from sandlot.doors.sandboxapi import translate
+from sandlot.doors.sandboxapi.wire import ExecuteBody
+from sandlot.link.types import CellError
+from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.capture import Capture
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import new_process_id
+
+KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}
+WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
+
+
+@pytest.mark.parametrize(
+    "word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")]
+)
+def test_a_language_has_the_vendors_words(word: str, id_: str) -> None:
+    assert translate.language(word).id == id_
+
+
+@pytest.mark.parametrize("word", ["typescript", "ts", "java", "jdk", "cpp", "c++", "c", "gcc", "go", "golang", "", "rust"])
+def test_any_other_is_refused_with_the_list_of_what_there_is(word: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        translate.language(word)
+    for there in ("python3", "javascript", "bash"):
+        assert there in refused.value.hint
+
+
+def test_a_program_is_run_as_it_was_sent() -> None:
+    shot = translate.shot(ExecuteBody(language="py", code="x", expected_output="y"))
+    assert (shot.language, shot.code, shot.stdin, shot.timeout_s, shot.expected_output) == ("python", "x", b"", 10, "y")
+    assert translate.shot(ExecuteBody(language="bash", code="", stdin="é", timeout=300)).stdin == "é".encode()
+    assert shot.origin == "sandboxapi"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 300.1, float("nan"), float("inf")])
+def test_a_timeout_has_the_vendors_bounds(seconds: float) -> None:
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        translate.timeout(seconds)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_status_is_one_that_callers_know(status: Status) -> None:
+    told = translate.answer(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
+    assert told.status in KNOWN
+    assert (told.stdout, told.stderr, told.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
+    assert (told.execution_time_ms, told.wall_time_ms, told.memory_used_kb, told.language) == (250, 1500, 2, "python3")
+
+
+def test_what_nobody_measured() -> None:
+    told = translate.answer(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
+    assert (told.execution_time_ms, told.memory_used_kb, told.exit_signal, told.id, told.stderr) == (1500, 0, None, "", "")
+
+
+@pytest.mark.parametrize(
+    "status, error, told, code",
+    [
+        ("ok", None, "completed", 0),
+        ("error", CellError("ValueError", "x", ("Traceback", "ValueError: x")), "runtime_error", 1),
+        ("error", CellError("SystemExit", "3", ()), "runtime_error", 3),
+        ("error", CellError("SystemExit", "-1", ()), "runtime_error", 255),
+        ("error", CellError("SystemExit", "", ()), "completed", 0),
+        ("error", CellError("SystemExit", "None", ()), "completed", 0),
+        ("error", CellError("SystemExit", "bye", ()), "runtime_error", 1),
+        ("error", CellError("SystemExit", "9" * 5000, ()), "runtime_error", 1),
+        ("error", CellError("ExitStatus", "2", ()), "runtime_error", 2),
+        ("timeout", CellError("KeyboardInterrupt", "", ()), "timeout", 124),
+        ("killed", None, "runtime_error", 137),
+        ("died", None, "runtime_error", 137),
+        ("oom", None, "runtime_error", 137),
+        ("aborted", None, "runtime_error", 1),
+        ("whatever", None, "runtime_error", 137),
+    ],
+)
+def test_a_cell_is_told_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
+    done = Executed(Outcome(new_process_id(), status, 1, 0.1), Capture(), Capture(), (), 0, error)
+    assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
+
+
+def test_notes_have_a_line_of_their_own() -> None:
+    assert [translate.noted(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
+    assert translate.noted("a", "") == "a"
+
+
+def test_a_session_has_no_deadline_but_its_idle_timeout_unless_its_key_must() -> None:
+    spoken = translate.LANGUAGES[0]
+    made = translate.new_session(spoken, None, WHO)
+    assert (made.timeout_s, made.idle_timeout_s) == (None, 600)
+    bound = translate.new_session(spoken, 60, Principal(owner=WHO.owner, name="a", quota=Quota(lifetime_s=30.0)))
+    assert (bound.timeout_s, bound.idle_timeout_s) == (30, 60)
+    for wrong in (4, 0, -1, float("nan"), 1e9):
+        with pytest.raises(InvalidRequestError, match="idle_ttl"):
+            translate.new_session(spoken, wrong, WHO)
+
+
+@pytest.mark.parametrize("number, name", [(9, "SIGKILL"), (11, "SIGSEGV"), (63, "63")])
+def test_a_signal_has_its_name(number: int, name: str) -> None:
+    assert translate.signal_name(number) == name
