@@ -1,0 +1,48 @@
+"""The cache's own threads: reading its disk waits behind nobody else's blocking work, nor do others wait behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+THREADS = 6
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+ClosesT = TypeVar("ClosesT", bound=_Closes)
+
+
+class Threads:
+    """Some threads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="packages")
+
+    async def run(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        """Call a function. Where the caller is cancelled it goes on to its end, unseen."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    async def open(self, function: Callable[P, ClosesT | None], /, *args: P.args, **kwargs: P.kwargs) -> ClosesT | None:
+        """Call a function that opens something. Where the caller is cancelled, that is closed when it is there."""
+        opening = asyncio.ensure_future(self.run(function, *args, **kwargs))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
+
+    def close(self) -> None:
+        """No more; what runs ends by itself."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _close_late(opening: asyncio.Future[ClosesT | None]) -> None:
+    if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
+        opened.close()

@@ -1,0 +1,268 @@
+"""One file on its way from upstream to the shelf, for any number of clients at once.
+
+Laws:
+- Nobody gets the last bytes of a file before the whole is what its index says; a file that is not is cut off and kept by nobody.
+- Who leaves takes nothing from the others. When the last one has left, it goes on for a moment, because clients come back, and then ends.
+- A connection that breaks is taken up where it broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sandlot.egress.counters import Counters
+from sandlot.egress.digests import Digest
+from sandlot.egress.disk.opened import Draft
+from sandlot.egress.disk.shelf import Kind, Shelf
+from sandlot.egress.disk.threads import Threads
+from sandlot.egress.sources.values import shown
+from sandlot.egress.upstream import PIECE_BYTES, Reply, Upstream, UpstreamError
+
+HELD_BYTES: Final = 64 * 1024
+"""What is held back of a file until the whole of it is known to be right."""
+LINGER_S: Final = 10.0
+_GROWTH_BYTES: Final = 16 * 1024 * 1024
+"""Room that is asked for at once where the length is not known."""
+_TRIES: Final = 3
+_OK, _PARTIAL, _GONE = 200, 206, frozenset({401, 403, 404, 410})
+_log = logging.getLogger(__name__)
+
+
+class NotThereError(Exception):
+    """Upstream has no such file."""
+
+
+class NoRoomError(Exception):
+    """The shelf has no room for it: it can only be passed through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file.
+
+    Args:
+        urls: Where it is; the next one is asked where one does not have it.
+        digest: What it has to be; None if nobody says, and then it is passed through and not kept.
+    """
+
+    urls: tuple[str, ...]
+    digest: Digest | None
+
+
+class Mismatch(UpstreamError):  # noqa: N818 - an UpstreamError, by name
+    """The file is not what its index says."""
+
+
+class Download:
+    """One download. It begins with :meth:`start`.
+
+    Args:
+        wanted: The file; it has a digest.
+        upstream: Where it comes from.
+        shelf: Where it goes.
+        threads: For the disk.
+        counters: Where a wrong file is counted.
+    """
+
+    def __init__(self, wanted: Wanted, digest: Digest, upstream: Upstream, shelf: Shelf, threads: Threads, counters: Counters) -> None:
+        self.wanted = wanted
+        self._digest = digest
+        self._upstream = upstream
+        self._shelf = shelf
+        self._threads = threads
+        self._counters = counters
+        self._draft: Draft | None = None
+        self._running = digest.running()
+        self._ready_bytes = 0
+        self._followers = 0
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self.length: int | None = None
+        self.verified = False
+        self.over = False
+        """Nobody may join any more."""
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self.task = asyncio.create_task(self._run(), name="package-download")
+
+    def join(self) -> None:
+        """One client more. It calls :meth:`leave` once."""
+        self._followers += 1
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    async def leave(self) -> None:
+        """One less."""
+        self._followers -= 1
+        if self._followers:
+            return
+        if self.over or self.task is None:
+            await self._close()
+        else:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.task.cancel)
+
+    async def begun(self) -> int | None:
+        """Wait until the length is known; None if upstream does not tell it.
+
+        Raises:
+            NotThereError: There is no such file.
+            NoRoomError: It can only be passed through.
+            UpstreamError: It cannot be had.
+        """
+        await self._until(lambda: self._draft is not None or self._error is not None)
+        if self._error is not None:
+            raise self._error
+        return self.length
+
+    async def ended(self) -> int:
+        """Wait until it is verified; how long it is.
+
+        Raises:
+            NotThereError: There is no such file.
+            NoRoomError: It can only be passed through.
+            UpstreamError: It cannot be had.
+        """
+        await self._until(lambda: self.verified or self._error is not None)
+        if not self.verified and self._error is not None:
+            raise self._error
+        return self._ready_bytes
+
+    async def pieces(self, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        """The file, or some of it, as it comes.
+
+        Args:
+            start: Of the first byte.
+            length: How much; None is all that follows.
+
+        Raises:
+            NoRoomError: The disk became full meanwhile; what has been given so far is right as far as anybody knows.
+            UpstreamError: It broke off, or is wrong.
+        """
+        offset = start
+        while length is None or offset < start + length:
+            if self._ready_bytes <= offset and not self.verified:
+                if self._error is not None:
+                    raise self._error
+                await self._news.wait()
+                continue
+            draft = self._draft
+            most = min(PIECE_BYTES, self._ready_bytes - offset, PIECE_BYTES if length is None else start + length - offset)
+            if draft is None or most <= 0:
+                return
+            piece = await self._threads.run(draft.read, most, offset)
+            offset += len(piece)
+            yield piece
+
+    async def _run(self) -> None:
+        try:
+            await self._fetch()
+        except (UpstreamError, NotThereError, NoRoomError) as error:
+            self._error = error
+        except OSError as error:
+            _log.warning("the package cache cannot write: %s", error.strerror)
+            self._error = NoRoomError()
+        except asyncio.CancelledError:
+            self._error = UpstreamError("it was given up, because nobody waited for it")
+            raise
+        except Exception:
+            self._error = UpstreamError("the download failed")
+            raise
+        finally:
+            self.over = True
+            self._tell()
+            if not self._followers:
+                await self._close()
+
+    async def _fetch(self) -> None:
+        for number, url in enumerate(self.wanted.urls, 1):
+            try:
+                await self._fetch_from(url)
+                break
+            except (NotThereError, UpstreamError):
+                if number == len(self.wanted.urls) or self._draft is not None:
+                    raise
+        draft = self._draft
+        if draft is None:
+            raise NotThereError
+        if self._running.hexdigest() != self._digest.value:
+            self._counters.mismatches += 1
+            raise Mismatch(f"{shown(self.wanted.urls[0])} is not what its index says ({self._digest.algorithm})")
+        self.verified = True
+        self._tell(draft.size_bytes)
+        await self._threads.run(self._shelf.keep, draft, Kind.FILES, str(self._digest))
+
+    async def _fetch_from(self, url: str) -> None:
+        """All of it into the draft, taken up again where it breaks."""
+        for attempt in range(_TRIES):
+            done = self._draft.size_bytes if self._draft else 0
+            try:
+                headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
+                async with self._upstream.get(url, headers) as reply:
+                    _check(reply)
+                    if self._draft is None:
+                        await self._begin(reply.length)
+                    skip = 0 if reply.status == _PARTIAL and reply.headers.get("content-range", "").startswith(f"bytes {done}-") else done
+                    async for piece in reply.pieces(decoded=False):
+                        fresh = piece[skip:]
+                        skip = max(0, skip - len(piece))
+                        if fresh:
+                            await self._take(fresh)
+                return
+            except UpstreamError:
+                if self._draft is None or attempt + 1 == _TRIES:
+                    raise
+
+    async def _begin(self, length: int | None) -> None:
+        draft = await self._threads.open(self._shelf.draft)
+        if draft is None or not await self._threads.run(self._shelf.make_room, draft, length or _GROWTH_BYTES):
+            if draft is not None:
+                await self._threads.run(draft.close)
+            raise NoRoomError
+        self.length = length
+        self._draft = draft
+        self._tell(0)
+
+    async def _take(self, piece: bytes) -> None:
+        draft = self._draft
+        assert draft is not None  # noqa: S101 - for the type checker: it was begun
+        if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(self._shelf.make_room, draft, _GROWTH_BYTES):
+            raise NoRoomError
+        await self._threads.run(self._write, draft, piece)
+        self._tell(max(0, draft.size_bytes - HELD_BYTES))
+
+    def _write(self, draft: Draft, piece: bytes) -> None:
+        self._running.update(piece)
+        draft.write(piece)
+
+    def _tell(self, ready_bytes: int | None = None) -> None:
+        """Wake everybody who waits."""
+        if ready_bytes is not None:
+            self._ready_bytes = ready_bytes
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await self._news.wait()
+
+    async def _close(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            await self._threads.run(draft.close)
+
+
+def _check(reply: Reply) -> None:
+    if reply.status in _GONE:
+        raise NotThereError
+    if reply.status not in {_OK, _PARTIAL}:
+        raise UpstreamError(f"{shown(reply.url)}: status {reply.status}")

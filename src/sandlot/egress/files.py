@@ -1,0 +1,255 @@
+"""Files that packages are made of: from the shelf, or from upstream by way of it.
+
+Laws:
+- Any number of clients that want one file share one download of it.
+- What an index vouches for is verified on its way to the first client and kept; what nobody vouches for is passed through and not kept.
+- A shelf or a disk that is full costs speed, not packages: then files pass through, verified all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from urllib.parse import urlsplit
+
+from sandlot.egress.answers import Answer, Headers, Refusal, span
+from sandlot.egress.counters import Counters
+from sandlot.egress.digests import Digest
+from sandlot.egress.disk.opened import Opened
+from sandlot.egress.disk.shelf import Kind, Shelf
+from sandlot.egress.disk.threads import Threads
+from sandlot.egress.download import HELD_BYTES, Download, Mismatch, NoRoomError, NotThereError, Wanted
+from sandlot.egress.sources.values import shown
+from sandlot.egress.upstream import PIECE_BYTES, Upstream, UpstreamError, open_local
+
+_OK, _PARTIAL = 200, 206
+_BINARY = "application/octet-stream"
+_BAD_GATEWAY = 502
+_log = logging.getLogger(__name__)
+
+GONE = "The package index has no such file."
+UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log says why."
+
+
+class Files:
+    """The files of all registries.
+
+    Args:
+        shelf: Where they are kept.
+        threads: For the disk.
+        counters: What is counted.
+    """
+
+    def __init__(self, shelf: Shelf, threads: Threads, counters: Counters) -> None:
+        self._shelf = shelf
+        self._threads = threads
+        self._counters = counters
+        self._downloads: dict[Digest, Download] = {}
+
+    async def aclose(self) -> None:
+        """End what is being downloaded."""
+        tasks = [download.task for download in self._downloads.values() if download.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def kept(self, digest: Digest, range_: str | None) -> Answer | None:
+        """The answer out of the shelf; None if it is not there.
+
+        Args:
+            digest: Of the file.
+            range_: The header ``Range``.
+
+        Raises:
+            Refusal: There is no such range.
+        """
+        opened = await self._threads.open(self._shelf.open, Kind.FILES, str(digest))
+        if opened is None:
+            return None
+        self._counters.hits += 1
+        return self._of_opened(opened, range_, _headers(digest))
+
+    async def answer(self, wanted: Wanted, upstream: Upstream, range_: str | None) -> Answer:
+        """The answer, wherever it comes from.
+
+        Args:
+            wanted: The file.
+            upstream: Of its registry.
+            range_: The header ``Range``.
+
+        Raises:
+            Refusal: There is no such file or range, or it cannot be had.
+        """
+        if wanted.digest is not None:
+            found = await self.kept(wanted.digest, range_)
+            if found is not None:
+                return found
+        elif urlsplit(wanted.urls[0]).scheme == "file":
+            opened = await self._threads.open(open_local, wanted.urls[0])
+            if opened is not None:
+                self._counters.hits += 1
+                return self._of_opened(opened, range_, _headers(None))
+        self._counters.misses += 1
+        try:
+            if wanted.digest is not None:
+                return await self._downloaded(wanted, wanted.digest, upstream, range_)
+            return await self._passed(wanted, upstream)
+        except NotThereError:
+            raise Refusal(404, GONE) from None
+        except UpstreamError as error:
+            raise self.failed(error) from None
+
+    async def fetch(self, wanted: Wanted, upstream: Upstream) -> Opened | None:
+        """A whole verified file, for the cache's own use; None where it cannot be had or kept.
+
+        Args:
+            wanted: The file; with a digest.
+            upstream: Of its registry.
+        """
+        if wanted.digest is None:
+            return None
+        opened = await self._threads.open(self._shelf.open, Kind.FILES, str(wanted.digest))
+        if opened is not None:
+            return opened
+        download = self._join(wanted, wanted.digest, upstream)
+        try:
+            await download.ended()
+            if download.task is not None:
+                await asyncio.shield(download.task)
+        except (UpstreamError, NotThereError, NoRoomError):
+            return None
+        finally:
+            await download.leave()
+        return await self._threads.open(self._shelf.open, Kind.FILES, str(wanted.digest))
+
+    def failed(self, error: UpstreamError) -> Refusal:
+        """What a sandbox is told of it. What happened is in the log: the names of the machine's upstreams are not the sandbox's business."""
+        self._counters.errors += 1
+        _log.warning("a package could not be fetched: %s", error)
+        return Refusal(_BAD_GATEWAY, UNREACHABLE)
+
+    def _of_opened(self, opened: Opened, range_: str | None, headers: Headers) -> Answer:
+        try:
+            part = span(range_, opened.size_bytes)
+        except Refusal:
+            opened.close()
+            raise
+        start, length = (part.start, part.length) if part else (0, opened.size_bytes)
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            offset = start
+            while offset < start + length:
+                piece = await self._threads.run(opened.read, min(PIECE_BYTES, start + length - offset), offset)
+                if not piece:
+                    return
+                offset += len(piece)
+                yield piece
+
+        async def close() -> None:
+            opened.close()
+
+        whole = (("Content-Range", f"bytes {start}-{start + length - 1}/{opened.size_bytes}"),) if part else ()
+        return Answer(_PARTIAL if part else _OK, (*headers, *whole), length, body, close)
+
+    def _join(self, wanted: Wanted, digest: Digest, upstream: Upstream) -> Download:
+        download = self._downloads.get(digest)
+        if download is None or download.over:
+            download = self._downloads[digest] = Download(wanted, digest, upstream, self._shelf, self._threads, self._counters)
+            download.start()
+            if download.task is not None:
+                download.task.add_done_callback(lambda _: self._forget(digest, download))
+        download.join()
+        return download
+
+    def _forget(self, digest: Digest, download: Download) -> None:
+        if self._downloads.get(digest) is download:
+            del self._downloads[digest]
+        if download.task is not None and not download.task.cancelled() and (error := download.task.exception()) is not None:
+            _log.error("a download failed", exc_info=error)
+
+    async def _downloaded(self, wanted: Wanted, digest: Digest, upstream: Upstream, range_: str | None) -> Answer:
+        download = self._join(wanted, digest, upstream)
+        try:
+            # A range is answered out of a file that is verified, so that nobody collects all but the last bytes of a wrong one.
+            length = await (download.ended() if range_ else download.begun())
+            part = span(range_, length) if range_ and length is not None else None
+        except NoRoomError:
+            await download.leave()
+            return await self._passed(wanted, upstream)
+        except BaseException:
+            await download.leave()
+            raise
+        start, size = (part.start, part.length) if part else (0, length)
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            given = 0
+            try:
+                async with aclosing(download.pieces(start, size)) as pieces:
+                    async for piece in pieces:
+                        given += len(piece)
+                        yield piece
+            except NoRoomError:
+                async with aclosing(self._direct(wanted, upstream, start + given)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+
+        whole = (("Content-Range", f"bytes {start}-{start + (size or 0) - 1}/{length}"),) if part else ()
+        return Answer(_PARTIAL if part else _OK, (*_headers(digest), *whole), size, body, _once(download))
+
+    async def _passed(self, wanted: Wanted, upstream: Upstream) -> Answer:
+        """The file straight from upstream: nothing is kept."""
+        pieces = self._direct(wanted, upstream, 0)
+        first = await anext(pieces, b"")
+
+        async def body() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        return Answer(_OK, _headers(wanted.digest), None, body, pieces.aclose)
+
+    async def _direct(self, wanted: Wanted, upstream: Upstream, skip: int) -> AsyncGenerator[bytes, None]:
+        """The file straight from upstream, from some byte on; what has a digest is verified, its last bytes held back until then."""
+        running = wanted.digest.running() if wanted.digest else None
+        for number, url in enumerate(wanted.urls, 1):
+            async with upstream.get(url, {"Accept-Encoding": "identity"}) as reply:
+                if reply.status != _OK:
+                    if number == len(wanted.urls):
+                        raise NotThereError
+                    continue
+                held = b""
+                async for piece in reply.pieces(decoded=False):
+                    if running is None or wanted.digest is None:
+                        yield piece
+                        continue
+                    running.update(piece)
+                    fresh, skip = piece[skip:], max(0, skip - len(piece))
+                    held += fresh
+                    if len(held) > HELD_BYTES:
+                        yield held[:-HELD_BYTES]
+                        held = held[-HELD_BYTES:]
+                if running is not None and wanted.digest is not None and running.hexdigest() != wanted.digest.value:
+                    self._counters.mismatches += 1
+                    raise Mismatch(f"{shown(url)} is not what its index says ({wanted.digest.algorithm})")
+                if held:
+                    yield held
+                return
+
+
+def _headers(digest: Digest | None) -> Headers:
+    named = (("ETag", f'"{digest}"'), ("Cache-Control", "public, max-age=31536000, immutable")) if digest else ()
+    return (("Content-Type", _BINARY), ("Accept-Ranges", "bytes"), *named)
+
+
+def _once(download: Download) -> Callable[[], Awaitable[None]]:
+    left = False
+
+    async def leave() -> None:
+        nonlocal left
+        if not left:
+            left = True
+            await download.leave()
+
+    return leave

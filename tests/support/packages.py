@@ -1,0 +1,110 @@
+"""A package cache on a loopback port: what a guest does with streams is done with TCP connections, for real clients and for raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandlot.egress.cache import PackageCache
+from sandlot.egress.sources.machine import Sources
+from sandlot.model.errors import SandlotError
+
+MIB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class TcpStream:
+    """A TCP connection as a stream that a guest opened.
+
+    Args:
+        reader: What the client sends.
+        writer: What it gets.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    ended: bool = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while data := await self.reader.read(65536):
+            yield data
+
+    async def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@dataclass(slots=True)
+class Served:
+    """A cache that answers on a port.
+
+    Args:
+        cache: It.
+        origin: Where.
+    """
+
+    cache: PackageCache
+    origin: str
+    allowed: bool = True
+    cut: list[SandlotError] = field(default_factory=list)
+    """Connections that it cut, by why."""
+
+    @property
+    def port(self) -> int:
+        return int(self.origin.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, sources: Callable[[], Sources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
+) -> AsyncIterator[Served]:
+    """Serve a cache for as long as the context is open.
+
+    Args:
+        folder: Its store.
+        sources: Where packages come from.
+        max_bytes: What the store may take.
+        ttl_s: How long a page is fresh.
+        origin: What npm's pages say; by default where it is.
+    """
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await here.cache.serve(TcpStream(reader, writer), allowed=lambda: here.allowed)
+        except SandlotError as error:
+            here.cut.append(error)
+            writer.transport.abort()
+        except (ConnectionError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            connections.discard(task)
+            with contextlib.suppress(ConnectionError):
+                writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    where = origin or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    cache = PackageCache(folder, sources, max_bytes=max_bytes, ttl_s=ttl_s, origin=where)
+    here = Served(cache, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    await cache.start()
+    try:
+        yield here
+    finally:
+        server.close()
+        for task in [*connections]:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await cache.aclose()
