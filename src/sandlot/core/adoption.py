@@ -133,7 +133,7 @@ async def _greeted(box: Sandbox, means: Means, instance: Instance) -> Link:
         left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - means.clock.monotonic_s())
         await link.set_deadline(guest_deadline_s(left_s))
         with contextlib.suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
-            await link.set_limits(pids=box.spec.limits.pids)
+            await link.set_limits(pids=box.spec.limits.pids, memory_bytes=box.spec.limits.memory_bytes)
     except BaseException:
         await link.aclose()
         raise

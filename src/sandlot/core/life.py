@@ -204,6 +204,7 @@ async def _open(box: Sandbox, means: Means, instance: Instance, env: Mapping[str
             hostname=box.id,
             env={**env, **box.spec.env},
             pids=box.spec.limits.pids,
+            memory_bytes=box.spec.limits.memory_bytes,
             deadline_s=guest_deadline_s(box.spec.timeout_s),
         )
     except BaseException as error:

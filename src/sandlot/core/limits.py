@@ -152,7 +152,13 @@ async def _move(box: Sandbox, keepers: _Keepers, to: Limits, guest_timeout_s: fl
                 await link.set_limits(pids=to.pids)
             keepers.guest_pids = to.pids
         if to != keepers.host:
+            memory_bytes = keepers.host.memory_bytes
             await _configure(box, keepers, to)
+            if to.memory_bytes != memory_bytes:
+                # For its own good only: it ends who is greedy before the sandbox is ended.
+                with contextlib.suppress(SandlotError, TimeoutError):
+                    async with asyncio.timeout(guest_timeout_s):
+                        await link.set_limits(pids=keepers.guest_pids, memory_bytes=to.memory_bytes)
 
 
 async def _back(box: Sandbox, keepers: _Keepers, before: Limits) -> None:

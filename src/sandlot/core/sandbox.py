@@ -102,6 +102,7 @@ class Sandbox:
     __slots__ = (
         "activity",
         "adopted",
+        "background",
         "budget",
         "changing",
         "claimed",
@@ -118,7 +119,6 @@ class Sandbox:
         "installs",
         "instance",
         "journal",
-        "kernels",
         "leaving",
         "link",
         "metadata",
@@ -179,7 +179,8 @@ class Sandbox:
         self.wanted_exit: Exit | None = None
         self.ended = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.kernels: dict[str, asyncio.Lock] = {}
+        self.background: set[ProcessId] = set()
+        """Cells in the background that are attended to."""
         self.journal: Journal | None = None
         self.monthly: Monthly | None = None
         self.inputs: dict[ProcessId, Input] = {}

@@ -391,7 +391,7 @@ class Sandboxes:
             box.spec = dataclasses.replace(box.spec, env={})
             box.instance = box.link = None
             box.inputs.clear()
-            box.kernels.clear()
+            box.background.clear()
             self._remember(box)
 
     def _remember(self, box: Sandbox) -> None:

@@ -64,7 +64,15 @@ class Link(Session):
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def wake(
-        self, *, identity: str, hostname: str, env: Mapping[str, str], pids: int, deadline_s: float | None, workspace: str = WORKSPACE, memory_bytes: int | None = None
+        self,
+        *,
+        identity: str,
+        hostname: str,
+        env: Mapping[str, str],
+        pids: int,
+        deadline_s: float | None,
+        workspace: str = WORKSPACE,
+        memory_bytes: int | None = None,
     ) -> str | None:
         """Make the guest somebody, after boot, restore, fork and wake. Randomness and the clock come from this host.
 
@@ -109,16 +117,17 @@ class Link(Session):
         """Seconds from now until the guest ends by itself; None is never."""
         await self.ask("guest.deadline", {"deadline_s": seconds}, parse.nothing)
 
-    async def set_limits(self, *, pids: int) -> None:
+    async def set_limits(self, *, pids: int, memory_bytes: int | None = None) -> None:
         """Move the limits that the guest itself keeps.
 
         Args:
             pids: Processes and threads, of those that run as of those that will.
+            memory_bytes: What it may have from now on; None is as before.
 
         Raises:
             ConflictError: More run now; nothing was changed.
         """
-        await self.ask("guest.limit", {"pids": pids}, parse.nothing)
+        await self.ask("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
 
     async def shutdown(self) -> None:
         """Ask the guest to end. It is gone when the driver says so."""

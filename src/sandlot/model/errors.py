@@ -25,6 +25,7 @@ class ErrorCode(StrEnum):
     PROCESS_NOT_FOUND = "process_not_found"
     FILE_NOT_FOUND = "file_not_found"
     EXECUTION_NOT_FOUND = "execution_not_found"
+    CONTEXT_NOT_FOUND = "context_not_found"
     PATH_NOT_FOUND = "path_not_found"
     PATH_EXISTS = "path_exists"
     PATH_INVALID = "path_invalid"
@@ -57,6 +58,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.PROCESS_NOT_FOUND: (404, False),
         ErrorCode.FILE_NOT_FOUND: (404, False),
         ErrorCode.EXECUTION_NOT_FOUND: (404, False),
+        ErrorCode.CONTEXT_NOT_FOUND: (404, False),
         ErrorCode.PATH_NOT_FOUND: (404, False),
         ErrorCode.PATH_EXISTS: (409, False),
         ErrorCode.PATH_INVALID: (400, False),
@@ -172,6 +174,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
         ErrorCode.FILE_NOT_FOUND: NotFoundError,
         ErrorCode.EXECUTION_NOT_FOUND: NotFoundError,
+        ErrorCode.CONTEXT_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_EXISTS: ConflictError,
         ErrorCode.PATH_INVALID: InvalidRequestError,

@@ -169,10 +169,10 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
     assert box.link is not None
     real = type(box.link).set_limits
 
-    async def raise_only(link: Link, *, pids: int) -> None:
+    async def raise_only(link: Link, *, pids: int, memory_bytes: int | None = None) -> None:
         if pids < box.spec.limits.pids + 100:
             raise ConflictError("more run", code=ErrorCode.CONFLICT)
-        await real(link, pids=pids)
+        await real(link, pids=pids, memory_bytes=memory_bytes)
 
     async def fail() -> None:
         raise InternalError("no deadline")

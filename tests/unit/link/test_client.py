@@ -39,7 +39,7 @@ KERNEL = {"kernel": "k", "language": "bash", "cwd": "/tmp", "state": "idle", "ex
 
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
-    "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70}),
+    "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70, "memory_bytes": None}),
     "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),
     "process.signal": (lambda link: link.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
     "process.list": (

@@ -1,7 +1,8 @@
 """Runs that no client follows: their ends, and what is kept of their output, for the log.
 
 Laws:
-- Nothing of it makes a sandbox busy: no hold is taken, and at most :data:`WAITS` of a sandbox's calls wait for an end.
+- No process of it makes a sandbox busy: no hold is taken, and at most :data:`WAITS` of a sandbox's calls wait for an end. A cell does,
+  as long as it waits or runs.
 - Output is read once, after the end, from what the guest keeps.
 - What cannot be known now because the service leaves is left to the next one.
 """
@@ -58,7 +59,7 @@ async def _settle(box: Sandbox, line: Line) -> None:
         if any(info.process == line.id for info in await _patiently(link.processes)):
             await _watch(box, line)
         else:
-            await _read_cell(line, link)
+            await _follow_cell(box, line, link)
 
     await _finish(line, go_on())
 
@@ -106,8 +107,19 @@ async def _ended(waits: Counter[SandboxId], box: Sandbox, link: Link, process: P
             del waits[box.id]
 
 
+async def _follow_cell(box: Sandbox, line: Line, link: Link) -> None:
+    """One that waits or runs keeps its sandbox from being idle, whoever began it."""
+    hold = box.hold()
+    box.background.add(line.id)
+    try:
+        await _read_cell(line, link)
+    finally:
+        box.background.discard(line.id)
+        hold.release()
+
+
 async def _read_cell(line: Line, link: Link) -> None:
-    call = await link.attach_cell(line.id)
+    call = await _patiently(lambda: link.attach_cell(line.id))
     try:
         async for event in call:
             if isinstance(event, CellError):

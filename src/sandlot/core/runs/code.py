@@ -1,8 +1,11 @@
-"""Cells: code that runs in a kernel of the sandbox and keeps its variables there.
+"""Cells: code that runs in a context of the sandbox and keeps its variables there.
 
 Laws:
-- One cell at a time for each kernel, in the order in which they were asked for; waiting takes nothing of a cell's own timeout.
-- A client that goes away interrupts its cell, and no other; the kernel and its variables stay.
+- The guest has the queue: one cell at a time for each context, in the order in which they were asked for, and waiting takes nothing of
+  a cell's own timeout. Cells, begun or waiting, outlive the service.
+- A client that goes away from a cell that it ran in the foreground interrupts that one, and no other; the context and its variables
+  stay. From one in the background nobody's leaving takes anything.
+- A cell that waits or runs keeps its sandbox from being idle.
 - What is collected of a cell is bounded: its output like a process's, its results by size, number and the sandbox's budget.
 """
 
@@ -14,24 +17,31 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandlot.core.records.executions import NATIVE, Label, Line
-from sandlot.core.runs.outcomes import Collected, finite
+from sandlot.core.runs import contexts
+from sandlot.core.runs.collecting import Results
+from sandlot.core.runs.inputs import check_id
+from sandlot.core.runs.outcomes import finite
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Sandbox
-from sandlot.link.client import CellCall
+from sandlot.link.client import CellCall, Link
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.capture import Capture
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    SandboxEndedError,
+    SandlotError,
+    TimeoutExceededError,
+    UnavailableError,
+)
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_CODE_BYTES, MAX_TIMEOUT_S, MIB, check_env, check_text
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_CODE_BYTES, MAX_TIMEOUT_S, check_env, check_text
 
-LANGUAGES: Mapping[str, str] = {"python": "default", "python3": "default"}
-"""language -> the kernel that runs it."""
-
-MAX_RESULTS = 1000
-MAX_RESULT_BYTES = 32 * MIB
-
-INTERRUPT_PATIENCE_S = 10.0
-"""How long a cell that nobody waits for any more may take to heed its interrupt."""
+RUNNING = "running"
+MAX_BACKGROUND = 64
+"""Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
 
 Event = Output | Lost | CellStarted | Display | Cleared | CellError
 
@@ -42,24 +52,30 @@ class Cell:
 
     Args:
         code: At most 4 MiB.
-        language: A key of ``LANGUAGES``.
+        language: A key of ``contexts.LANGUAGES``; None is the context's, or python.
+        context: Where; None is the default one of the language.
         env: Set for this cell only.
-        timeout_s: Seconds until it is interrupted; None is never.
+        timeout_s: Seconds from its beginning until it is interrupted; None is never.
+        silent: Whether its last expression is shown to nobody, and it counts for nothing.
+        store_history: Whether it counts.
+        stop_on_error: Whether those that wait behind it are aborted where it fails.
     """
 
     code: str
-    language: str = "python"
+    language: str | None = "python"
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
+    context: str | None = None
+    silent: bool = False
+    store_history: bool = True
+    stop_on_error: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no kernel takes."""
-        if self.language not in LANGUAGES:
-            raise InvalidRequestError(
-                f"Code in {self.language[:50]!r} cannot be run as a cell.",
-                hint=f"Cells can be: {', '.join(LANGUAGES)}. Anything else runs as a command, from a file.",
-                fields={"field": "language"},
-            )
+        """Refuse what no context takes."""
+        if self.language is not None:
+            contexts.language_of(self.language)
+        if self.context is not None:
+            contexts.check_id(self.context)
         if "\0" in self.code:
             raise InvalidRequestError(
                 "The code contains a NUL character, which is not allowed in source code.",
@@ -80,10 +96,20 @@ class Cell:
                 f"timeout is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
             )
 
+    @property
+    def kernel(self) -> str:
+        """The context's id."""
+        return self.context or contexts.default_of(self.language or "python")
+
+    @property
+    def speaks(self) -> str | None:
+        """Its language by the name that contexts have it by; None where it said none."""
+        return None if self.language is None else contexts.language_of(self.language)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a cell ended: status ok, error, timeout, killed or died."""
+    """How a cell ended: status ok, error, timeout, killed, died, oom or aborted; or running, where it has not."""
 
     execution: ProcessId
     status: str
@@ -92,8 +118,23 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """How far a cell has been followed: where to go on.
+
+    Args:
+        events: Of started, displays, clears and errors.
+        stdout: Byte offset.
+        stderr: The same.
+    """
+
+    events: int = 0
+    stdout: int = 0
+    stderr: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Executed:
-    """A cell that was run to its end, and all that it gave."""
+    """A cell that was run to its end, or as far as it has come, and all that it gave."""
 
     outcome: Outcome
     stdout: Capture
@@ -101,29 +142,31 @@ class Executed:
     results: Sequence[Display]
     results_omitted: int
     error: CellError | None
+    position: Position = Position()
 
 
 class Execution:
-    """One cell that somebody follows. Iterate it, then ask for the outcome; in the end detach or abandon it.
+    """One cell that somebody follows. Iterate it, then ask for the outcome; in the end close it.
 
     Args:
         box: Where it runs.
         call: The link's end of it.
-        kernel: What runs it.
-        turn: Held while the cell may run.
         line: Its line in the log.
+        owned: Whether it ends with whoever follows.
+        start: Where it is followed from.
     """
 
-    __slots__ = ("_box", "_call", "_hold", "_kernel", "_line", "_over", "_turn")
+    __slots__ = ("_box", "_call", "_closed", "_hold", "_line", "_over", "_owned", "position")
 
-    def __init__(self, box: Sandbox, call: CellCall, kernel: str, turn: asyncio.Lock, line: Line | None = None) -> None:
+    def __init__(self, box: Sandbox, call: CellCall, *, line: Line | None = None, owned: bool, start: Position = Position()) -> None:
         self._box = box
         self._line = line
         self._hold = box.hold()
         self._call = call
-        self._kernel = kernel
-        self._turn: asyncio.Lock | None = turn
+        self._owned = owned
         self._over = False
+        self._closed = False
+        self.position = start
 
     @property
     def id(self) -> ProcessId:
@@ -135,6 +178,7 @@ class Execution:
 
         Raises:
             SandboxEndedError: The sandbox ended meanwhile; says why.
+            NotFoundError: ``context_not_found``, or ``execution_not_found`` for a cell that is not remembered.
         """
         try:
             async for event in self._call:
@@ -142,6 +186,8 @@ class Execution:
                 yield event
         except (SandboxEndedError, UnavailableError) as error:
             raise await self._box.explain(error) from None
+        except NotFoundError as error:
+            raise contexts.not_found(error) from None
 
     async def outcome(self) -> Outcome:
         """How it ended; waits for that.
@@ -150,123 +196,315 @@ class Execution:
             SandboxEndedError: The sandbox ended first; says why.
         """
         try:
-            result: CellResult = await self._call.result()
+            result = await self._call.result()
         except (SandboxEndedError, UnavailableError) as error:
             self._over = True
             raise await self._box.explain(error) from None
+        except NotFoundError as error:
+            self._over = True
+            raise contexts.not_found(error) from None
         self._over = True
-        outcome = Outcome(self._call.id, result.status, result.execution_count, finite(result.duration_s))
-        if self._line is not None:
+        outcome = outcome_of(self._call.id, result)
+        if self._line is not None and outcome.status != RUNNING:
             self._line.end(outcome.status, duration_s=outcome.duration_s)
         return outcome
 
-    def _note(self, event: Event) -> None:
-        """Let the log see what it gives."""
-        if self._line is None:
-            return
-        if isinstance(event, Output | Lost):
-            self._line.add(event)
-        elif isinstance(event, CellError):
-            self._line.raised(event)
-
     async def close(self) -> None:
-        """Stop following a cell that is done, and interrupt one that is not. Idempotent."""
-        turn, self._turn = self._turn, None
-        if turn is None:
+        """Stop following; one that is owned and not done is interrupted, or aborted where it waits. Idempotent."""
+        if self._closed:
             return
+        self._closed = True
         self._hold.release()
         if self._line is not None:
             self._line.cut()
-        if self._over:
-            await self._call.aclose()
-            turn.release()
+        if self._owned and not self._over:
+            self._box.keep(asyncio.create_task(_interrupt(self._box, self._call)))
         else:
-            self._box.keep(asyncio.create_task(self._interrupt(turn)))
-
-    async def _interrupt(self, turn: asyncio.Lock) -> None:
-        try:
-            with suppress(SandlotError):
-                async with self._box.using() as link:
-                    await link.interrupt(self._kernel)
-                # The next cell must wait until this one has ended. One that ignores the interrupt loses its kernel.
-                ended = asyncio.ensure_future(self._drain())
-                await asyncio.wait({ended}, timeout=INTERRUPT_PATIENCE_S)
-                if not ended.done():
-                    async with self._box.using() as link:
-                        await link.restart(self._kernel)
-                await ended
-        finally:
-            turn.release()
             await self._call.aclose()
 
-    async def _drain(self) -> None:
-        async for _ in self._call:
-            pass
+    def _note(self, event: Event) -> None:
+        """Count, and let the log see what it gives."""
+        at = self.position
+        if isinstance(event, Output | Lost):
+            end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
+            self.position = Position(at.events, end, at.stderr) if event.channel == STDOUT else Position(at.events, at.stdout, end)
+        else:
+            self.position = Position(at.events + 1, at.stdout, at.stderr)
+        if self._line is not None:
+            note(self._line, event)
 
 
-async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE) -> Execution:
-    """Start a cell and follow it; waits for the cells before it.
+async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Execution:  # noqa: A002 - the word
+    """Run a cell in the foreground: it is followed, and ends with whoever follows.
 
     Args:
         box: Where.
         cell: It.
         label: What the log says of it beyond what it is.
+        id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
 
     Raises:
-        SandlotError: There is no such kernel, or the sandbox has ended.
+        NotFoundError: ``context_not_found``.
+        SandlotError: There is no such context, or the sandbox has ended.
     """
-    kernel = LANGUAGES[cell.language]
-    turn = box.kernels.setdefault(kernel, asyncio.Lock())
-    await turn.acquire()
-    try:
-        with box.counted():
-            async with box.using() as link:
-                call = await link.execute(cell.code, kernel=kernel, env=dict(cell.env), timeout_s=cell.timeout_s)
-        line = None if box.journal is None else box.journal.cell(box, call.id, cell.language, cell.code, label)
-        return Execution(box, call, kernel, turn, line)
-    except BaseException:
-        turn.release()
-        raise
+    call = await _submit(box, cell, id, certain=cell.context is not None)
+    return Execution(box, call, line=_line(box, cell, call.id, label), owned=True)
 
 
-async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE) -> Executed:
+async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> ProcessId:  # noqa: A002 - the word
+    """Run a cell in the background: return once the guest has it. It goes on whoever leaves, also the service.
+
+    Args:
+        box: Where.
+        cell: It.
+        label: What the log says of it beyond what it is.
+        id: Its id, where the caller chose one; one that the guest knows is not run again.
+
+    Raises:
+        NotFoundError: ``context_not_found``.
+        LimitError: ``limit_exceeded``: too many run or wait in the background.
+        SandlotError: There is no such context, or the sandbox has ended.
+    """
+    if len(box.background) >= MAX_BACKGROUND and id not in box.background:
+        raise LimitError(
+            f"{MAX_BACKGROUND} executions run or wait in the background of sandbox {box.id}, which is the most.",
+            code=ErrorCode.LIMIT_EXCEEDED,
+            hint="Wait until some have ended, or interrupt them.",
+            fields={"sandbox": box.id, "max_background": MAX_BACKGROUND},
+        )
+    call = await _submit(box, cell, id, certain=True)
+    if call.id in box.background:  # begun twice: somebody attends to it
+        await call.aclose()
+    else:
+        box.background.add(call.id)
+        box.keep(asyncio.create_task(_attend(box, call, _line(box, cell, call.id, label))))
+    return call.id
+
+
+async def follow(
+    box: Sandbox,
+    execution: str,
+    *,
+    events_from: int = 0,
+    stdout_from: int | None = 0,
+    stderr_from: int | None = 0,
+    to_end: bool = True,
+) -> Execution:
+    """Follow a cell that was begun before, running or over; closing that stops the following only.
+
+    Args:
+        box: Where.
+        execution: Its id.
+        events_from: How many of started, displays, clears and errors the caller has seen.
+        stdout_from: Byte offset to go on from; None is the oldest that is kept.
+        stderr_from: The same.
+        to_end: Until it ends; otherwise what there is by now, and its outcome is ``running`` where it is not over.
+
+    Raises:
+        NotFoundError: ``execution_not_found``, when it is iterated.
+        SandboxEndedError: The sandbox has ended.
+    """
+    async with box.using() as link:
+        call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
+    return Execution(box, call, owned=False, start=Position(events_from, stdout_from or 0, stderr_from or 0))
+
+
+async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Executed:  # noqa: A002 - the word
     """Run a cell to its end and collect what it gives. Cancelling interrupts it.
 
     Args:
         box: Where.
         cell: It.
         label: What the log says of it beyond what it is.
+        id: Its id, where the caller chose one; one that the guest knows is joined, and not run again.
 
     Raises:
-        SandlotError: There is no such kernel, or the sandbox ended.
+        NotFoundError: ``context_not_found``.
+        SandlotError: There is no such context, or the sandbox ended.
     """
-    execution = await start(box, cell, label=label)
-    output = Collected(box.budget, (STDOUT, STDERR))
-    results: list[Display] = []
-    room, omitted = MAX_RESULT_BYTES, 0
-    error: CellError | None = None
+    execution = await start(box, cell, label=label, id=id)
+    results = Results(box.budget)
     try:
-        # The guest ends it on time; this is for a guest that does not.
-        async with box.using(None if cell.timeout_s is None else cell.timeout_s + GRACE_S):
-            async for event in execution:
-                if isinstance(event, Output | Lost):
-                    output.add(event)
-                elif isinstance(event, CellError):
-                    error = event
-                elif isinstance(event, Display):
-                    size = _size(event.data)
-                    room -= size
-                    if room >= 0 and len(results) < MAX_RESULTS and output.try_take(size):
-                        results.append(event)
-                    else:
-                        omitted += 1
-            outcome = await execution.outcome()
+        await _gather(box, execution, results, cell.timeout_s)
+        return _executed(await execution.outcome(), execution.position, results)
     finally:
-        output.close()
+        results.close()
         await execution.close()
-    return Executed(outcome, output[STDOUT], output[STDERR], results, omitted, error)
 
 
-def _size(data: Mapping[str, str | bytes]) -> int:
-    """About how many bytes of memory a result takes."""
-    return 200 + sum(200 + len(mime) + len(item) for mime, item in data.items())
+async def collected(
+    box: Sandbox,
+    execution: str,
+    *,
+    events_from: int = 0,
+    stdout_from: int | None = None,
+    stderr_from: int | None = None,
+    wait_s: float | None = 0,
+) -> Executed:
+    """What there is of a cell by now, from a position on.
+
+    Args:
+        box: Where.
+        execution: Its id.
+        events_from: How many of started, displays, clears and errors the caller has seen.
+        stdout_from: Byte offset to go on from; None is the oldest that is kept.
+        stderr_from: The same.
+        wait_s: How long to wait for its end; None is until then, 0 does not wait.
+
+    Returns:
+        What it gave; the outcome's status is ``running`` where it is not over.
+
+    Raises:
+        NotFoundError: ``execution_not_found``.
+        SandboxEndedError: The sandbox ended.
+    """
+    results = Results(box.budget)
+    at = Position(events_from, stdout_from or 0, stderr_from or 0)
+    first: tuple[int | None, int | None] = (stdout_from, stderr_from)
+    try:
+        if wait_s != 0:
+            followed = await follow(box, execution, events_from=events_from, stdout_from=first[0], stderr_from=first[1])
+            try:
+                async with asyncio.timeout(wait_s):
+                    async for event in followed:
+                        results.add(event)
+                    return _executed(await followed.outcome(), followed.position, results)
+            except TimeoutError:
+                at = followed.position
+                first = (at.stdout, at.stderr)
+            finally:
+                await followed.close()
+        rest = await follow(box, execution, events_from=at.events, stdout_from=first[0], stderr_from=first[1], to_end=False)
+        try:
+            await _gather(box, rest, results, None)
+            return _executed(await rest.outcome(), rest.position, results)
+        finally:
+            await rest.close()
+    finally:
+        results.close()
+
+
+async def interrupt(box: Sandbox, execution: str) -> bool:
+    """Interrupt one cell, as Ctrl-C would, or abort it where it waits; whether it was not over.
+
+    Raises:
+        NotFoundError: ``execution_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    try:
+        async with box.using() as link:
+            return await link.interrupt(execution=check_id(execution))
+    except NotFoundError as error:
+        raise contexts.not_found(error) from None
+
+
+def outcome_of(execution: ProcessId, result: CellResult) -> Outcome:
+    """What a guest's result comes to."""
+    return Outcome(execution, result.status, result.execution_count, finite(result.duration_s))
+
+
+def note(line: Line, event: Event) -> None:
+    """Let the log see what a cell gives."""
+    if isinstance(event, Output | Lost):
+        line.add(event)
+    elif isinstance(event, CellError):
+        line.raised(event)
+
+
+async def _submit(box: Sandbox, cell: Cell, id_: ProcessId | None, *, certain: bool) -> CellCall:
+    """Give a cell to the guest; ``certain``: return only once the guest has taken it."""
+    with box.counted():
+        async with box.using() as link:
+            call = await link.execute(
+                cell.code,
+                kernel=cell.kernel,
+                language=cell.speaks,
+                env=dict(cell.env),
+                timeout_s=cell.timeout_s,
+                silent=cell.silent,
+                store_history=cell.store_history,
+                stop_on_error=cell.stop_on_error,
+                id=id_,
+            )
+            if certain:
+                try:
+                    await _taken(link, call)
+                except NotFoundError as error:
+                    raise contexts.not_found(error) from None
+                except BaseException:
+                    box.keep(asyncio.create_task(_interrupt(box, call)))
+                    raise
+    return call
+
+
+async def _taken(link: Link, call: CellCall) -> None:
+    """Return once the guest has a cell: it is asked for the cell on the same link, behind it.
+
+    Raises:
+        SandlotError: The guest has refused it; says why.
+    """
+    look = await link.attach_cell(call.id, wait=False)
+    try:
+        await look.result()
+    except NotFoundError:
+        await call.result()  # raises why
+        raise
+    finally:
+        await look.aclose()
+
+
+async def _gather(box: Sandbox, execution: Execution, results: Results, timeout_s: float | None) -> None:
+    """Collect a cell to its end. The guest ends it on time, from its beginning on; this is for a guest that does not."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as guard:
+            async for event in execution:
+                results.add(event)
+                if isinstance(event, CellStarted) and timeout_s is not None:
+                    guard.reschedule(loop.time() + timeout_s + GRACE_S)
+    except TimeoutError:
+        raise TimeoutExceededError(
+            f"Sandbox {box.id} did not end a cell {GRACE_S:g} s after its timeout.",
+            code=ErrorCode.TIMEOUT,
+            hint="Something inside may keep it from answering. Kill it and create a new one.",
+            fields={"sandbox": box.id},
+        ) from None
+
+
+async def _interrupt(box: Sandbox, call: CellCall) -> None:
+    """Nobody waits for a cell any more. One that ignores the interrupt loses its kernel: the guest sees to that."""
+    with suppress(SandlotError):
+        async with box.using() as link:
+            await link.interrupt(execution=call.id)
+    await call.aclose()
+
+
+async def _attend(box: Sandbox, call: CellCall, line: Line | None) -> None:
+    """Follow a cell in the background for the log, and keep the sandbox from being idle until it is over."""
+    hold = box.hold()
+    try:
+        async for event in call:
+            if line is not None:
+                note(line, event)
+        outcome = outcome_of(call.id, await call.result())
+        if line is not None:
+            line.end(outcome.status, duration_s=outcome.duration_s)
+    except SandlotError:
+        if line is not None:
+            line.cut()
+    except asyncio.CancelledError:
+        if line is not None:
+            line.cut()
+        raise
+    finally:
+        box.background.discard(call.id)
+        hold.release()
+        await call.aclose()
+
+
+def _line(box: Sandbox, cell: Cell, id_: ProcessId, label: Label) -> Line | None:
+    return None if box.journal is None else box.journal.cell(box, id_, cell.speaks or "python", cell.code, label)
+
+
+def _executed(outcome: Outcome, position: Position, results: Results) -> Executed:
+    return Executed(outcome, results[STDOUT], results[STDERR], results.shown, results.omitted, results.error, position)

@@ -33,6 +33,7 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.SANDBOX_ENDED: _GONE,
         ErrorCode.FILE_NOT_FOUND: _ABSENT,
         ErrorCode.EXECUTION_NOT_FOUND: _ABSENT,
+        ErrorCode.CONTEXT_NOT_FOUND: _ABSENT,
         ErrorCode.PROCESS_NOT_FOUND: _ABSENT,
         ErrorCode.PATH_NOT_FOUND: _ABSENT,
         ErrorCode.PATH_EXISTS: Kind(409, "conflict"),

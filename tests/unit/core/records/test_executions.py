@@ -113,8 +113,9 @@ async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, box: Sa
     await run.close()
     assert (await logged(at, run.id)).status == "killed"
     execution = await code.start(box, Cell("print('x', flush=True); import time; time.sleep(1000)"))
-    async for _ in execution:
-        break
+    async for event in execution:
+        if isinstance(event, Output):
+            break
     await execution.close()
     found = await logged(at, execution.id)
     assert (found.status, found.stdout) == ("killed", "x\n")

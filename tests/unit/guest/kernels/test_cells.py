@@ -11,12 +11,13 @@ from sandlot.guest.kernels.cells import epitaph
     "status, began, late, expected",
     [
         ("died", True, False, "died"),
-        ("killed", True, True, "did not stop at its timeout"),
+        ("killed", True, True, "did not stop when it was interrupted"),
         ("killed", True, False, "started anew"),
-        # Somebody started it anew before it had said anything: that says nothing of the image's python.
+        # Somebody started it anew before it had said anything: that says nothing of the program that runs the language.
         ("killed", False, False, "started anew"),
-        ("died", False, False, "python did not start at all"),
-        ("killed", False, True, "python did not start within the cell's timeout"),
+        ("died", False, False, "did not start, so nothing was run"),
+        ("oom", True, False, "no memory left"),
+        ("oom", True, True, "no memory left"),
     ],
 )
 def test_it_says_what_happened(status: str, *, began: bool, late: bool, expected: str) -> None:
