@@ -22,6 +22,8 @@ from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.service import Core
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
+from sandlot.egress.cache import PackageCache
+from sandlot.egress.sources.machine import Sources
 from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Layout
@@ -177,6 +179,7 @@ async def open_service(
         records = await opened.enter_async_context(
             open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)], room)
         )
+        packages = packages or await opened.enter_async_context(_package_cache(settings))
         register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
         opened.push_async_callback(register.aclose)
         sandboxes = Sandboxes(
@@ -218,6 +221,17 @@ async def open_service(
         finally:
             images.stop()
             await sandboxes.aclose(keep=keep)
+
+
+@asynccontextmanager
+async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
+    """A cache of the indexes that this machine is configured for."""
+    cache = PackageCache(settings.packages, Sources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
+    await cache.start()
+    try:
+        yield cache
+    finally:
+        await cache.aclose()
 
 
 def own_host(settings: Settings) -> Host:
