@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -179,7 +179,9 @@ async def open_service(
         records = await opened.enter_async_context(
             open_records(settings, node, store, blobs, time, lambda: [box.state for box in sandboxes.all(OPERATOR)], room)
         )
-        packages = packages or await opened.enter_async_context(_package_cache(settings))
+        if packages is None:
+            packages = cache = await opened.enter_async_context(_package_cache(settings))
+            records.metrics.count_packages(lambda: asdict(cache.counters()))
         register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
         opened.push_async_callback(register.aclose)
         sandboxes = Sandboxes(

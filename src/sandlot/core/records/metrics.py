@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from sandlot.model.errors import ErrorCode
@@ -113,6 +113,14 @@ class Metrics:
             await asyncio.sleep(LAG_EVERY_S)
             self._lag.observe(max(0.0, loop.time() - due_s))
 
+    def count_packages(self, counted: Callable[[], Mapping[str, int]]) -> None:
+        """Tell what the package cache has counted.
+
+        Args:
+            counted: Gives it, by name; the name of what is bytes ends in ``_bytes``.
+        """
+        self._registry.register(_Packages(counted))
+
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
@@ -143,3 +151,34 @@ class _Live(Collector):
     @staticmethod
     def _family() -> GaugeMetricFamily:
         return GaugeMetricFamily("sandlot_sandboxes", "Sandboxes that live.", labels=["state"])
+
+
+class _Packages(Collector):
+    """What the package cache has counted.
+
+    Args:
+        counted: Gives it.
+    """
+
+    def __init__(self, counted: Callable[[], Mapping[str, int]]) -> None:
+        self._counted = counted
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        """Without counting."""
+        return self._families()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The numbers of this moment."""
+        events, sizes = self._families()
+        for name, number in self._counted().items():
+            is_size = name.endswith("_bytes")
+            (sizes if is_size else events).add_metric([name.removesuffix("_bytes") if is_size else name], number)
+        yield events
+        yield sizes
+
+    @staticmethod
+    def _families() -> tuple[CounterMetricFamily, CounterMetricFamily]:
+        return (
+            CounterMetricFamily("sandlot_packages", "What the package cache did.", labels=["what"]),
+            CounterMetricFamily("sandlot_packages_bytes", "Bytes that it took from upstream and gave to sandboxes.", labels=["what"]),
+        )

@@ -65,3 +65,12 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     finally:
         task.cancel()
     assert metrics.LAG_EVERY_S < 1
+
+
+def test_what_the_package_cache_counts_is_told_in_two_metrics() -> None:
+    numbers = {"hits": 1, "upstream_bytes": 7}
+    counted = Metrics()
+    counted.count_packages(lambda: numbers)
+    numbers["hits"] = 2
+    assert found(counted, "sandlot_packages_total") == {("hits",): 2}
+    assert found(counted, "sandlot_packages_bytes_total") == {("upstream",): 7}
