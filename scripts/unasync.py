@@ -28,6 +28,7 @@ BY_HAND = frozenset({SOURCE / "__init__.py", SOURCE / "backend.py", TARGET / "__
 
 #: asynchronous name -> synchronous name.
 NAMES: Mapping[str, str] = {
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "AsyncClient": "Client",
     "AsyncCodeHandle": "CodeHandle",
     "AsyncCoding": "Coding",
@@ -45,6 +46,7 @@ NAMES: Mapping[str, str] = {
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "AsyncKeys": "Keys",
+    "AsyncOneShots": "OneShots",
     "AsyncPty": "Pty",
     "AsyncSandbox": "Sandbox",
     "AsyncTerminal": "Terminal",

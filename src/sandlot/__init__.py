@@ -24,7 +24,19 @@ if TYPE_CHECKING:
         UnavailableError,
         UnsupportedError,
     )
-    from sandlot.sdk import AsyncClient, AsyncSandbox, Client, CommandResult, Execution, Limits, Sandbox, SandboxInfo
+    from sandlot.sdk import (
+        AsyncClient,
+        AsyncSandbox,
+        Client,
+        CommandResult,
+        Execution,
+        Limits,
+        ProgramResult,
+        Sandbox,
+        SandboxInfo,
+        execute,
+        execute_batch,
+    )
 
 __all__ = [
     "AsyncClient",
@@ -42,6 +54,7 @@ __all__ = [
     "LimitError",
     "Limits",
     "NotFoundError",
+    "ProgramResult",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",
@@ -50,6 +63,8 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "__version__",
+    "execute",
+    "execute_batch",
 ]
 
 __version__ = "0.1.0"
@@ -70,6 +85,7 @@ _HOMES = {
     "LimitError": "sandlot.model.errors",
     "Limits": "sandlot.sdk",
     "NotFoundError": "sandlot.model.errors",
+    "ProgramResult": "sandlot.sdk",
     "Sandbox": "sandlot.sdk",
     "SandboxEndedError": "sandlot.model.errors",
     "SandboxInfo": "sandlot.sdk",
@@ -77,6 +93,8 @@ _HOMES = {
     "TimeoutExceededError": "sandlot.model.errors",
     "UnavailableError": "sandlot.model.errors",
     "UnsupportedError": "sandlot.model.errors",
+    "execute": "sandlot.sdk",
+    "execute_batch": "sandlot.sdk",
 }
 
 

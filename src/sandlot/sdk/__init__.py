@@ -52,6 +52,7 @@ from sandlot.sdk.cells.contexts import Context
 from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
+from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.transfer.sending import Progress
 
@@ -72,6 +73,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncTerminal",
     "AuthenticationError",
+    "BatchItem",
     "ChangedFile",
     "Chart",
     "Cleared",
@@ -109,6 +111,9 @@ __all__ = [
     "NotFoundError",
     "Output",
     "ProcessInfo",
+    "Program",
+    "ProgramOptions",
+    "ProgramResult",
     "Progress",
     "Pty",
     "Quota",
@@ -127,4 +132,6 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "Whoami",
+    "execute",
+    "execute_batch",
 ]

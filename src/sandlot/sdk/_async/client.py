@@ -17,6 +17,7 @@ from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
+from sandlot.sdk._async.oneshot import AsyncOneShots
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -30,7 +31,7 @@ ANSWER_TIMEOUT_S = 60.0
 """How long the service may be silent in the middle of a call; event streams carry a comment every 15 s."""
 
 
-class AsyncClient:
+class AsyncClient(AsyncOneShots):
     """A service, reached over one pool of keep-alive connections. Use it in one event loop.
 
     Args:

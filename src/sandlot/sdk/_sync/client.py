@@ -18,6 +18,7 @@ from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
+from sandlot.sdk._sync.oneshot import OneShots
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -31,7 +32,7 @@ ANSWER_TIMEOUT_S = 60.0
 """How long the service may be silent in the middle of a call; event streams carry a comment every 15 s."""
 
 
-class Client:
+class Client(OneShots):
     """A service, reached over one pool of keep-alive connections. Use it in one event loop.
 
     Args:

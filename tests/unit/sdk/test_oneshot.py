@@ -1,0 +1,156 @@
+"""Programs that are run once, by the SDK: what is sent, lines however they are cut, errors of one and of all, and connections that break."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sandlot
+from sandlot import AsyncClient, Client, InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.sdk.oneshot import BatchItem, Lines, ProgramResult, batch_body
+from tests.unit.sdk.scripted import Reply, Script
+
+RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration": 0.5}
+RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
+PROBLEM = {
+    "type": "about:blank",
+    "title": "Not Found",
+    "status": 404,
+    "detail": "There is no template.",
+    "code": "template_not_found",
+    "hint": "List.",
+}
+PROBLEM |= {"retryable": False, "request_id": "r", "fields": {}}
+
+
+def item(index: int, result: Any = None, error: Any = None) -> bytes:  # noqa: ANN401 - JSON
+    return json.dumps({"index": index, "result": result, "error": error}).encode() + b"\n"
+
+
+def lines(*pieces: bytes, cut: bool = False) -> Reply:
+    return Reply(pieces=list(pieces), headers={"Content-Type": "application/x-ndjson"}, cut=cut)
+
+
+def test_one_program_is_sent_whole_and_its_result_is_read(service: Script) -> None:
+    service.say(lines(b"\n", item(0, RESULT)))
+    with Client(url=service.url) as client:
+        done = client.execute(
+            "bash",
+            "cat",
+            stdin="x",
+            timeout=3,
+            files={"a": "text", "b": b"\xff"},
+            envs={"A": "1"},
+            expected_output="x",
+            comparison="numeric",
+            tolerance=0.5,
+            output_bytes=10,
+            memory="64M",
+            pids=32,
+            template="base",
+        )
+    assert done == ProgramResult("completed", stdout="1\n", language="bash", duration_s=0.5, cpu_s=0.25, peak_bytes=4096, id="0123")
+    assert done.ok
+    (seen,) = service.seen
+    assert (seen.method, seen.path, seen.headers["accept"]) == ("POST", "/v1/execute/batch", "application/x-ndjson")
+    assert seen.json() == {
+        "items": [
+            {
+                "language": "bash",
+                "code": "cat",
+                "stdin": "x",
+                "timeout": 3,
+                "files": {"a": "text", "b": {"content": "/w==", "encoding": "base64"}},
+                "env": {"A": "1"},
+                "expected_output": "x",
+                "comparison": "numeric",
+                "tolerance": 0.5,
+                "output_bytes": 10,
+                "limits": {"memory_bytes": 64 << 20, "pids": 32},
+                "template": "base",
+            }
+        ]
+    }
+
+
+def test_what_is_not_given_is_not_sent() -> None:
+    assert batch_body([{"language": "bash", "code": ""}], None) == {"items": [{"language": "bash", "code": ""}]}
+
+
+def test_a_word_that_is_none_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(InvalidRequestError, match=r"no tiemout.*timeout"):
+        batch_body([{"language": "bash", "code": "", "tiemout": 1}], None)
+
+
+async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> None:
+    service.say(lines(item(2, RESULT), item(1, error=PROBLEM), item(0, {**RESULT, "status": "wrong_answer"})))
+    async with AsyncClient(url=service.url) as client:
+        done = await client.execute_batch([{"language": "bash", "code": str(n)} for n in range(3)], concurrency=2)
+    assert [(each.index, each.ok) for each in done] == [(0, False), (1, False), (2, True)]
+    assert isinstance(done[1].error, NotFoundError)
+    with pytest.raises(NotFoundError, match="no template"):
+        done[1].unwrap()
+    assert done[0].unwrap().status == "wrong_answer"
+    assert service.seen[0].json()["concurrency"] == 2
+
+
+async def test_items_are_given_as_they_come(service: Script) -> None:
+    service.say(lines(item(1, RESULT), item(0, RESULT)))
+    async with AsyncClient(url=service.url) as client:
+        assert [each.index async for each in client.iter_batch([{"language": "bash", "code": ""}] * 2)] == [1, 0]
+
+
+def test_no_programs_are_no_request(service: Script) -> None:
+    with Client(url=service.url) as client:
+        assert client.execute_batch([]) == []
+    assert service.seen == []
+
+
+def test_the_error_of_one_program_is_raised(service: Script) -> None:
+    service.say(lines(item(0, error=PROBLEM)))
+    with Client(url=service.url) as client, pytest.raises(NotFoundError, match="no template"):
+        client.execute("bash", "")
+
+
+def test_a_batch_that_is_refused_or_fails_as_a_whole_is_raised(service: Script) -> None:
+    service.say(Reply(400, {**PROBLEM, "code": "invalid_request", "status": 400}, {"Content-Type": "application/problem+json"}))
+    with Client(url=service.url) as client:
+        with pytest.raises(InvalidRequestError):
+            client.execute("bash", "")
+        service.say(lines(item(0, RESULT), json.dumps(PROBLEM).encode() + b"\n"))
+        with pytest.raises(NotFoundError):
+            client.execute_batch([{"language": "bash", "code": ""}] * 2)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_batch_that_is_cut_says_so(service: Script, cut: bool) -> None:  # noqa: FBT001
+    service.say(lines(item(0, RESULT), b'{"index"', cut=cut))
+    with Client(url=service.url) as client, pytest.raises(UnavailableError):
+        client.execute_batch([{"language": "bash", "code": ""}] * 2)
+
+
+def test_without_a_client_the_environment_says_which_service(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    service.say(lines(item(0, RESULT)))
+    assert sandlot.execute("bash", "echo 1").stdout == "1\n"
+    assert [each.ok for each in sandlot.execute_batch([{"language": "bash", "code": "echo 1"}])] == [True]
+
+
+@given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.data())
+def test_lines_are_the_same_however_they_are_cut(objects: list[dict[str, str]], data: st.DataObject) -> None:
+    text = b"".join(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace") + b"\n" * data.draw(st.integers(1, 3)) for each in objects)
+    read, at = Lines(), 0
+    told: list[dict[str, Any]] = []
+    while at < len(text):
+        size = data.draw(st.integers(1, 20))
+        told += read.feed(text[at : at + size])
+        at += size
+    assert told == [json.loads(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace")) for each in objects]
+
+
+def test_an_item_of_a_newer_service() -> None:
+    assert BatchItem.parse({"index": 1, "result": {"status": "novel", "exit_code": 0, "more": 1}, "error": None, "more": 2}).ok is False
