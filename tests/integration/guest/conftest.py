@@ -58,13 +58,15 @@ class Inside:
 
 
 @asynccontextmanager
-async def open_sandbox(data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None) -> AsyncIterator[Inside]:
+async def open_sandbox(
+    data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None, template: str = "base", isolation: str = "gvisor"
+) -> AsyncIterator[Inside]:
     """A sandbox of its own, awake; gone again in the end, whatever happened."""
     store = ImageStore(cache_from(os.environ))
     node = new_node_id()
-    driver = open_driver("gvisor", DriverSettings(node=node, data_dir=data_dir))
-    spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=limits)
-    blank = await driver.prepare(Shape(root=store.root("base"), limits=limits))
+    driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
+    spec = SandboxSpec(id=new_sandbox_id(node), template=template, limits=limits)
+    blank = await driver.prepare(Shape(root=store.root(template), limits=limits))
     held: Blank | Instance = blank
     try:
         held = instance = await blank.boot(spec)
@@ -73,7 +75,7 @@ async def open_sandbox(data_dir: Path, *, limits: Limits = SMALL, services: Mapp
             await link.wake(
                 identity=spec.id,
                 hostname="inside",
-                env=dict(store.ensure("base").env),
+                env=dict(store.ensure(template).env),
                 pids=limits.pids,
                 deadline_s=600,
                 memory_bytes=limits.memory_bytes,

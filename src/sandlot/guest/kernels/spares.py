@@ -340,7 +340,7 @@ class Spares:
             return False
         finally:
             os.close(fd)
-        return task.parent == 1 and task.session == pid
+        return task.parent == 1 and not task.is_dead()
 
     def _ended(self) -> None:
         """The zygote is gone, or makes no sense."""
