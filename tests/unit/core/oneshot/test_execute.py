@@ -26,11 +26,11 @@ from tests.support.until import until
 LIMITS = Limits(pids=32768)
 
 
-def shot(code: str, language: str = "python", **more: Any) -> OneShot:
+def shot(code: str, language: str = "python", **more: Any) -> OneShot:  # noqa: ANN401 - the fields of OneShot
     return OneShot(language, code, template="base", limits=LIMITS, **more)
 
 
-async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:
+async def run(at: Bench, code: str, language: str = "python", **more: Any) -> Result:  # noqa: ANN401
     return await execute(at.sandboxes, OPERATOR, shot(code, language, **more))
 
 
@@ -103,7 +103,7 @@ async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(a
 
 
 async def test_expected_output_is_compared_as_asked(at: Bench) -> None:
-    async def verdict(expected: str, **more: Any) -> Status:
+    async def verdict(expected: str, **more: Any) -> Status:  # noqa: ANN401
         return (await run(at, "print('3.14 '); print()", expected_output=expected, **more)).status
 
     assert await verdict("3.14") is Status.COMPLETED

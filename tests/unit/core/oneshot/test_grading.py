@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
@@ -104,15 +105,14 @@ def test_numeric(written: str, expected: str, tolerance: float, equal: bool) -> 
     assert matches(written, expected, Comparison.NUMERIC, tolerance) is equal
 
 
-@given(
-    number=st.decimals(allow_nan=False, allow_infinity=False, places=8),
-    expected=st.decimals(allow_nan=False, allow_infinity=False, places=8),
-    tolerance=st.floats(0, 10),
-)
-def test_the_tolerance_is_exactly_the_formula(number: object, expected: object, tolerance: float) -> None:
+NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=8)
+
+
+@given(number=NUMBERS, expected=NUMBERS, tolerance=st.floats(0, 10))
+def test_the_tolerance_is_exactly_the_formula(number: Decimal, expected: Decimal, tolerance: float) -> None:
     # Fraction(repr) on purpose: a tolerance means the number that is written.
-    one, other, bound = Fraction(str(number)), Fraction(str(expected)), Fraction(repr(tolerance))
-    assert matches(f"{number:f}", f"{expected:f}", Comparison.NUMERIC, tolerance) is (abs(one - other) <= bound * max(1, abs(other)))
+    one, other, bound = Fraction(number), Fraction(expected), Fraction(repr(tolerance))
+    assert matches(f"{number:f}", f"{expected:f}", Comparison.NUMERIC, tolerance) is (abs(one - other) <= bound * max(Fraction(1), abs(other)))
 
 
 @given(words=WORDS, gaps=st.text(alphabet=" \n\t", min_size=1))
