@@ -1,0 +1,165 @@
+"""Promise: the package index is all that a sandbox reaches, whatever it asks of it; and whoever floods it harms nobody else.
+
+A listener stands on the host's loopback and counts who comes: no way of asking may make the service call there, or read a file of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.protocol.schema import PACKAGES_PORT
+from tests.support.inside import USERS, run_inside
+from tests.support.localservice import LocalService
+
+ASK = f"""
+def ask(raw):
+    with socket.create_connection(("127.0.0.1", {PACKAGES_PORT}), timeout=60) as client:
+        got = b""
+        try:
+            client.sendall(raw)
+            client.shutdown(socket.SHUT_WR)
+            while piece := client.recv(65536):
+                got += piece
+        except OSError as error:
+            got += b"<" + (errno.errorcode.get(error.errno, "timeout").encode()) + b">"
+    return got.decode("latin-1")
+"""
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """A port of the host's loopback to which nobody may come."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.fixture
+def secret(service: LocalService) -> Iterator[str]:
+    """What a file of the host holds that no answer may hold."""
+    path = service.data_dir / "secret-of-the-host"
+    path.write_text(service.secret)
+    yield str(path)
+    path.unlink()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_request_leads_anywhere_but_to_packages(service: LocalService, sandbox: Sandbox, listener: int, secret: str, user: str) -> None:
+    away = f"127.0.0.1:{listener}"
+    up = "/".join([".."] * 12)
+    targets = [
+        f"http://{away}/",
+        f"http://{away}/pypi/simple/six/",
+        f"//{away}/",
+        f"/pypi/simple/http://{away}/",
+        f"/pypi/simple/http%3A%2F%2F{away}%2F/",
+        f"/pypi/simple/@{away}/",
+        f"/pypi/simple/six/@{away}/",
+        f"/pypi/files/http://{away}/six.whl",
+        f"/pypi/files/http/{away}/six.whl",
+        f"/pypi/files/{away}/six.whl",
+        f"/npm/http%3A%2F%2F{away}%2Fx",
+        f"/npm/@{away}%2Fx",
+        f"/npm/x/-/http://{away}/x.tgz",
+        f"/debian/http://{away}/",
+        f"/debian/@{away}/dists/bookworm/InRelease",
+        f"/debian-security@{away}/x",
+        *(
+            f"/{root}/{way}{secret}"
+            for root in ("", "pypi/simple", "pypi/files", "npm", "debian", "debian-security")
+            for way in (up, up.replace("/", "%2f"))
+        ),
+        *(f"/{root}/{secret.lstrip('/')}" for root in ("pypi/files", "debian", "npm")),
+        f"file://{secret}",
+        "/metrics",
+        "/healthz",
+        "/v1/sandboxes",
+    ]
+    requests = [
+        *(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1:{PACKAGES_PORT}\r\nConnection: close\r\n\r\n" for target in targets),
+        f"CONNECT {away} HTTP/1.1\r\nHost: {away}\r\n\r\n",
+        f"GET /nothing-there HTTP/1.1\r\nHost: {away}\r\nX-Forwarded-Host: {away}\r\nForwarded: host={away}\r\nConnection: close\r\n\r\n",
+        f"GET /nothing-there HTTP/1.1\r\nHost: x\r\nHost: {away}\r\nConnection: close\r\n\r\n",
+        f"GET / HTTP/1.1\r\nHost: x\r\nX: y\n\nGET http://{away}/ HTTP/1.1\r\nHost: {away}\r\n\r\n",
+        "PUT /pypi/simple/six/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx",
+        "DELETE /npm/left-pad HTTP/1.1\r\nHost: x\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        "GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "",
+    ]
+    told = run_inside(
+        sandbox, ASK + "told['got'] = [ask(raw.encode('latin-1')) for raw in given['requests']]\n", user=user, given={"requests": requests}
+    )
+    for request, got in zip(requests, told["got"], strict=True):
+        assert service.secret not in got, request
+        assert not got.startswith("HTTP/1.1 2"), (request, got[:300])
+        assert got == "" or got.startswith("<") or got.split(" ", 2)[1][0] in "45", (request, got[:300])
+    assert (Path(secret)).read_text() == service.secret
+
+
+def test_no_answer_names_the_machines_index_or_its_credentials(sandbox: Sandbox) -> None:
+    configured = [os.environ.get("PIP_INDEX_URL", ""), _said("pip", "config", "get", "global.index-url"), _said("npm", "config", "get", "registry")]
+    urls = [urlsplit(url) for url in configured if url]
+    names = {part for url in urls for part in (url.hostname, url.username, url.password) if part} - {"127.0.0.1", "localhost"}
+    public = {"pypi.org", "files.pythonhosted.org", "registry.npmjs.org"}  # packages name these themselves
+    paths = ("/pypi/simple/six/", "/npm/left-pad", "/pypi/simple/sandlot-no-such-package/", "/debian/dists/bookworm/InRelease")
+    raw = [
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n" for path in paths for accept in ("*/*", "application/json")
+    ]
+    told = run_inside(sandbox, ASK + "told['got'] = [ask(raw.encode()) for raw in given['raw']]\n", given={"raw": raw})
+    assert [got.split(" ", 2)[1] for got in told["got"][:4]] == ["200"] * 4
+    for got in told["got"]:
+        assert [name for name in names - public if name in got] == []
+
+
+def test_a_flood_of_connections_harms_its_own_sandbox_alone(service: LocalService) -> None:
+    flood = f"""
+import socket, time
+held = []
+until = time.monotonic() + 6
+while time.monotonic() < until:
+    client = socket.socket()
+    client.setblocking(False)
+    client.connect_ex(("127.0.0.1", {PACKAGES_PORT}))
+    held.append(client)
+    for other in held[-200::7]:
+        try:
+            other.send(b"GET /pypi/simple/numpy/ HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * 50)
+        except OSError:
+            pass
+    if len(held) > 3000:
+        for other in held[:1000]:
+            other.close()
+        del held[:1000]
+print("flooded")
+"""
+    with service.create() as hostile, service.create() as other:
+        done: list[str] = []
+        thread = threading.Thread(target=lambda: done.append(hostile.commands.run(["python3", "-c", flood]).stdout))
+        thread.start()
+        for _ in range(5):
+            assert other.commands.run("echo here").stdout == "here\n"
+            assert other.commands.run("pip download --no-deps -d /tmp/six six").exit_code == 0
+            assert hostile.commands.run("echo here").stdout == "here\n"
+        thread.join()
+        assert done == ["flooded\n"]
+        assert hostile.commands.run("pip download --no-deps -d /tmp/six six").exit_code == 0
+
+
+def _said(*argv: str) -> str:
+    try:
+        return subprocess.run(argv, capture_output=True, check=False, text=True, timeout=30).stdout.strip()
+    except FileNotFoundError:
+        return ""
