@@ -39,7 +39,7 @@ def typed(sandbox: Sandbox, command: str, user: str = "user") -> str:
 
 
 @pytest.mark.parametrize(
-    ("user", "command", "module"),
+    "user, command, module",
     [
         ("user", "pip install six", "six"),
         ("user", "uv pip install tabulate", "tabulate"),
@@ -56,7 +56,7 @@ def test_pip_that_is_typed(sandbox: Sandbox, user: str, command: str, module: st
         assert typed(sandbox, f"python3 -c '{IMPORTED.format(module)}'", who) == f"{module}\n"
 
 
-@pytest.mark.parametrize(("user", "package"), [("user", "left-pad"), ("root", "is-number")])
+@pytest.mark.parametrize("user, package", [("user", "left-pad"), ("root", "is-number")])
 def test_npm_that_is_typed(sandbox: Sandbox, user: str, package: str) -> None:
     typed(sandbox, f"npm install -g {package}", user)
     assert typed(sandbox, f"node -p 'typeof require(\"{package}\")'") == "function\n"
@@ -64,7 +64,7 @@ def test_npm_that_is_typed(sandbox: Sandbox, user: str, package: str) -> None:
     assert typed(sandbox, f"cd /tmp/{user}/project && node -p 'Object.keys(require(\"./package.json\").dependencies)[0]'", user) == f"{package}\n"
 
 
-@pytest.mark.parametrize(("user", "command", "program"), [("user", "apt-get install tree", "tree"), ("root", "apt-get install -y hello", "hello")])
+@pytest.mark.parametrize("user, command, program", [("user", "apt-get install tree", "tree"), ("root", "apt-get install -y hello", "hello")])
 def test_apt_get_that_is_typed(sandbox: Sandbox, user: str, command: str, program: str) -> None:
     typed(sandbox, command, user)
     typed(sandbox, f"{program} --version")
@@ -92,7 +92,7 @@ def test_nothing_of_it_is_in_the_working_folder(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manager", "package", "words"),
+    "manager, package, words",
     [
         ("pip", "sandlot-no-such-package", "was not found"),
         ("pip", "six==0.0.1", "six==0.0.1"),

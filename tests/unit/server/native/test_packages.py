@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,13 +9,16 @@ import httpx
 import pytest
 
 from sandlot.core.admission import NewSandbox
+from sandlot.core.sandbox import Sandbox
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.protocol.schema import PACKAGES_PORT
 from tests.support.http import events, output, problem, told
 from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.until import until
 
-SAYS = f'import sys, urllib.request as r; print(r.build_opener(r.ProxyHandler({{}})).open("http://127.0.0.1:{PACKAGES_PORT}/").read().decode(), flush=True)'
+SAYS = f"""import sys, urllib.request as r
+print(r.build_opener(r.ProxyHandler({{}})).open("http://127.0.0.1:{PACKAGES_PORT}/").read().decode(), flush=True)"""
 """A program that asks the index."""
 
 
@@ -61,7 +63,7 @@ async def put_manager(http: httpx.AsyncClient, url: str, name: str, script: str)
     assert made.json()["exit_code"] == 0
 
 
-async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx.AsyncClient, url: str, at: Bench) -> None:
+async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx.AsyncClient, url: str) -> None:
     await put_manager(http, url, "uv", '#!/bin/sh\npwd; id -un; for word; do echo "<$word>"; done; echo "no such thing" >&2; exit 7\n')
     body = {"manager": "pip", "packages": ["requests>=2, <3", "tabulate[widechars]"]}
     done = (await http.post(f"{url}/packages", json=body)).json()
@@ -125,9 +127,13 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
             if name == "output":
                 assert told_["data"] == "open\n"
                 break
-    while box.installs:  # the client went away, and it is ended
-        await asyncio.sleep(0.01)
+    await until(lambda: ended(box))
     assert (await http.post(f"{url}/processes", json=say)).json()["stdout"] == "closed\n"
+
+
+async def ended(box: Sandbox) -> bool:
+    """Whether the install is over whose client went away."""
+    return not box.installs
 
 
 async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
