@@ -11,9 +11,19 @@ from pathlib import Path
 
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.sources.machine import Sources
+from sandlot.egress.sources.values import Debian, Npm, Pypi
 from sandlot.model.errors import SandlotError
 
 MIB = 1024 * 1024
+
+
+def sources_of(origin: str) -> Callable[[], Sources]:
+    """All registries at one origin: ``/simple/``, ``/registry/``, ``/deb/`` and ``/sec/``."""
+    return lambda: Sources(
+        pypi=Pypi(indexes=(f"{origin}/simple/",)),
+        npm=Npm(registry=f"{origin}/registry/"),
+        debian=Debian(archives={"debian": f"{origin}/deb/", "debian-security": f"{origin}/sec/"}),
+    )
 
 
 @dataclass(slots=True)

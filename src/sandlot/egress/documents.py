@@ -189,7 +189,7 @@ class Documents:
         async with self._makers:
             try:
                 made = await self._threads.run(page.make, there)
-            except (ValueError, RecursionError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 return self._old(known, UpstreamError(f"{page.key} makes no sense: {type(error).__name__}"))
         if not made:
             return self._nothing(page)

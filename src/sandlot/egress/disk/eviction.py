@@ -25,23 +25,19 @@ class Kept:
     used_s: float
 
 
-def victims(kept: Iterable[Kept], *, max_bytes: int, need_bytes: int) -> Sequence[Kept]:
-    """What goes, the longest unused first, so that what is left and what is to come stay within the bound; nothing where they do.
+def plan(kept: Iterable[Kept], *, max_bytes: int, need_bytes: int) -> tuple[int, Sequence[Kept]]:
+    """How many bytes have to go, so that what is left and what is to come stay within the bound, and in which order to try.
 
     Args:
-        kept: All that there is.
+        kept: All that there is. Some of it may be in use, and stays.
         max_bytes: The bound.
         need_bytes: What is to come.
+
+    Returns:
+        Nothing has to go where all fits. Otherwise a little more than must; the longest unused first.
     """
     found = sorted(kept, key=lambda each: each.used_s)
     total = sum(each.size_bytes for each in found)
     if total + need_bytes <= max_bytes:
-        return ()
-    goal = min(max_bytes - need_bytes, int(max_bytes * FULL))
-    going = []
-    for each in found:
-        if total <= goal:
-            break
-        going.append(each)
-        total -= each.size_bytes
-    return going
+        return 0, ()
+    return total - min(max_bytes - need_bytes, int(max_bytes * FULL)), found

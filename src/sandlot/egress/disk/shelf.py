@@ -30,7 +30,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sandlot.egress.counters import Counters
-from sandlot.egress.disk.eviction import Kept, victims
+from sandlot.egress.disk.eviction import Kept, plan
 from sandlot.egress.disk.opened import Draft, Opened
 from sandlot.model.errors import ErrorCode, HostError
 
@@ -216,10 +216,14 @@ class Shelf:
         kept, drafts = self._scan(), self._drafts_bytes()
         total = sum(each.size_bytes for each in kept)
         bound = min(self._max_bytes - drafts, total + need_bytes - short_bytes if short_bytes else self._max_bytes)
-        for each in victims(kept, max_bytes=max(bound, 0), need_bytes=need_bytes):
+        excess_bytes, order = plan(kept, max_bytes=max(bound, 0), need_bytes=need_bytes)
+        for each in order:
+            if excess_bytes <= 0:
+                break
             with contextlib.suppress(OSError):
                 if self._unlink_unused(each.path):
                     total -= each.size_bytes
+                    excess_bytes -= each.size_bytes
                     self._counters.evictions += 1
         self._total_bytes = total + drafts + need_bytes
         self._scanned_s = time.monotonic()

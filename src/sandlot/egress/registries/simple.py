@@ -109,6 +109,8 @@ def _of_json(words: object, base: str) -> tuple[list[SimpleFile], list[str] | No
         raise ValueError("not a page of a simple index")  # noqa: TRY004 - what is there makes no sense, whatever its type
     files = []
     for each in words["files"]:
+        if not isinstance(each, dict):
+            continue
         url = _fetchable(base, each.get("url"))
         filename, size, uploaded = each.get("filename"), each.get("size"), each.get("upload-time")
         if url is None or not isinstance(filename, str):

@@ -33,8 +33,8 @@ def debian(targets: str, dump: str, logins: Iterable[tuple[str, str, str]], *, a
     for target, suite in next((found for suite in suites if (found := choose(known, suite, architecture))), ()):
         name = {"": "debian", "security": "debian-security"}.get(suite.partition("-")[2])
         if name and urlsplit(target.uri).scheme in _SCHEMES:
-            url, credential = parted(rooted(target.uri))
-            archives[name] = "file:" + url.removeprefix("copy:") if url.startswith("copy:") else url
+            uri = "file:" + target.uri.removeprefix("copy:") if target.uri.startswith("copy:") else target.uri
+            archives[name], credential = parted(rooted(uri))
             credentials += [credential] if credential else []
     return Debian(archives=archives, architecture=architecture, access=_access(dump, [*_of_auth(logins), *credentials]))
 

@@ -1,0 +1,65 @@
+"""The cache's threads: what is opened for nobody is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandlot.egress.disk.threads import Threads
+from tests.support.until import until
+
+
+class Thing:
+    """Something that has to be closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+async def threads() -> AsyncIterator[Threads]:
+    found = Threads()
+    yield found
+    found.close()
+
+
+async def test_a_function_runs_elsewhere(threads: Threads) -> None:
+    assert await threads.run(threading.get_ident) != threading.get_ident()
+
+
+async def test_what_a_cancelled_caller_had_opened_is_closed(threads: Threads) -> None:
+    go, thing = threading.Event(), Thing()
+
+    def slow() -> Thing:
+        go.wait()
+        return thing
+
+    opening = asyncio.create_task(threads.open(slow))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not thing.closed
+    go.set()
+    await until(lambda: thing.closed)
+
+
+async def test_what_fails_for_nobody_is_no_matter(threads: Threads) -> None:
+    go = threading.Event()
+
+    def slow() -> Thing:
+        go.wait()
+        raise OSError("no")
+
+    opening = asyncio.create_task(threads.open(slow))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    go.set()
