@@ -86,7 +86,7 @@ def ipython() -> tuple[Any, str]:
 
 
 def serve(kernel: Any, fd: int) -> None:
-    """Serve a guest until it is gone."""
+    """Serve a guest until it is gone, which is the end of this process."""
     from sandlot_kernel.wire import Wire  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
 
     wire = Wire(fd)
@@ -94,7 +94,7 @@ def serve(kernel: Any, fd: int) -> None:
     try:
         kernel.serve(wire)
     finally:
-        wire.close()
+        os._exit(0)  # threads that cells started may never end
 
 
 class Zygote:

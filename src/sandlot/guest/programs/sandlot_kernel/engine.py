@@ -174,16 +174,24 @@ class Engine:
         env = message.get("env") or {}
         before = {name: os.environ.get(name) for name in env}
         os.environ.update(env)
+        count = self._shell.execution_count
         try:
-            self._execute(message)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            ok, count = self._execute(message)
+        except (EOFError, OSError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a cell broke what the kernel itself needs
+            self._host.error(type(error), error, error.__traceback__)
+            ok = False
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._interrupts.in_cell = False
+        self._host.reset()
+        self._output.send({"event": "done", "cell": message.get("cell", ""), "ok": ok, "count": count})
 
-    def _execute(self, message: dict[str, Any]) -> None:
+    def _execute(self, message: dict[str, Any]) -> tuple[bool, int]:
         cell, silent = message.get("cell", ""), bool(message.get("silent"))
         stored = bool(message.get("store_history", True)) and not silent
         interrupts, shell, host = self._interrupts, self._shell, self._host
@@ -214,15 +222,13 @@ class Engine:
                 host.leave()
         except BaseException as error:  # noqa: BLE001 - rendering figures is the cell's work as well
             host.ended(error)
-        failed = host.failed
-        interrupts.in_cell = False
-        host.reset()
         self._flush_others()
-        self._output.send({"event": "done", "cell": cell, "ok": not failed, "count": count})
+        return not host.failed, count
 
     def _flush_others(self) -> None:
         """Push out what a replacement of a stream still keeps."""
-        for stream in (sys.stdout, sys.stderr):
+        for name in ("stdout", "stderr"):
+            stream: Any = getattr(sys, name, None)
             if type(stream) is not Stream:
                 try:
                     stream.flush()
@@ -244,9 +250,10 @@ def reseed(entropy: bytes) -> None:
 
 def _translated(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
     """An error as it is told: an interrupt while the cell awaited cancels it, a debugger finds the end of its input."""
-    if kind.__name__ == "CancelledError" and interrupted.cancelled:
+    name = telling.name_of(kind)
+    if name == "CancelledError" and interrupted.cancelled:
         return KeyboardInterrupt, KeyboardInterrupt().with_traceback(raised.__traceback__)
-    if kind.__name__ == "BdbQuit" and not str(raised):
+    if name == "BdbQuit" and not str(raised):
         return kind, kind(NO_DEBUGGER).with_traceback(raised.__traceback__)
     return kind, raised
 

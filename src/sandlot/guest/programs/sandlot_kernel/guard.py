@@ -1,7 +1,8 @@
 """What a cell must not take away for good: builtins, modules, streams, descriptors, stack.
 
 Laws:
-- A cell's changes to builtins hold while cells run, as one expects, and not while the kernel's own code does.
+- A cell's changes to builtins hold while cells run, as one expects, and not while the kernel's own code does. Those that it took away,
+  or made into what cannot be called, are back in the next cell.
 - ``sys.stdout`` and ``sys.stderr`` that a cell replaced stay replaced; None, or closed ones, are put back before the next cell.
 - Descriptors 0, 1 and 2 that a cell closed are put back before the next cell.
 - What is installed while the kernel runs can be imported by the next cell, also from folders that did not exist before.
@@ -38,6 +39,12 @@ class Builtins:
     def learn(self) -> None:
         """These are the right ones, but for those that IPython hides from cells."""
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
+
+    def restore(self) -> None:
+        """Before a cell: what cannot have been meant is undone."""
+        own = self._own
+        self._gone = []
+        self._changed = {name: value for name, value in self._changed.items() if callable(value) or not callable(own[name])}
 
     def enter(self) -> None:
         """A cell's code begins: it finds what cells left."""
@@ -82,6 +89,7 @@ class Guard:
 
     def restore(self) -> None:
         """Before a cell."""
+        self.builtins.restore()
         self.stdout.reopen()
         self.stderr.reopen()
         for name, own in (("stdout", self.stdout), ("stderr", self.stderr)):

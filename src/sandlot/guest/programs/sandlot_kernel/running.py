@@ -86,6 +86,8 @@ class Loop:
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._past: list[Any] = []
+        """Loops whose descriptors a cell closed: to let them go would close what has their numbers now."""
         self._still = False
         self._context = contextvars.copy_context()
         self._get = events._get_running_loop  # noqa: SLF001 - the one place that run() and run_until_complete() look at
@@ -100,7 +102,8 @@ class Loop:
     def ready(self) -> asyncio.AbstractEventLoop:
         """The loop; a new one where a cell closed the last."""
         loop = self._loop
-        if loop is None or loop.is_closed():
+        if loop is None or loop.is_closed() or not _works(loop):
+            self._past.append(loop)
             loop = self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(loop)
         return loop
@@ -198,6 +201,17 @@ class Loop:
         import threading  # noqa: PLC0415 - imported by asyncio; the name is wanted here only
 
         return threading.current_thread() is not threading.main_thread()
+
+
+def _works(loop: Any) -> bool:
+    """Whether a loop's descriptors are still there."""
+    try:
+        loop._selector.select(0)  # noqa: SLF001 - what is ready stays ready
+    except AttributeError:
+        return True  # a loop of another kind
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError):
+        return False
+    return True
 
 
 def _busy(loop: Any) -> bool:

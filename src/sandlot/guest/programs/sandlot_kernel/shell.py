@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from .engine import Host
 
+PARTS = ("display_formatter", "display_pub", "displayhook", "history_manager", "events", "compile", "builtin_trap", "display_trap")
+"""What a cell can get at by ``get_ipython()`` and must not take away."""
+
 NO_PLACE = "/nonexistent/ipython"
 """Where IPython's own folder would be."""
 
@@ -86,7 +89,7 @@ class Result(DisplayHook):  # type: ignore[misc]
     def log_output(self, format_dict: Any) -> None:
         """Only ``%history -o`` would want it."""
         if self.shell.cell_stored and "text/plain" in format_dict:
-            self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict["text/plain"][: telling.VALUE_CHARS]
+            self.shell.history_manager.output_hist_reprs[self.prompt_count] = str(format_dict["text/plain"])[: telling.VALUE_CHARS]
 
     def finish_displayhook(self) -> None:
         """Nothing was written to a stream."""
@@ -146,6 +149,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         self.cell_code = ""
         self.cell_stored = True
         self.formatting = False
+        self._memory: dict[str, Any] = {}
         config = Config()
         config.HistoryManager.enabled = False
         config.HistoryManager.hist_file = ":memory:"
@@ -167,10 +171,14 @@ class Shell(InteractiveShell):  # type: ignore[misc]
     def connect(self, host: Host) -> None:
         """From now on cells may come."""
         self.host = host
+        self._parts = {name: getattr(self, name) for name in PARTS}
 
     def begin(self, code: str, name: str, *, silent: bool, stored: bool) -> tuple[Any, bool]:
         """Get a cell ready: as ``plain.Plain.begin``."""
         self.cell_code, self.cell_stored = code, stored and not silent
+        for attribute, part in self._parts.items():
+            if getattr(self, attribute, None) is None:
+                setattr(self, attribute, part)
         self.compile.cell_name = name
         failed = None
         try:
@@ -223,7 +231,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         except ValueError:
             sys.stderr.write("No traceback available to show.\n")
             return
-        if self.formatting:
+        if self.formatting or (exc_tuple is None and sys.exc_info()[0] is None):  # %tb shows again what was told
             sys.stderr.write("\n".join(telling.lines_of(kind, raised, trace)) + "\n")
         elif kind is UsageError:
             self.host.error(kind, raised, None)
@@ -246,6 +254,10 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         """``!command``."""
         self.user_ns["_exit_code"] = children.shell(self.var_expand(cmd, depth=1))
 
+    def _format_exception_for_storage(self, exception: BaseException, *_how: Any, **_more: Any) -> dict[str, Any]:
+        """IPython 9 keeps every error's text for notebooks that it saves: we save none."""
+        return {"ename": telling.name_of(type(exception)), "evalue": "", "traceback": []}
+
     def ask_exit(self) -> None:
         """Leave the cell."""
         raise SystemExit
@@ -264,6 +276,15 @@ class Shell(InteractiveShell):  # type: ignore[misc]
     def init_profile_dir(self, _given: Any) -> None:
         """None is read or made."""
         self.profile_dir = None
+
+    @property
+    def db(self) -> dict[str, Any]:
+        """What magics remember, as long as the kernel lives: folders, aliases."""
+        return self._memory
+
+    @db.setter
+    def db(self, _given: Any) -> None:
+        """IPython 8 would put its files here."""
 
     def init_virtualenv(self) -> None:
         """The kernel runs on the image's python, whatever VIRTUAL_ENV says."""

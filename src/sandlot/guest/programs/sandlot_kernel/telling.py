@@ -30,6 +30,8 @@ METADATA_KEY = 255
 TRACEBACK_LINES = 500
 VALUE_CHARS = 8000
 BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"))
+COMPILERS = (f"{os.sep}IPython{os.sep}", f"{os.sep}codeop.py")
+_NAME = type.__dict__["__name__"]
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -56,7 +58,7 @@ def bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dict[str, A
     left_out = {}
     room = BUNDLE_BYTES
     for mime, item in sorted(dict(data).items(), key=lambda entry: str(entry[0]) != "text/plain"):
-        carried = _carried(str(mime), item)
+        carried = _carried(str(mime), item) if "/" in str(mime) else None
         if carried is None:
             continue
         size = len(carried) if isinstance(carried, bytes) else len(carried.encode("utf-8", "replace"))
@@ -82,13 +84,18 @@ def error(kind: type[BaseException], raised: BaseException, trace: types.Traceba
         raised: The exception; those that caused it are told too.
         trace: Where it went through.
     """
-    name = str(getattr(kind, "__name__", kind))
+    name = name_of(kind)
     try:
         value = str(raised)
     except Exception as broken:  # noqa: BLE001 - an exception may fail at being printed
-        value = f"(cannot be printed: {type(broken).__name__})"
+        value = f"(cannot be printed: {name_of(type(broken))})"
     lines = lines_of(kind, raised, trace)
     return {"event": "error", "name": name, "value": value[:VALUE_CHARS], "traceback": lines}
+
+
+def name_of(kind: type) -> str:
+    """A class's name, whatever its metaclass makes of it."""
+    return str(_NAME.__get__(kind))
 
 
 def lines_of(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> list[str]:
@@ -97,23 +104,23 @@ def lines_of(kind: type[BaseException], raised: BaseException, trace: types.Trac
         _strip_chain(raised, set())
         lines = traceback.format_exception(kind, raised, strip(trace))
     except Exception as broken:  # noqa: BLE001 - as above
-        lines = [f"{kind.__name__}: (cannot be printed: {type(broken).__name__})\n"]
+        lines = [f"{name_of(kind)}: (cannot be printed: {name_of(type(broken))})\n"]
     return "".join(lines)[-PLAIN_CHARS:].splitlines()[-TRACEBACK_LINES:]
 
 
 def strip(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames that belong to the kernel; up to the first cell also without IPython's."""
+    """A traceback from its first cell on, without the frames that belong to the kernel; without a cell, also without IPython's."""
     kept = []
-    inside = False
     while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        inside = inside or path.startswith("<cell ")
-        machinery = path.startswith(HERE) or (not inside and os.sep + "IPython" + os.sep in path)
-        if not machinery:
-            kept.append(trace)
+        kept.append((trace.tb_frame.f_code.co_filename, trace))
         trace = trace.tb_next
+    cells = [at for at, (path, _entry) in enumerate(kept) if path.startswith("<cell ")]
+    if cells:
+        kept = [(path, entry) for path, entry in kept[cells[0] :] if not path.startswith(HERE)]
+    else:
+        kept = [(path, entry) for path, entry in kept if not path.startswith(HERE) and not any(part in path for part in COMPILERS)]
     made = None
-    for entry in reversed(kept):
+    for _path, entry in reversed(kept):
         made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return made
 
@@ -139,10 +146,25 @@ def _carried(mime: str, item: Any) -> str | bytes | None:
         if isinstance(item, (list, tuple)) and not is_json(mime):
             item = "".join(item)  # lines, as notebooks have them
         if not isinstance(item, str):
-            item = json.dumps(item, default=str)
-        return base64.b64decode(item) if mime in BINARY else str.__str__(item)
+            item = _json(item)
+        return base64.b64decode("".join(item.split()), validate=True) if mime in BINARY else str.__str__(item)
     except (TypeError, ValueError, RecursionError, binascii.Error):
         return None
+
+
+def _json(item: Any) -> str:
+    try:
+        return json.dumps(item, default=str, allow_nan=False)
+    except ValueError:  # numbers that JSON does not have
+        return json.dumps(_finite(item), default=str)
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, float) and not math.isfinite(item):
+        return None
+    if isinstance(item, dict):
+        return {key: _finite(value) for key, value in item.items()}
+    return [_finite(value) for value in item] if isinstance(item, (list, tuple)) else item
 
 
 def _plain(item: Any, depth: int) -> Any:
