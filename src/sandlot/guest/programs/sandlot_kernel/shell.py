@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 
 import IPython
+from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
@@ -18,6 +19,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.formatters import BaseFormatter, DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
 from traitlets import ObjectName, Type, Unicode, default, observe
 from traitlets.config import Config
 
@@ -136,6 +138,14 @@ class ChartFormatter(BaseFormatter):  # type: ignore[misc]
         return charts.describe(obj) if figures.is_figure(obj) else None
 
 
+class NoProfile(ProfileDir):  # type: ignore[misc]
+    """A folder that is not made: IPython 8 asks where it would be."""
+
+    @observe("location")  # type: ignore[untyped-decorator]
+    def _location_changed(self, change: Any) -> None:
+        """None is made."""
+
+
 class Shell(InteractiveShell):  # type: ignore[misc]
     """IPython, driven by messages."""
 
@@ -158,6 +168,8 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         config.InteractiveShell.display_page = True
         config.InteractiveShell.autoindent = False
         config.InteractiveShell.warn_venv = False
+        if hasattr(interactiveshell, "PickleShareDB"):
+            interactiveshell.PickleShareDB = lambda _folder: {}  # IPython 8 makes a folder when it starts
         super().__init__(config=config)
         type(self)._instance = self  # noqa: SLF001 - what instance() does, for every class that may be asked
         InteractiveShell._instance = self  # noqa: SLF001
@@ -275,7 +287,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
 
     def init_profile_dir(self, _given: Any) -> None:
         """None is read or made."""
-        self.profile_dir = None
+        self.profile_dir = NoProfile(location=NO_PLACE)
 
     @property
     def db(self) -> dict[str, Any]:

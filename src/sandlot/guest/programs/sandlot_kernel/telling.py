@@ -30,7 +30,7 @@ METADATA_KEY = 255
 TRACEBACK_LINES = 500
 VALUE_CHARS = 8000
 BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"))
-COMPILERS = (f"{os.sep}IPython{os.sep}", f"{os.sep}codeop.py")
+COMPILERS = (f"{os.sep}IPython{os.sep}", f"{os.sep}codeop.py", f"{os.sep}ast.py")
 _NAME = type.__dict__["__name__"]
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
