@@ -1,0 +1,133 @@
+"""Promise: installs of two hundred mixed packages; what was installed once asks upstream nothing again, and the cache keeps to its bound.
+
+``scripts/soak tests/soak/test_packages.py`` runs this: some hundred small downloads from the indexes that this machine is configured for, into
+a cache of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.runs import installing
+from sandlot.core.runs.outcomes import Finished
+from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.sandbox import Sandbox
+from sandlot.egress.cache import PackageCache
+from sandlot.egress.counters import Counters
+from sandlot.egress.sources.machine import Sources
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.access import OPERATOR, UNBOUNDED
+from sandlot.model.specs import GIB, MIB
+from sandlot.server.compose import Service, open_service
+from sandlot.server.settings import Settings
+from tests.support.localservice import ISOLATIONS
+
+PACKAGES = {
+    Manager.PIP: """
+        six tabulate idna colorama toolz more-itertools certifi charset-normalizer urllib3 requests click packaging attrs pluggy iniconfig tomli
+        typing-extensions zipp filelock platformdirs decorator pytz python-dateutil tzdata markupsafe jinja2 itsdangerous werkzeug blinker flask
+        pygments docutils pyparsing cycler sortedcontainers cachetools pyyaml simplejson orjson xmltodict beautifulsoup4 soupsieve html5lib
+        webencodings chardet text-unidecode python-slugify humanize inflection shellingham markdown-it-py mdurl rich typer tqdm psutil networkx
+        sympy mpmath httpx
+    """,
+    Manager.NPM: """left-pad is-odd is-number is-even lodash ms debug uuid nanoid chalk kleur minimist yargs-parser semver dayjs camelcase slugify
+        escape-string-regexp deepmerge mime once inherits safe-buffer balanced-match @types/left-pad""",
+    Manager.APT: "tree hello bc sl cowsay figlet dos2unix pv time xxd lsof datamash toilet units zstd",
+}
+EACH = [(manager, word) for manager, words in PACKAGES.items() for word in words.split()]
+LARGE = ("numpy", "pandas", "lxml", "pillow", "cryptography", "grpcio", "matplotlib", "sqlalchemy", "pydantic-core", "numpy", "lxml")
+"""More than the smallest cache holds, and two of them again."""
+
+
+@asynccontextmanager
+async def serving(folder: Path, cache: PackageCache) -> AsyncIterator[Service]:
+    (folder / "data").mkdir()
+    settings = Settings(data_dir=folder / "data", cache_dir=DEFAULT_CACHE, isolation_allowed=ISOLATIONS)
+    await cache.start()
+    try:
+        async with open_service(settings, packages=cache) as service:
+            yield service
+    finally:
+        await cache.aclose()
+
+
+def cache_in(folder: Path, max_bytes: int) -> PackageCache:
+    # A day: however long this takes, no page of an index becomes old meanwhile.
+    return PackageCache(folder / "packages", Sources.of_this_machine, max_bytes=max_bytes, ttl_s=86_400)
+
+
+async def sandbox_of(service: Service, isolation: str) -> Sandbox:
+    return await service.sandboxes.create(NewSandbox(template="base", isolation=isolation, timeout_s=3600), OPERATOR)
+
+
+async def install(box: Sandbox, manager: Manager, word: str) -> Finished:
+    done = await installing.install(box, Installing(manager, (word,)), UNBOUNDED)
+    assert done.outcome.exit_code == 0, (box.spec.isolation, manager, word, done.stdout.text()[-1000:], done.stderr.text()[-2000:])
+    return done
+
+
+async def round_of(service: Service) -> None:
+    """Everything in a fresh sandbox of each kind, both at once."""
+
+    async def all_of(isolation: str) -> None:
+        box = await sandbox_of(service, isolation)
+        for manager, word in EACH:
+            await install(box, manager, word)
+        await service.sandboxes.kill(box.id, OPERATOR)
+
+    async with asyncio.TaskGroup() as group:
+        for isolation in ISOLATIONS:
+            group.create_task(all_of(isolation))
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+async def test_two_hundred_installs_and_again_without_asking_upstream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(EACH) * len(ISOLATIONS) >= 200
+    cache = cache_in(tmp_path, 2 * GIB)
+    async with serving(tmp_path, cache) as service:
+        await round_of(service)
+        first = cache.counters()
+        await round_of(service)
+        second = cache.counters()
+    told(capsys, first, second, size_of(tmp_path / "packages"))
+    assert first.upstream_requests > 0
+    assert (second.upstream_requests, second.upstream_bytes) == (first.upstream_requests, first.upstream_bytes)
+    assert second.served_bytes - first.served_bytes > MIB
+    assert (second.errors, second.mismatches, second.evictions) == (0, 0, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_a_small_cache_keeps_to_its_bound_and_everything_is_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bound = 64 * MIB
+    cache = cache_in(tmp_path, bound)
+    most = 0
+    async with serving(tmp_path, cache) as service:
+        box = await sandbox_of(service, "container")
+        for word in LARGE:
+            await service.sandboxes.kill(box.id, OPERATOR)
+            box = await sandbox_of(service, "container")
+            await install(box, Manager.PIP, word)
+            most = max(most, size_of(tmp_path / "packages"))
+        counted = cache.counters()
+    told(capsys, counted, counted, most)
+    assert most <= bound
+    assert counted.evictions > 0
+    assert counted.upstream_bytes > bound
+
+
+def told(capsys: pytest.CaptureFixture[str], first: Counters, second: Counters, size: int) -> None:
+    with capsys.disabled():
+        print(f"\nfirst {dataclasses.asdict(first)}\nsecond {dataclasses.asdict(second)}\ndisk {size / MIB:.1f} MiB")
