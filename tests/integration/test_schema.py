@@ -148,6 +148,8 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "processes_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
     "processes_write_input": {"body": b"hello", "media_type": BINARY},
     "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
+    "code_follow": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
+    "contexts_create": {"body": {"language": "python"}},
     "events_list": {"query": {"after": 0}},
     "files_read": FILE,
     "files_write": {**FILE, "body": b"hello", "media_type": BINARY},
@@ -173,6 +175,7 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "process": World.process,
     "file": World.stored,
     "execution": World.execution,
+    "context": lambda world: world.sandbox.contexts.create().id,
     "key": World.new_key,
 }
 """Name in a path -> something that there is."""

@@ -52,6 +52,8 @@ RIGHT: Mapping[str, Asked] = {
     "PATCH /v1/sandboxes/{sandbox}": Asked({"timeout": 600}),
     "DELETE /v1/sandboxes/{sandbox}": Asked(last=True),
     "POST /v1/sandboxes/{sandbox}/code": Asked({"code": "1"}),
+    "POST /v1/sandboxes/{sandbox}/contexts": Asked({}),
+    "DELETE /v1/sandboxes/{sandbox}/contexts/{context}": Asked(last=True),
     "POST /v1/sandboxes/{sandbox}/processes": Asked({"command": "true"}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/signal": Asked({"signal": "SIGCONT"}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/stdin": Asked(content=b"x"),
@@ -148,6 +150,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "sandbox": url.rpartition("/")[2],
         "session": session,
         "process": ran["process"],
+        "context": (await owner.post(f"{url}/contexts", json={})).json()["id"],
         "file": await file(owner),
         "execution": executed["execution"],
     }

@@ -108,13 +108,14 @@ class Transcript:
                 self.results.clear()
             return cleared
         result = Result.parse(data)
-        if result.update:
-            self.results = [result if each.display_id == result.display_id else each for each in self.results]
-            return result
         if self._clearing:
             self._clearing = False
             self.results.clear()
-        self.results.append(result)
+        places = [place for place, each in enumerate(self.results) if result.update and each.display_id == result.display_id]
+        for place in places:
+            self.results[place] = replace(result, main=self.results[place].main, update=False)
+        if not places:
+            self.results.append(result)
         return result
 
     def over(self) -> bool:

@@ -11,7 +11,7 @@ from sandlot.doors import agentsandbox, sandboxapi
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import files, filestore, keys, processes, records, sandboxes, service, signed, terminals, trees
-from sandlot.server.native.runs import code, oneshot, packages
+from sandlot.server.native.runs import code, contexts, oneshot, packages
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame
@@ -24,7 +24,7 @@ DOORS = (agentsandbox.DOOR, sandboxapi.DOOR)
 """Each under its own prefix, and none of them in the API's document."""
 TELLERS = Tellers(PROBLEMS, DOORS)
 
-_ROOMS = (service, sandboxes, processes, terminals, code, packages, oneshot, files, trees, signed, filestore, records, keys)
+_ROOMS = (service, sandboxes, processes, terminals, code, contexts, packages, oneshot, files, trees, signed, filestore, records, keys)
 
 
 def create_app(serving: Service) -> FastAPI:

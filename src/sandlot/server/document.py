@@ -33,7 +33,8 @@ are seconds, sizes are bytes. Lists come in pages: ask again with `cursor` set t
 TAGS: Mapping[str, str] = {
     "service": "The service itself: health, version, what it can do and hold, what it can start from.",
     "sandboxes": "Isolated places to run code in.",
-    "code": "Code in a kernel that keeps its variables.",
+    "code": "Code in contexts that keep its variables: run, followed as it runs, gone back to.",
+    "contexts": "Kernels with state, each of one language and with its own variables.",
     "processes": "Commands: run to their end, or left in the background.",
     "files": "Files inside a sandbox.",
     "file store": "Files that outlive sandboxes: uploaded once, put into any number of them, and kept out of them.",
@@ -48,6 +49,7 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "process": ("The process's id.", "p1"),
     "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
     "key": ("The key's id or its name.", "3f9a0c12b7de"),
+    "context": ("The context's id.", "default"),
     "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
 }
 """A path's parameter that its route does not describe -> what it is, and one."""

@@ -259,6 +259,11 @@ class OutputEvents:
         self._splitters = {channel: TextSplitter() for channel in STREAM_NAMES}
         self._next = {channel: (offsets or {}).get(channel, 0) for channel in STREAM_NAMES}
 
+    @property
+    def position(self) -> str:
+        """Where both streams go on after the last event: what its id says."""
+        return "-".join(str(at) for at in self._next.values())
+
     def tell(self, item: Output | Lost) -> list[Event]:
         """The events that tell one piece."""
         splitter = self._splitters[item.channel]
@@ -282,4 +287,4 @@ class OutputEvents:
     def _event(self, channel: int, name: str, end: int, data: Mapping[str, Any]) -> Event:
         """One event; its id is where both streams go on after it."""
         self._next[channel] = end
-        return Event(name, {"stream": STREAM_NAMES[channel], **data}, "-".join(str(at) for at in self._next.values()))
+        return Event(name, {"stream": STREAM_NAMES[channel], **data}, self.position)

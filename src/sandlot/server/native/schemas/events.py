@@ -23,10 +23,23 @@ class StartedEvent(Answer):
     pid: int
 
 
-class CellStartedEvent(Answer):
-    """A cell runs."""
+class AcceptedEvent(Answer):
+    """A cell runs, or waits for its turn."""
 
     execution: str
+
+
+class CellStartedEvent(Answer):
+    """A cell's turn has come."""
+
+    execution: str
+    execution_count: int = Field(description="The number of the cell in its context.")
+
+
+class ClearEvent(Answer):
+    """A cell took back what it has shown."""
+
+    wait: bool = Field(description="Not before it shows the next thing.")
 
 
 class OutputEvent(Answer):
@@ -54,10 +67,12 @@ class PositionEvent(Answer):
 STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
     "process": {"started": StartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": EndedAnswer, "failure": Problem},
     "cell": {
+        "accepted": AcceptedEvent,
         "started": CellStartedEvent,
         "output": OutputEvent,
         "lost": LostEvent,
         "display": DisplayAnswer,
+        "clear": ClearEvent,
         "error": ErrorAnswer,
         "exit": CellAnswer,
         "failure": Problem,

@@ -1,0 +1,50 @@
+"""Contexts: kernels with state, each of one language and with its own variables."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from sandlot.core.runs import contexts
+from sandlot.server.native.common import PROBLEM, also, reply, sandbox_of, unless_gone
+from sandlot.server.native.schemas.code import ContextAnswer, ContextBody, ContextsAnswer, InterruptedAnswer
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
+
+
+@router.post("", status_code=201, responses=also(ContextAnswer, "It is there.", 201))
+async def create(sandbox: str, body: ContextBody, request: Request) -> Response:
+    """Make another context."""
+    work = contexts.create(sandbox_of(request, sandbox), body.language, cwd=body.cwd, env=body.env)
+    return reply(ContextAnswer.of(await unless_gone(request, work)), 201)
+
+
+@router.get("", responses=also(ContextsAnswer, "All of them."))
+async def list_contexts(sandbox: str, request: Request) -> Response:
+    """List the contexts of a sandbox."""
+    return reply(ContextsAnswer(contexts=[ContextAnswer.of(each) for each in await contexts.listing(sandbox_of(request, sandbox))]))
+
+
+@router.get("/{context}", responses=also(ContextAnswer, "It."))
+async def get(sandbox: str, context: str, request: Request) -> Response:
+    """Look at one context."""
+    return reply(ContextAnswer.of(await contexts.get(sandbox_of(request, sandbox), context)))
+
+
+@router.delete("/{context}", status_code=204, responses=PROBLEM)
+async def remove(sandbox: str, context: str, request: Request) -> Response:
+    """End a context and everything that runs in it. One that is there always starts anew with its next run."""
+    await contexts.remove(sandbox_of(request, sandbox), context)
+    return Response(status_code=204)
+
+
+@router.post("/{context}/restart", status_code=204, responses=PROBLEM)
+async def restart(sandbox: str, context: str, request: Request) -> Response:
+    """Begin anew: its variables are gone, what ran in it is ended, what waited for its turn never runs."""
+    await contexts.restart(sandbox_of(request, sandbox), context)
+    return Response(status_code=204)
+
+
+@router.post("/{context}/interrupt", responses=also(InterruptedAnswer, "It was told."))
+async def interrupt(sandbox: str, context: str, request: Request) -> Response:
+    """Interrupt what runs in a context, as Ctrl-C would."""
+    return reply(InterruptedAnswer(running=await contexts.interrupt(sandbox_of(request, sandbox), context)))

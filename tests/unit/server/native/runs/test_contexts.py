@@ -1,0 +1,85 @@
+"""Contexts over HTTP: made, listed, begun anew, interrupted, removed."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+from tests.support.http import post, problem, short
+
+FIELDS = {"id", "language", "cwd", "state", "execution_count", "pid"}
+
+
+async def run(http: httpx.AsyncClient, url: str, code: str, **more: object) -> str:
+    """What code prints."""
+    done = (await http.post(url + "/code", json={"code": code, **more})).json()
+    assert done["status"] == "ok", done
+    return str(done["stdout"])
+
+
+async def test_each_has_variables_of_its_own(http: httpx.AsyncClient, url: str) -> None:
+    answer = await http.post(url + "/contexts", json={"cwd": "/tmp", "env": {"WHERE": "here"}})
+    assert answer.status_code == 201
+    made = answer.json()
+    assert set(made) == FIELDS
+    assert re.fullmatch(r"ctx-[0-9a-f]{16}", made["id"])
+    assert (made["language"], made["cwd"], made["execution_count"]) == ("python", "/tmp", 0)
+    await run(http, url, "x = 1")
+    assert await run(http, url, "x = 2; import os; print(os.getcwd(), os.environ['WHERE'])", context=made["id"]) == "/tmp here\n"
+    assert await run(http, url, "print(x)") == "1\n"
+    assert await run(http, url, "print(x)", context=made["id"]) == "2\n"
+    listed = (await http.get(url + "/contexts")).json()["contexts"]
+    assert {each["id"]: each["execution_count"] for each in listed} == {"default": 2, made["id"]: 2}
+    again = (await http.get(f"{url}/contexts/{made['id']}")).json()
+    assert (again["id"], again["state"]) == (made["id"], "idle")
+    assert again["pid"]
+
+
+async def test_a_restart_takes_the_variables_and_a_removal_the_context(http: httpx.AsyncClient, url: str) -> None:
+    made = (await http.post(url + "/contexts", json={})).json()["id"]
+    await run(http, url, "x = 1", context=made)
+    assert (await http.post(f"{url}/contexts/{made}/restart")).status_code == 204
+    assert await run(http, url, "print('x' in globals())", context=made) == "False\n"
+    assert (await http.delete(f"{url}/contexts/{made}")).status_code == 204
+    problem(await http.get(f"{url}/contexts/{made}"), 404, "context_not_found")
+    problem(await http.post(url + "/code", json={"code": "1", "context": made}), 404, "context_not_found")
+    await run(http, url, "x = 1")
+    assert (await http.delete(f"{url}/contexts/default")).status_code == 204
+    assert await run(http, url, "print('x' in globals())") == "False\n", "the one that is there always begins anew"
+
+
+async def test_what_runs_is_interrupted(http: httpx.AsyncClient, url: str) -> None:
+    body = {"code": "x = 3\nwhile True: pass", "background": True, "timeout": None}
+    execution = (await http.post(url + "/code", json=body)).json()["execution"]
+    while (await http.get(f"{url}/code/{execution}")).json()["next"]["events_from"] == 0:
+        pass  # its turn has not come yet
+    assert (await http.post(f"{url}/contexts/default/interrupt")).json() == {"running": True}
+    assert (await http.get(f"{url}/code/{execution}", params={"wait": 60})).json()["error"]["name"] == "KeyboardInterrupt"
+    assert await run(http, url, "print(x)") == "3\n"
+    assert (await http.post(f"{url}/contexts/default/interrupt")).json() == {"running": False}
+
+
+@pytest.mark.parametrize(
+    "body,status,code",
+    [
+        ({"language": "cobol"}, 400, "invalid_request"),
+        ({"language": None}, 400, "invalid_request"),
+        ({"cwd": "relative"}, 400, "path_invalid"),
+        ({"cwd": "/there/is/none"}, 404, "path_not_found"),
+        ({"env": {"A=B": "c"}}, 400, "invalid_request"),
+        ({"name": "x"}, 400, "invalid_request"),
+    ],
+    ids=short,
+)
+async def test_what_makes_no_sense_is_told(http: httpx.AsyncClient, url: str, body: object, status: int, code: str) -> None:
+    problem(await post(http, url + "/contexts", body), status, code)
+
+
+@pytest.mark.parametrize("id_", ["ctx-0123456789abcdef", "nope", "ctx-..%2F.."])
+async def test_one_that_there_is_not(http: httpx.AsyncClient, url: str, id_: str) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/restart"), ("POST", "/interrupt")):
+        answer = await http.request(method, f"{url}/contexts/{id_}{path}")
+        assert answer.status_code == 404, answer.text
+        assert answer.json()["code"] in {"context_not_found", "not_found"}
