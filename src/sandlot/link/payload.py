@@ -14,7 +14,8 @@ Layout below ``/.sandlot``::
     lib/python3XX.zip             the standard library that the guest needs, byte code, stored
     bin/python3                   the interpreter
     guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.programs, byte code, stored
-    programs/                     kernel.py with sandlot_kernel/, values.py (image's python), sudo.py (own interpreter)
+    programs/                     kernel.py with sandlot_kernel/, values.py (image's python), sudo.py and shell.py (own interpreter),
+                                  shell.bash (image's bash), javascript.mjs (image's node)
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ GUEST_ARGV = (
 )
 """PID 1 of every sandbox. Its stdin and stdout are the link; stderr is the guest's log."""
 
-_PLAIN = ("kernel.py", "sudo.py")
+_PLAIN = ("kernel.py", "shell.py", "sudo.py")
 """Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
+
+_OTHERS = ("shell.bash",)
+"""Programs of other languages."""
 
 _KERNEL = "sandlot_kernel"
 """The modules of ``kernel.py``: a folder beside it."""
@@ -69,7 +73,7 @@ def programs() -> Mapping[str, bytes]:
     """The files of ``programs/``: path inside it -> source."""
     root = resources.files("sandlot")
     inside = root / "guest" / "programs"
-    files = {name: (inside / name).read_bytes() for name in _PLAIN}
+    files = {name: (inside / name).read_bytes() for name in (*_PLAIN, *_OTHERS)}
     files.update({f"{_KERNEL}/{name}": text for name, text in _modules(inside / _KERNEL)})
     for values in ("values.py", f"{_KERNEL}/values.py"):
         files[values] = (root / "protocol" / "values.py").read_bytes()

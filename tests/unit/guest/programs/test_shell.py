@@ -1,0 +1,254 @@
+"""The bash kernel, run for real on this machine's bash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernelwire import Kernel, install
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Generator[Kernel]:
+    (tmp_path / "work").mkdir()
+    install(tmp_path / "programs")
+    kernel = Kernel([sys.executable, "-SI", str(tmp_path / "programs/shell.py")], tmp_path / "work")
+    yield kernel
+    assert kernel.close() in (0, -signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while members(kernel.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert members(kernel.process.pid) == []
+
+
+def members(session: int) -> list[int]:
+    """Who belongs to a session."""
+    found = []
+    for pid in [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]:
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            if int(state[3]) == session and state[0] != "Z":
+                found.append(pid)
+    return found
+
+
+def test_what_a_cell_makes_is_there_in_the_next(shell: Kernel, tmp_path: Path) -> None:
+    first = shell.run("x=5; declare -A map=([a]=1); export E=e\nf() { echo f$x ${map[a]}; }\nalias ll='echo L'\nshopt -s nullglob\nmkdir sub; cd sub")
+    assert (first.is_ok, first.count, first.stdout, first.stderr, first.order) == (True, 1, "", "", ["started", "done"])
+    told = shell.run("f; ll; pwd; echo *.none; sh -c 'echo $E'")
+    assert told.stdout == f"f5 1\nL\n{tmp_path}/work/sub\n\ne\n"
+    assert (told.count, told.stderr) == (2, "")
+
+
+def test_the_streams_are_apart_and_come_before_the_end(shell: Kernel) -> None:
+    told = shell.run("echo out; echo err >&2; ls /nowhere; printf 'no newline'")
+    assert told.stdout == "out\nno newline"
+    assert told.stderr.splitlines()[0] == "err"
+    assert "/nowhere" in told.stderr
+    assert told.order[-1] == "done"
+
+
+def test_output_comes_while_a_cell_runs(shell: Kernel) -> None:
+    cell = shell.begin("echo first; while [[ ! -e go ]]; do sleep 0.05; done; echo second")
+    shell.until(cell, lambda told: told.stdout == "first\n")
+    Path(f"/proc/{shell.process.pid}/cwd/go").touch()
+    assert shell.finish(cell).stdout == "first\nsecond\n"
+
+
+def test_many_lines_heredocs_and_comments(shell: Kernel) -> None:
+    told = shell.run(
+        "# a comment\nx=1\ncat <<END\nx is $x\n  'quoted'\nEND\nfor i in 1 2\ndo\n  echo $i\ndone\n\ncat <<'END' | tr a-z A-Z\n$x\nabc\nEND\n"
+    )
+    assert told.stdout == "x is 1\n  'quoted'\n1\n2\n$X\nABC\n"
+    assert shell.run("").is_ok
+    assert shell.run("# nothing but a comment").is_ok
+
+
+@pytest.mark.parametrize(
+    "code,status", [("false", 1), ("(exit 7)", 7), ("no-such-command-at-all", 127), ("echo; [[ a == b ]]", 1), ("sh -c 'kill -9 $$'", 137)]
+)
+def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Kernel, code: str, status: int) -> None:
+    told = shell.run(code)
+    assert not told.is_ok
+    assert told.errors == [("ExitStatus", str(status))]
+    assert shell.run("echo $?").stdout == f"{status}\n"
+
+
+def test_a_syntax_error_is_told_with_its_line_and_harms_nothing(shell: Kernel) -> None:
+    shell.run("kept=yes")
+    told = shell.run("echo before\n\necho (\necho after")
+    assert told.stdout == "before\n"
+    assert "line 3: syntax error near unexpected token" in told.stderr
+    assert told.errors == [("ExitStatus", "2")]
+    assert "line" in shell.run("if true; then").stderr
+    assert shell.run("echo $kept; echo $LINENO").stdout == "yes\n1\n"
+
+
+def test_there_is_no_standard_input_to_wait_for(shell: Kernel) -> None:
+    told = shell.run("cat; read x; echo \"status $? <$x>\"; python3 -c 'import sys; print(repr(sys.stdin.read()))'")
+    assert told.stdout == "status 1 <>\n''\n"
+
+
+def test_an_interrupt_ends_the_command_and_the_cell_and_nothing_else(shell: Kernel) -> None:
+    shell.run("kept=yes; sleep 300 & job=$!")
+    for code in (
+        "echo on; sleep 300; echo never",
+        "echo on; while :; do :; done",
+        "echo on; sleep 300 | cat",
+        "echo on; x=$(sleep 300); echo never",
+        "echo on; wait",
+    ):
+        cell = shell.begin(f"echo on; {code}")
+        shell.until(cell, lambda told: told.stdout == "on\n")
+        time.sleep(0.05)
+        shell.interrupt()
+        told = shell.finish(cell)
+        assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("KeyboardInterrupt", "")]), code
+    assert shell.run("echo $kept; kill -0 $job && echo there; jobs").stdout.startswith("yes\nthere\n[1]+  Running")
+
+
+def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long(shell: Kernel) -> None:
+    code = "import time\nprint('on', flush=True)\ntry:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('caught')\n"
+    cell = shell.begin(f'python3 -c "{code}"\nsleep 300\nsleep 300\necho never')
+    shell.until(cell, lambda told: told.stdout == "on\n")
+    shell.interrupt()
+    told = shell.finish(cell)
+    assert (told.stdout[:3], "never" in told.stdout, told.errors) == ("on\n", False, [("KeyboardInterrupt", "")])
+
+
+def test_between_cells_an_interrupt_means_nothing(shell: Kernel) -> None:
+    shell.run("kept=yes")
+    shell.interrupt()
+    assert shell.run("echo $kept").stdout == "yes\n"
+
+
+def test_jobs_live_on_and_make_no_noise(shell: Kernel) -> None:
+    told = shell.run("sleep 300 & true & wait %2; kill %1; wait %1; echo $?")
+    assert (told.stdout.splitlines()[-1], told.is_ok) == ("143", True)
+    assert "[" not in told.stdout
+    cell = shell.begin("(sleep 0.2; echo late) & echo at once")
+    assert shell.finish(cell).stdout == "at once\n"
+    told = shell.run("wait; echo waited")
+    assert (told.stdout, told.stderr) == ("late\nwaited\n", "")
+    assert shell.run("jobs").stdout == ""
+
+
+@pytest.mark.parametrize("strict", ["set -e", "set -euo pipefail", "set -Ee"])
+def test_errexit_ends_the_cell_and_not_the_shell(shell: Kernel, strict: str) -> None:
+    shell.run("kept=yes")
+    for code, status in (
+        ("false; echo never", 1),
+        ("f() { sh -c 'exit 4'; echo never; }\nf", 4),
+        ("x=$(false); echo never", 1),
+        ("(exit 5); echo never", 5),
+    ):
+        told = shell.run(f"{strict}\necho on\n{code}")
+        assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", str(status))]), code
+    told = shell.run("echo $? $kept; if false; then :; fi; false || echo fine; ! true; [[ $- == *e* ]] && echo strict")
+    assert (told.stdout, told.is_ok) == ("5 yes\nfine\nstrict\n", True)
+
+
+def test_an_unset_variable_under_set_u_is_told_and_the_shell_stays(shell: Kernel) -> None:
+    told = shell.run("kept=yes; set -u\necho $nosuch")
+    assert "nosuch: unbound variable" in told.stderr
+    assert told.errors == [("ExitStatus", "1")]
+    assert shell.run("echo $kept").stdout == "yes\n"
+
+
+def test_exit_ends_the_shell_and_the_next_cell_has_a_new_one(shell: Kernel, tmp_path: Path) -> None:
+    shell.run("x=1; cd /; trap 'echo bye' EXIT")
+    told = shell.run("echo on; exit 3; echo never")
+    assert (told.stdout, told.errors) == ("on\nbye\n", [("ExitStatus", "3")])
+    assert told.stderr == "The shell has ended with status 3; the next cell begins a new one.\n"
+    assert shell.run("echo <$x>; pwd".replace("<$x>", '"<$x>"')).stdout == f"<>\n{tmp_path}/work\n"
+    told = shell.run("exit")
+    assert (told.is_ok, "has ended with status 0" in told.stderr) == (True, True)
+    told = shell.run("kill -9 $$")
+    assert (told.errors, "by signal 9" in told.stderr) == ([("ExitStatus", "137")], True)
+    told = shell.run("exec sh -c 'echo replaced; exit 6'")
+    assert (told.stdout, told.errors) == ("replaced\n", [("ExitStatus", "6")])
+    assert shell.run("echo again").stdout == "again\n"
+
+
+def test_stray_words_of_control_flow_harm_nothing(shell: Kernel) -> None:
+    shell.run("kept=yes")
+    for code in ("break", "break 9", "continue 2", "return 4", "shift 3", "fi", "}", "exec 61>&-; true"):
+        shell.run(code)
+    assert shell.run("echo still").stdout == "still\n"
+
+
+def test_a_cells_environment_is_lent_to_it(shell: Kernel) -> None:
+    shell.run("export WAS=before; plain=mine")
+    told = shell.run("sh -c 'echo $WAS $NEW $plain'; WAS=changed", {"WAS": "it's", "NEW": "a\nb", "plain": "lent", "not-a-name": "x"})
+    assert told.stdout == "it's a b lent\n"
+    assert shell.run("sh -c 'echo $WAS $NEW $plain'; echo $WAS $NEW $plain").stdout == "before\nbefore mine\n"
+    cell = shell.begin("echo on; sleep 300", {"WAS": "lent"})
+    shell.until(cell, lambda told: told.stdout == "on\n")
+    shell.interrupt()
+    shell.finish(cell)
+    assert shell.run("echo $WAS").stdout == "before\n"
+
+
+def test_tracing_shows_the_cells_commands_and_none_of_ours(shell: Kernel) -> None:
+    told = shell.run("set -x; echo traced")
+    assert (told.stdout, told.stderr.lstrip("+")) == ("traced\n", " echo traced\n")
+    assert shell.run("echo more; set +x").stderr.splitlines()[0].lstrip("+") == " echo more"
+    assert shell.run("echo quiet").stderr == ""
+
+
+def test_prompts_never_show(shell: Kernel) -> None:
+    told = shell.run("PS1='prompt> '; PS2='more> '; PROMPT_COMMAND_OLD=1; echo x")
+    assert (told.stdout, told.stderr) == ("x\n", "")
+    told = shell.run("echo ${PS1}y")
+    assert (told.stdout, told.stderr) == ("prompt> y\n", "")
+
+
+def test_long_code_odd_bytes_and_nul(shell: Kernel) -> None:
+    lines = "\n".join(f"x{number}={number}" for number in range(20000))
+    assert shell.run(f"{lines}\necho $x19999").stdout == "19999\n"
+    assert shell.run("echo 'ä€😀'").stdout == "ä€😀\n"
+    told = shell.run("printf '\\xff\\x00\\xfe'")
+    assert told.stdout == "\ufffd\0\ufffd"
+    assert shell.run("echo a\0b").errors == [("ValueError", "A cell of bash cannot have NUL characters.")]
+    assert shell.run("echo on").stdout == "on\n"
+
+
+def test_a_pipe_that_is_closed_ends_who_writes_to_it_without_a_word(shell: Kernel) -> None:
+    told = shell.run("yes | head -1")
+    assert (told.stdout, told.stderr, told.is_ok) == ("y\n", "", True)
+
+
+def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Kernel) -> None:
+    assert shell.run("true").count == 1
+    assert shell.run("true", silent=True).count == 1
+    assert shell.run("true", store_history=False).count == 1
+    told = shell.run("true")
+    assert told.messages[0] == {"event": "started", "count": 2, "cell": "cell-4"}
+
+
+def test_a_later_life_brings_its_environment(shell: Kernel) -> None:
+    shell.run("cd /; kept=yes")
+    first = shell.run("echo $RANDOM").stdout
+    shell.send({"op": "wake", "entropy": b"\x12" * 32, "env": {"LIFE": "it's 2"}, "cwd": "/tmp"})
+    told = shell.run("echo $kept $LIFE; pwd; echo $RANDOM")
+    assert told.stdout.splitlines()[:2] == ["yes it's 2", "/"]
+    assert told.stdout.splitlines()[2] != first.strip()
+
+
+def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
+    install(tmp_path)
+    kernel = Kernel([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)
+    kernel.begin("sleep 301 & echo $!; sleep 302")
+    pid = int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
+    kernel.close()
+    deadline = time.monotonic() + 30
+    while pid in members(kernel.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert members(kernel.process.pid) == []
