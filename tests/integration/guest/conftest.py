@@ -14,7 +14,7 @@ from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.client import Link
 from sandlot.link.services import Service
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output, ProcessResult
+from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Blank, Instance
 from sandlot.model.specs import Limits, ProcessSpec, SandboxSpec, Shape, User, shell_argv
@@ -45,14 +45,14 @@ class Inside:
         assert result.exit_code == 0, (result, out, err)
         return out.decode()
 
-    async def cell(self, code: str, timeout_s: float | None = 60) -> tuple[str, list[CellStarted | Display | Cleared | CellError], CellResult]:
+    async def cell(self, code: str, timeout_s: float | None = 60) -> tuple[str, list[Display | CellError], CellResult]:
         """Run a cell; what it printed, displayed or raised, and its result."""
         call = await self.link.execute(code, timeout_s=timeout_s)
         text, told = bytearray(), []
         async for item in call:
             if isinstance(item, Output):
                 text += item.data
-            elif not isinstance(item, Lost):
+            elif isinstance(item, Display | CellError):
                 told.append(item)
         return text.decode(), told, await call.result()
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sandlot.guest.main import Guest
 
 HEAD = struct.Struct(">I")
+REAP_S = 0.2
+"""How long a kernel that has closed its socket may live on."""
 
 
 class Owner:
@@ -97,6 +99,7 @@ class Kernel:
         "_gone",
         "_guest",
         "_is_broken",
+        "_is_closed",
         "_out",
         "_over",
         "_owner",
@@ -121,6 +124,7 @@ class Kernel:
         self._rest: tuple[Cell, int, memoryview] | None = None
         self._stalled = False
         self._gone = False
+        self._is_closed = False
         self._is_broken = False  # nothing that it says counts any more
         self._over = False
         self.killed = False
@@ -205,8 +209,10 @@ class Kernel:
         if data is None:
             return
         if not data:
-            # Closed on purpose, or about to be reaped: it is no kernel any more.
-            self._break()
+            # About to be reaped, which says how it ended; or closed on purpose, and then it is no kernel any more.
+            self._is_closed = True
+            self._watch()
+            self._guest.loop.after(REAP_S, self._break)
             return
         self._buffer += data
         self._hand_on()
@@ -221,7 +227,7 @@ class Kernel:
             return b""
 
     def _break(self) -> None:
-        if self._owner is not None and not self.killed:
+        if self._owner is not None and not self.killed and not self._gone:
             self._owner.on_broken()
 
     def _hand_on(self) -> None:
@@ -306,7 +312,7 @@ class Kernel:
 
     def _watch(self) -> None:
         mask = (0 if self._stalled else READ) | (WRITE if self._out else 0)
-        if mask:
+        if mask and not self._is_closed:
             self._guest.loop.watch(self._socket.fileno(), mask, self._ready)
         else:
             self._guest.loop.unwatch(self._socket.fileno())

@@ -51,7 +51,7 @@ FD = struct.Struct("i")
 class Zygote:
     """The process that kernels are forked from."""
 
-    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_up", "pid", "seen")
+    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_up", "is_warm", "pid", "seen")
 
     def __init__(
         self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
@@ -63,6 +63,7 @@ class Zygote:
         self.env = languages.early(env)
         self.seen = seen
         self.is_up = False
+        self.is_warm = False
         ours, theirs = socket.socketpair()
         try:
             argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
@@ -270,7 +271,7 @@ class Spares:
             if self._waiting:
                 spare, self._spare = self._spare, None
                 self._give(spare)
-        else:
+        elif self._waiting or zygote.is_warm:  # a spare without what is still being imported would be a poor one
             self._fork(zygote)
 
     def _fork(self, zygote: Zygote) -> None:
@@ -299,8 +300,9 @@ class Spares:
         if zygote is None:
             return
         kind = message["event"]
-        if kind == "ready":
+        if kind in {"ready", "warm"}:
             zygote.is_up = True
+            zygote.is_warm = kind == "warm" or message.get("warm") is not False
             self._go_on()
         elif kind == "fresh" and self._asked is not None:
             seen, self._asked = self._asked, None
