@@ -48,7 +48,7 @@ class World:
     """A service, somebody who asks, and what there is to ask about."""
 
     def __init__(self, service: TcpService) -> None:
-        self.key = service.key("schema", "--operator")
+        self.key = service.key("schema", "--operator", "--no-installs")  # no made-up name is asked of an index
         self.url = service.url
         self.client = Client(url=service.url, api_key=self.key)
         self.session = requests.Session()
@@ -63,7 +63,7 @@ class World:
     def sandbox(self) -> Sandbox:
         """One that lives, with a file and a folder in it."""
         if self._sandbox is None or not self._lives(self._sandbox):
-            self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, client=self.client)
+            self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, network="none", client=self.client)
             self._sandbox.commands.run("mkdir /workspace/folder && echo hello >/workspace/file && cp file /workspace/folder")
         return self._sandbox
 
@@ -147,6 +147,7 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "processes_wait": lambda world: {"path_parameters": {"process": world.process("true")}},
     "processes_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
     "processes_write_input": {"body": b"hello", "media_type": BINARY},
+    "packages_install": {"body": {"packages": ["six"]}},
     "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
     "code_follow": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
     "contexts_create": {"body": {"language": "python"}},

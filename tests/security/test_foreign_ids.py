@@ -55,6 +55,7 @@ RIGHT: Mapping[str, Asked] = {
     "POST /v1/sandboxes/{sandbox}/contexts": Asked({}),
     "DELETE /v1/sandboxes/{sandbox}/contexts/{context}": Asked(last=True),
     "POST /v1/sandboxes/{sandbox}/processes": Asked({"command": "true"}),
+    "POST /v1/sandboxes/{sandbox}/packages": Asked({"packages": ["six"]}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/signal": Asked({"signal": "SIGCONT"}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/stdin": Asked(content=b"x"),
     "GET /v1/sandboxes/{sandbox}/files": Asked(query={"path": "/workspace"}),

@@ -128,7 +128,7 @@ def test_no_service_is_started_only_to_be_asked(
 
 
 PLAIN = {
-    *("run", "exec", "shell", "fs cat"),  # a program's own output, or a file
+    *("run", "exec", "install", "shell", "fs cat"),  # a program's own output, or a file
     *("rm", "kill", "fs mkdir", "fs mv", "fs rm", "fs url", "files rm"),  # one word a line, or nothing
     *("demo", "serve"),
 }

@@ -10,7 +10,7 @@ from sandlot.server.native.processes import told_of
 from sandlot.server.native.schemas.processes import FinishedAnswer, PackagesBody
 from sandlot.web import streams
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["processes"])
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
 
 
 @router.post(
