@@ -1,0 +1,59 @@
+"""``sandlot install``: what it sends, and that the package manager's output and exit status are its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service as service  # noqa: PLC0414 - a fixture
+from tests.unit.sdk.scripted import Reply, Script, events, problem
+
+ID = "sb-abcd-abcdefghijklmnop"
+SANDBOX = {"id": ID, "state": "running", "template": "base"}
+ENDED = {"process": "p1", "exit_code": 3, "reason": "exited", "signal": None, "duration": 0.1}
+TOLD = events(
+    ("started", {"process": "p1", "pid": 7}),
+    ("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "read\n"}),
+    ("output", {"stream": "stderr", "offset": 0, "encoding": "utf-8", "data": "no such package\n"}),
+    ("exit", ENDED),
+)
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
+    before = signal.getsignal(signal.SIGTTIN)
+    yield service
+    signal.signal(signal.SIGTTIN, before)
+
+
+def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, SANDBOX), TOLD)
+    assert dispatch(["install", ID, "--manager", "npm", "--user", "root", "--timeout", "9", "left-pad", "lodash@^4"]) == 3
+    assert capfd.readouterr() == ("read\n", "no such package\n")
+    assert there.seen[-1].path == f"/v1/sandboxes/{ID}/packages"
+    assert there.seen[-1].json() == {"manager": "npm", "packages": ["left-pad", "lodash@^4"], "timeout": 9, "user": "root"}
+
+
+def test_pip_is_what_installs_unless_it_is_said(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, SANDBOX), TOLD)
+    assert dispatch(["install", ID, "six"]) == 3
+    assert there.seen[-1].json() == {"manager": "pip", "packages": ["six"], "timeout": 300}
+    assert capfd.readouterr().out == "read\n"
+
+
+def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, SANDBOX), events(("started", {"process": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
+    assert dispatch(["install", ID, "six", "--timeout", "1"]) == 124
+    assert "after its 1 s" in capfd.readouterr().err
+
+
+def test_what_is_refused_is_a_failure_of_ours(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, SANDBOX), problem(400, "invalid_request"))
+    assert dispatch(["install", ID, "./here"]) == 125
+    assert "do this" in capfd.readouterr().err
+    assert dispatch(["install", ID]) == 125  # of the command line itself

@@ -1,0 +1,75 @@
+"""What installing sends and gives, of both clients; a failed install is a result."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from sandlot.model.errors import InvalidRequestError, UnavailableError
+from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox
+from tests.unit.sdk.scripted import Reply, Script, events, problem
+
+SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
+ENDED = {"process": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration": 0.1}
+FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "stdout_omitted": 0, "stderr_omitted": 0, "files": None, "files_more": False}
+TOLD = events(
+    ("started", {"process": "p1", "pid": 7}),
+    ("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "read\n"}),
+    ("output", {"stream": "stderr", "offset": 0, "encoding": "base64", "data": base64.b64encode(b"no such package\n").decode()}),
+    ("exit", ENDED),
+)
+
+
+@pytest.mark.parametrize("words", ["six", ["six"], ("six",)])
+def test_one_package_is_a_word_or_a_list(service: Script, words: str | list[str]) -> None:
+    service.say(Reply(201, SANDBOX), Reply(200, FINISHED))
+    with Client(url=service.url) as client:
+        done = Sandbox.create(client=client).install(words)
+    assert (done.exit_code, done.stdout, done.stderr, done.ok) == (1, "read\n", "no such package\n", False)
+    asked = service.seen[-1]
+    assert (asked.method, asked.path) == ("POST", f"/v1/sandboxes/{SANDBOX['id']}/packages")
+    assert asked.json() == {"manager": "pip", "packages": ["six"], "timeout": 300.0}
+
+
+def test_its_output_comes_as_it_is_written(service: Script) -> None:
+    service.say(Reply(201, SANDBOX), TOLD)
+    said: list[str] = []
+    pieces: list[Output] = []
+    with Client(url=service.url) as client:
+        sandbox = Sandbox.create(client=client)
+        done = sandbox.install(
+            manager="apt", packages=["tree"], user="root", timeout=None, on_stdout=said.append, on_stderr=said.append, on_output=pieces.append
+        )
+    assert said == ["read\n", "no such package\n"]
+    assert [(piece.stream, piece.data) for piece in pieces] == [("stdout", b"read\n"), ("stderr", b"no such package\n")]
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "read\n", "no such package\n")
+    assert service.seen[-1].json() == {"manager": "apt", "packages": ["tree"], "timeout": None, "user": "root"}
+    assert service.seen[-1].headers["accept"] == "text/event-stream"
+
+
+async def test_the_asynchronous_client_does_the_same(service: Script) -> None:
+    service.say(Reply(201, SANDBOX), TOLD, Reply(200, FINISHED))
+    said: list[str] = []
+
+    async def hear(text: str) -> None:
+        said.append(text)
+
+    async with AsyncClient(url=service.url) as client:
+        sandbox = await AsyncSandbox.create(client=client)
+        assert (await sandbox.install("left-pad", manager="npm", on_stderr=hear)).exit_code == 1
+        assert (await sandbox.install(["left-pad"], manager="npm")).stderr == "no such package\n"
+    assert said == ["no such package\n"]
+
+
+def test_what_is_refused_is_raised(service: Script) -> None:
+    service.say(Reply(201, SANDBOX), problem(400, "invalid_request"))
+    with Client(url=service.url) as client, pytest.raises(InvalidRequestError):
+        Sandbox.create(client=client).install("--option")
+
+
+def test_one_whose_end_is_never_told_is_no_result(service: Script) -> None:
+    cut = Reply(200, headers={"Content-Type": "text/event-stream"}, pieces=list(TOLD.pieces or [])[:2])
+    service.say(Reply(201, SANDBOX), cut)
+    with Client(url=service.url) as client, pytest.raises(UnavailableError):
+        Sandbox.create(client=client).install("six", on_stdout=print)
