@@ -54,7 +54,7 @@ class Inside:
                 text += item.data
             elif isinstance(item, Display | CellError):
                 told.append(item)
-        return text.decode(), told, await call.result()
+        return text.decode("utf-8", "replace"), told, await call.result()
 
 
 @asynccontextmanager
