@@ -1,174 +1,306 @@
-"""The plain kernel, run for real on this machine's python."""
+"""The python kernel's program: what holds for every shell, and the zygote that kernels are forked from."""
 
 from __future__ import annotations
 
-import signal
+import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sandlot.guest.kernels.kernel import HEAD
 from sandlot.link import payload
-from sandlot.protocol import values
+from tests.support.kernels import Kernel, Peer, Process, errors_of, ship, text_of, values_of
 
 
-class Running:
-    def __init__(self, folder: Path) -> None:
-        for name, text in payload.programs().items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(text)
-        self.ours, theirs = socket.socketpair()
-        self.ours.settimeout(60)
-        with theirs:
-            argv = [sys.executable, "-W", "error", str(folder / "kernel.py"), str(theirs.fileno())]
-            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder)
-        assert self.receive() == {"event": "ready"}
-
-    def send(self, message: dict[str, Any]) -> None:
-        raw = values.encode(message)
-        self.ours.sendall(HEAD.pack(len(raw)) + raw)
-
-    def receive(self) -> dict[str, Any]:
-        (size,) = HEAD.unpack(self._exactly(HEAD.size))
-        message: dict[str, Any] = values.decode(self._exactly(size))
-        return message
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.ours.recv(size - len(data))
-            assert part, "the kernel is gone"
-            data += part
-        return data
-
-    def run(self, code: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
-        self.send({"op": "execute", "cell": "c", "code": code, "env": env or {}})
-        return self.until_done()
-
-    def until_done(self) -> list[dict[str, Any]]:
-        messages = []
-        while True:
-            messages.append(self.receive())
-            if messages[-1]["event"] == "done":
-                return messages
-
-    def stop(self) -> bytes:
-        self.ours.close()
-        assert self.process.stdout is not None
-        text = self.process.stdout.read()
-        self.process.stdout.close()
-        assert self.process.wait(60) == 0, text
-        return text
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Generator[Running]:
-    running = Running(tmp_path)
+@pytest.fixture(scope="module", params=["ipython", "plain"])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    running = Process(tmp_path_factory.mktemp("kernel"), *(["--plain"] if request.param == "plain" else []))
     yield running
-    running.ours.close()
-    running.process.kill()
-    running.process.wait()
-    assert running.process.stdout is not None
-    running.process.stdout.close()
+    running.close()
 
 
-def plain(messages: list[dict[str, Any]]) -> list[str]:
-    return [message["data"]["text/plain"] for message in messages if message["event"] == "display"]
+def test_variables_imports_and_functions_stay(kernel: Process) -> None:
+    assert kernel.run("import math\nx = 20\ndef f(y):\n    return x + y") == []
+    assert kernel.value("f(1) + math.floor(1.5)") == "22"
+    assert kernel.value("_ * 2") == "44"
 
 
-def test_variables_imports_and_functions_stay(kernel: Running) -> None:
-    assert kernel.run("import math\nx = 20\ndef f(y):\n    return x + y")[-1] == {"event": "done", "ok": True, "count": 1}
-    assert plain(kernel.run("f(1) + math.floor(1.5)")) == ["22"]
-    assert plain(kernel.run("_ * 2")) == ["44"]
+def test_a_cell_begins_with_its_number_and_ends_with_it(kernel: Process) -> None:
+    told = kernel.until(kernel.begin("1"))
+    assert [message["event"] for message in told] == ["started", "display", "done"]
+    assert told[0]["count"] == told[-1]["count"]
+    assert kernel.until(kernel.begin("2"))[0]["count"] == told[0]["count"] + 1
 
 
-def test_an_exception_is_told_with_its_line_and_leaves_everything_as_it_was(kernel: Running) -> None:
+def test_a_silent_cell_shows_and_counts_nothing_and_prints(kernel: Process) -> None:
+    count = kernel.until(kernel.begin("'before'"))[0]["count"]
+    told = kernel.until(kernel.begin("print('said')\n'unseen'", silent=True))
+    assert values_of(told) == []
+    assert text_of(told) == "said\n"
+    told = kernel.until(kernel.begin("'shown'", stored=False))
+    assert values_of(told) == ["'shown'"]
+    assert kernel.until(kernel.begin("'after'"))[0]["count"] == count + 1
+    assert kernel.value("'unseen' in Out.values() or 'shown' in Out.values()") == "False"
+
+
+def test_an_exception_is_told_with_its_line_and_leaves_everything_as_it_was(kernel: Process) -> None:
     kernel.run("x = 1")
-    error, done = kernel.run("x = 2\n1 / 0\nx = 3")
+    (error,) = kernel.run("x = 2\n1 / 0\nx = 3")
     assert (error["name"], error["value"]) == ("ZeroDivisionError", "division by zero")
     text = "\n".join(error["traceback"])
-    assert 'File "<cell 2>", line 2' in text
+    assert ", line 2" in text
     assert "1 / 0" in text
-    assert "kernel.py" not in text, "no frame of ours"
-    assert not done["ok"]
-    assert plain(kernel.run("x")) == ["2"]
+    assert "sandlot_kernel" not in text, "no frame of ours"
+    assert "IPython" not in text
+    assert "\x1b" not in text, "no colours"
+    assert kernel.value("x") == "2"
+
+
+def test_a_chain_of_exceptions_is_told_whole(kernel: Process) -> None:
+    (error,) = kernel.run("try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e")
+    text = "\n".join(error["traceback"])
+    assert "KeyError: 'a'" in text
+    assert "direct cause" in text
+    assert text.endswith("ValueError: b")
 
 
 @pytest.mark.parametrize(
     "code,name",
     [
         ("raise SystemExit(3)", "SystemExit"),
+        ("import sys; sys.exit()", "SystemExit"),
+        ("exit()", "SystemExit"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("def", "SyntaxError"),
+        ("return 5", "SyntaxError"),
+        ("if 1:\n1", "IndentationError"),
         ("raise type('Odd', (Exception,), {'__str__': lambda s: 1/0})()", "Odd"),
-        ("import sys; sys.stdout.close(); print(1)", "ValueError"),
+        ("def deep(n): return deep(n + 1)\ndeep(0)", "RecursionError"),
         ("'\\ud800'.encode()", "UnicodeEncodeError"),
-        ("x = '\0'", None),
+        ("input('Name? ')", "StdinNotImplementedError"),
+        ("import getpass; getpass.getpass()", "StdinNotImplementedError"),
+        ("breakpoint()", "StdinNotImplementedError"),
+        ("import pdb; pdb.set_trace(); 1", "BdbQuit"),
     ],
 )
-def test_whatever_a_cell_does_the_next_one_works(kernel: Running, code: str, name: str | None) -> None:
-    messages = kernel.run(code)
-    if name is not None:
-        assert messages[0]["name"] == name
-    assert plain(kernel.run("1 + 1")) == ["2"]
+def test_whatever_a_cell_does_the_next_one_works(kernel: Process, code: str, name: str) -> None:
+    assert errors_of(kernel.run(code)) == [name]
+    assert kernel.value("1 + 1") == "2"
 
 
-def test_what_a_cell_prints_comes_on_the_ordinary_streams(kernel: Running) -> None:
-    kernel.run("import os, subprocess\nprint('python', flush=False)")
-    kernel.run("os.write(1, b'raw\\n'); subprocess.run(['echo', 'child'])")
-    assert kernel.stop() == b"python\nraw\nchild\n"
+def test_input_says_that_there_is_nobody_and_what_to_do(kernel: Process) -> None:
+    (error,) = kernel.run("input('Your name? ')")
+    assert "nobody to ask" in error["value"]
+    assert "Your name?" in error["value"]
+    assert kernel.value("try:\n    input()\nexcept EOFError:\n    got = 'the end of input'\ngot") == "'the end of input'"
 
 
-def test_rich_representations_travel_as_bytes(kernel: Running) -> None:
+def test_what_is_written_is_told_in_order_with_results(kernel: Process) -> None:
+    told = kernel.run(
+        "import sys\nprint('a')\nprint('b', file=sys.stderr)\ndisplay('c')\nprint('d', end='')\nsys.stdout.buffer.write(b'\\xff')\n1 / 0"
+    )
+    assert [m.get("data", m.get("name")) for m in told] == [b"a\n", b"b\n", {"text/plain": "'c'"}, b"d", b"\xff", "ZeroDivisionError"]
+
+
+def test_rich_representations_travel_as_bytes(kernel: Process) -> None:
     methods = ["_repr_png_(self): return b'\\x89PNG\\xff'", "_repr_html_(self): raise ValueError", "__repr__(self): return 'p'"]
     code = "class P:\n" + "".join(f"    def {method}\n" for method in methods) + "P()"
-    display = kernel.run(code)[0]
-    assert display == {"event": "display", "data": {"text/plain": "p", "image/png": b"\x89PNG\xff"}, "main": True}
-    assert [message["main"] for message in kernel.run("display(1, 2)")[:-1]] == [False, False]
-    assert plain(kernel.run("5;")) == []
+    (display,) = [message for message in kernel.run(code) if message["event"] == "display"]
+    assert display["data"] == {"text/plain": "p", "image/png": b"\x89PNG\xff"}
+    assert display["main"]
+    assert [message["main"] for message in kernel.run("display(1, 2)")] == [False, False]
+    assert kernel.run("5;") == []
 
 
-def test_an_interrupt_ends_the_cell_and_nothing_else(kernel: Running) -> None:
-    kernel.run("kept = 'yes'")
-    kernel.process.send_signal(signal.SIGINT)  # between cells it is ignored
-    kernel.send({"op": "execute", "code": "display('started')\nimport time\ntime.sleep(300)", "env": {}})
-    assert kernel.receive()["event"] == "display"
-    time.sleep(0.2)  # it sleeps by now, or the interrupt comes a moment earlier and does the same
-    kernel.process.send_signal(signal.SIGINT)
-    error = kernel.receive()
-    assert error["name"] == "KeyboardInterrupt"
-    assert not kernel.receive()["ok"]
-    assert plain(kernel.run("kept")) == ["'yes'"]
+def test_a_display_can_be_updated(kernel: Process) -> None:
+    first, second = kernel.run("display('a', display_id='one')\ndisplay('b', display_id='one', update=True);")
+    assert (first["display_id"], first["update"]) == ("one", False)
+    assert (second["display_id"], second["update"]) == ("one", True)
 
 
-def test_cells_define_things_in_main_so_that_pickle_finds_them(kernel: Running) -> None:
-    kernel.run("class C:\n    def __eq__(self, other): return True\nimport pickle")
-    assert plain(kernel.run("pickle.loads(pickle.dumps(C())) == C(), C.__module__")) == ["(True, '__main__')"]
+def test_cells_define_things_in_main_so_that_pickle_finds_them(kernel: Process) -> None:
+    kernel.run("class C:\n    def __eq__(self, other): return True\n    __hash__ = None\nimport pickle")
+    assert kernel.value("pickle.loads(pickle.dumps(C())) == C(), C.__module__") == "(True, '__main__')"
 
 
-def test_entropy_parts_the_ways_of_clones(kernel: Running) -> None:
-    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}})
-    first = plain(kernel.run("import random; random.random()"))
-    kernel.send({"op": "wake", "entropy": b"b" * 64, "env": {}})
-    second = plain(kernel.run("random.random()"))
-    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}})
-    assert first == plain(kernel.run("random.random()")) != second
+def test_source_of_what_cells_define_is_there(kernel: Process) -> None:
+    assert kernel.text("import inspect\ndef shown():\n    return 1\nprint(inspect.getsource(shown))").startswith("def shown():\n    return 1\n")
 
 
-def test_the_environment_of_a_cell_arrives(kernel: Running) -> None:
-    assert plain(kernel.run("import os; os.environ['SANDLOT_TEST']", {"SANDLOT_TEST": "ä"})) == ["'ä'"]
+def test_entropy_parts_the_ways_of_clones(kernel: Process) -> None:
+    drawn = []
+    for entropy in (b"a", b"b", b"a"):
+        kernel.send({"op": "wake", "entropy": entropy * 64, "env": {}})
+        drawn.append(kernel.value("import random; random.random()"))
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_the_kernel_ends_when_the_guest_is_gone(kernel: Running) -> None:
+def test_a_wake_brings_an_environment_and_a_folder(kernel: Process, tmp_path: Path) -> None:
+    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {"WOKEN": "1"}, "cwd": str(tmp_path)})
+    assert kernel.value("import os; os.environ['WOKEN'], os.getcwd()") == str(("1", str(tmp_path)))
+    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}, "cwd": "/nonexistent"})
+    assert kernel.value("os.getcwd()") == repr(str(tmp_path))
+
+
+def test_the_environment_of_a_cell_is_lent_to_it(kernel: Process) -> None:
+    (display,) = kernel.run("import os; os.environ['LENT']", env={"LENT": "ä"})
+    assert display["data"]["text/plain"] == "'ä'"
+    assert kernel.value("'LENT' in os.environ") == "False"
+
+
+def test_a_module_that_appears_while_the_kernel_runs_can_be_imported(kernel: Process, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "later"
+    kernel.run(f"import sys; sys.path.append({str(folder)!r})")
+    assert errors_of(kernel.run("import appears")) == ["ModuleNotFoundError"]
+    folder.mkdir(parents=True)
+    (folder / "appears.py").write_text("x = 'here'\n")
+    assert kernel.value("import appears; appears.x") == "'here'"
+
+
+@pytest.mark.parametrize("shell", ["ipython", "plain"])
+def test_the_kernel_ends_when_the_guest_is_gone_whatever_threads_go_on(tmp_path: Path, shell: str) -> None:
+    kernel = Process(tmp_path, *(["--plain"] if shell == "plain" else []))
+    kernel.run("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()")
     assert kernel.stop() == b""
 
 
+def test_a_kernel_leaves_no_file_behind(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    program = ship(tmp_path / "programs")
+    kernel = Process(tmp_path / "home", program=program)
+    kernel.run("%cd .\n%alias\n%history")
+    assert kernel.stop() == b""
+    assert list((tmp_path / "home").iterdir()) == []
+    assert not list((tmp_path / "programs").rglob("__pycache__"))
+
+
+def test_files_in_the_working_folder_are_imported_by_cells_and_not_by_the_kernel(tmp_path: Path) -> None:
+    program = ship(tmp_path / "programs")
+    (tmp_path / "work").mkdir()
+    for name in ("struct", "random", "json", "IPython", "traceback", "mine"):
+        (tmp_path / "work" / f"{name}.py").write_text("word = 'the folder\\'s'\n")
+    kernel = Process(tmp_path / "work", program=program)
+    try:
+        assert kernel.value("import mine; mine.word") == '"the folder\'s"'
+        assert kernel.text("%pwd\nprint(1)") == "1\n", "IPython works"
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize("replaced", ["raise ImportError('broken')", "", "class Bad: pass\nraise SystemExit(3)"])
+def test_what_is_installed_in_ipythons_place_leaves_a_plain_kernel_that_says_so(tmp_path: Path, replaced: str) -> None:
+    site = tmp_path / "site"
+    (site / "IPython").mkdir(parents=True)
+    (site / "IPython" / "__init__.py").write_text(replaced)
+    kernel = Process(tmp_path, env={"PYTHONPATH": str(site)})
+    try:
+        told = kernel.run("1 + 1")
+        assert "IPython does not work here" in text_of(told, 2)
+        assert values_of(told) == ["2"]
+        assert text_of(kernel.run("2")) == ""
+    finally:
+        kernel.close()
+
+
+class Zygote(Peer):
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-W", "error", str(ship(folder / "programs")), "--zygote", str(theirs.fileno()), *flags]
+            self.process = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=folder, env={**os.environ, **(env or {})}, start_new_session=True
+            )
+        super().__init__(ours)
+        self.kernels: list[Kernel] = []
+        assert self.receive() == {"event": "ready"}
+
+    def fork(self) -> tuple[Kernel, int]:
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write])
+        told = self.receive()
+        theirs.close()
+        os.close(out_write)
+        assert told["event"] == "forked"
+        self.kernels.append(Kernel(ours, told["pid"]))
+        return self.kernels[-1], out_read
+
+    def fresh(self) -> bool:
+        self.send({"op": "check"})
+        return bool(self.receive()["fresh"])
+
+    def close(self) -> None:
+        self.ours.close()
+        self.process.wait(60)
+        for kernel in self.kernels:
+            kernel.ours.close()
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder of packages as pip fills it, with one that a zygote warms."""
+    folder = tmp_path / "site-packages"
+    (folder / "warmed").mkdir(parents=True)
+    (folder / "warmed" / "__init__.py").write_text("import random\ndrawn = random.random()\n")
+    return folder
+
+
+@pytest.fixture
+def zygote(tmp_path: Path, packages: Path) -> Generator[Zygote]:
+    made = Zygote(tmp_path, "--warm", "warmed,there_is_none_of_this_name", env={"PYTHONPATH": str(packages)})
+    yield made
+    made.close()
+
+
+def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(zygote: Zygote) -> None:
+    kernel, out = zygote.fork()
+    assert kernel.value("import os; os.getpid() == os.getsid(0) == os.getpgid(0)") == "True"
+    assert kernel.value(f"os.getppid() != {zygote.process.pid}") == "True", "it is init's"
+    kernel.run("os.write(1, b'raw'); os.write(2, b' and err'); !echo ' child'")
+    kernel.run("import os; os.write(1, b'raw'); os.write(2, b' and err')\n!echo ' child'")
+    assert kernel.value("'warmed' in __import__('sys').modules") == "True"
+    kernel.ours.close()
+    with open(out, "rb") as pipe:  # noqa: PTH123 - a descriptor
+        assert pipe.read() == b"raw and err child\n"
+
+
+def test_forked_kernels_know_nothing_of_each_other(zygote: Zygote) -> None:
+    (first, out), (second, other) = zygote.fork(), zygote.fork()
+    first.run("x = 1\nimport os; os.environ['MINE'] = '1'\nimport random")
+    assert errors_of(second.run("x")) == ["NameError"]
+    assert second.value("'MINE' in __import__('os').environ") == "False"
+    assert first.value("random.random()") != second.value("import random; random.random()"), "their own randomness"
+    assert first.value("import warmed; warmed.drawn") == second.value("import warmed; warmed.drawn")
+    assert errors_of(first.interrupt("while True: pass")) == ["KeyboardInterrupt"]
+    assert second.value("2") == "2"
+    os.close(out)
+    os.close(other)
+
+
+def test_a_kernel_outlives_its_zygote(zygote: Zygote) -> None:
+    kernel, out = zygote.fork()
+    zygote.ours.close()
+    zygote.process.wait(60)
+    assert kernel.value("'still here'") == "'still here'"
+    os.close(out)
+
+
+def test_a_zygote_is_fresh_until_what_it_imported_changes(zygote: Zygote, packages: Path) -> None:
+    assert zygote.fresh()
+    (packages / "another.py").write_text("")
+    assert zygote.fresh(), "another package was installed"
+    (packages / "warmed" / "__init__.py").write_text("drawn = 2\n")
+    (packages / "one_more.py").write_text("")
+    assert not zygote.fresh()
+
+
 def test_the_program_is_shipped_as_it_stands_here() -> None:
-    source = (resources.files("sandlot") / "guest" / "programs" / "kernel.py").read_bytes()
-    assert payload.programs()["kernel.py"] == source
+    inside = resources.files("sandlot") / "guest" / "programs"
+    programs = payload.programs()
+    assert programs["kernel.py"] == (inside / "kernel.py").read_bytes()
+    assert programs["sandlot_kernel/engine.py"] == (inside / "sandlot_kernel" / "engine.py").read_bytes()
+    assert all(payload.runs_on_the_image(name) for name in programs if "kernel" in name)

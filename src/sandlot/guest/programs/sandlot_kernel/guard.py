@@ -14,6 +14,7 @@ import builtins
 import os
 import site
 import sys
+import types
 
 from .wire import high
 
@@ -138,6 +139,12 @@ class Guard:
                 self._seen[folder] = (now, there)
         except Exception:  # noqa: BLE001, S110 - finders and .pth files are other people's code
             pass
+
+
+def give_builtins(names: dict[str, Any]) -> None:
+    """Let a cell's namespace have Python's builtins, where it has none: exec() would give it the kernel's own."""
+    if type(names.get("__builtins__")) not in {dict, types.ModuleType}:
+        names["__builtins__"] = builtins
 
 
 def _sites() -> list[str]:

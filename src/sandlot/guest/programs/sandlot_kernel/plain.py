@@ -12,7 +12,7 @@ import linecache
 import sys
 import types
 
-from . import telling
+from . import guard, telling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Plain:
             A coroutine that runs it, and whether that needs the event loop.
         """
         self._silent, self._stored = silent, stored
+        guard.give_builtins(self._names)
         if stored and code.strip():
             self.execution_count += 1
             self._inputs.append(code)
@@ -154,7 +155,7 @@ def representations(shown: object) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _text(shown: object) -> str:
     if type(shown) in {str, bytes, bytearray} and len(shown) > telling.PLAIN_CHARS:  # type: ignore[arg-type]
-        return repr(shown[: telling.PLAIN_CHARS]) + f" [... of {len(shown):,}]"  # type: ignore[index,arg-type]
+        return repr(shown[: telling.PART_CHARS]) + f" [... of {len(shown):,}]"  # type: ignore[index,arg-type]
     try:
         return repr(shown)
     except Exception as broken:  # noqa: BLE001 - repr is the user's code

@@ -23,7 +23,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import ObjectName, Type, Unicode, default, observe
 from traitlets.config import Config
 
-from . import charts, children, figures, telling
+from . import charts, children, figures, guard, telling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         """Run a part of a cell; whether it failed."""
         host = self.host
         hook, sys.excepthook = sys.excepthook, self.excepthook
+        guard.give_builtins(self.user_global_ns)
         error: BaseException | None = None
         try:
             host.enter()
@@ -326,4 +327,4 @@ def _long(shown: Any, printer: Any, _cycle: Any) -> None:
     if len(shown) <= telling.PLAIN_CHARS:
         printer.text(repr(shown))
     else:
-        printer.text(f"{shown[: telling.PLAIN_CHARS]!r} [... of {len(shown):,}]")
+        printer.text(f"{shown[: telling.PART_CHARS]!r} [... of {len(shown):,}]")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 PLAIN_CHARS = 1024 * 1024
+PART_CHARS = PLAIN_CHARS - 1024
+"""Of a text or bytes that is longer, so that what says so still fits."""
 ITEM_BYTES = 6 * 1024 * 1024
 BUNDLE_BYTES = 7 * 1024 * 1024
 METADATA_DEPTH = 8

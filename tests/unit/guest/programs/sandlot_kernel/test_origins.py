@@ -1,0 +1,41 @@
+"""Which cell output belongs to, where threads start threads."""
+
+from __future__ import annotations
+
+from tests.support.kernels import Process
+
+
+def test_threads_of_threads_and_of_tasks_belong_to_the_first_cell(kernel: Process) -> None:
+    code = (
+        "go = threading.Event()\n"
+        "def leaf(): go.wait(); print('leaf')\n"
+        "def middle():\n    inner = threading.Thread(target=leaf)\n    inner.start()\n    inner.join()\n"
+        "async def task(): await asyncio.to_thread(middle)\n"
+        "outer = threading.Thread(target=lambda: asyncio.run(task()))\nouter.start()"
+    )
+    first = kernel.begin(code)
+    kernel.until(first)
+    told = kernel.until(kernel.begin("go.set()\nouter.join()"))
+    assert [message["cell"] for message in told if message["event"] == "output"] == [first]
+
+
+def test_a_thread_that_is_subclassed_belongs_to_who_starts_it(kernel: Process) -> None:
+    kernel.run("class Own(threading.Thread):\n    def run(self): print('own')\nthread = Own()")
+    cell = kernel.begin("thread.start()\nthread.join()")
+    told = kernel.until(cell)
+    assert {message["cell"] for message in told} == {cell}
+
+
+def test_a_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None:
+    kernel.run("import _thread, time")
+    cell = kernel.begin("_thread.start_new_thread(print, ('raw',))\ntime.sleep(0.1)")
+    assert [message["cell"] for message in kernel.until(cell) if message["event"] == "output"] == [cell]
+
+
+def test_a_result_of_a_pool_is_as_without_a_kernel(kernel: Process) -> None:
+    kernel.run("from concurrent.futures import ThreadPoolExecutor")
+    assert kernel.value("with ThreadPoolExecutor(2) as pool: found = list(pool.map(pow, [2, 3], [2, 2]))\nfound") == "[4, 9]"
+    assert (
+        kernel.value("with ThreadPoolExecutor(1) as pool: failed = pool.submit(int, 'x', base=10)\ntype(failed.exception()).__name__")
+        == "'ValueError'"
+    )

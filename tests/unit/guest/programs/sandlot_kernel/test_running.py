@@ -1,0 +1,128 @@
+"""Interrupts, and the event loop around cells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.kernels import Process, errors_of, text_of, values_of
+
+NAP = "async def nap(value):\n    await asyncio.sleep(0.01)\n    return value\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "time.sleep(300)",
+        "while True: pass",
+        "while True: print('x' * 100)",
+        "lock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+        "subprocess.run(['sleep', '300'])",
+        "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
+        "await asyncio.sleep(300)",
+        "asyncio.run(asyncio.sleep(300))",
+        "async def spin():\n    while True: pass\nawait spin()",
+        "async def other():\n    while True: pass\nasyncio.create_task(other())\nawait asyncio.sleep(300)",
+        "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\nthreading.Event().wait()",
+        "import queue\nqueue.Queue().get()",
+        "class Slow:\n    def __repr__(self): time.sleep(300)\nSlow()",
+        "try:\n    time.sleep(300)\nfinally:\n    print('cleaned')",
+    ],
+)
+def test_an_interrupt_ends_a_cell_whatever_it_is_in(kernel: Process, code: str) -> None:
+    told = kernel.interrupt(code)
+    assert errors_of(told) == ["KeyboardInterrupt"]
+    assert not told[-1]["ok"]
+    assert "cleaned" not in code or text_of(told) == "cleaned\n"
+    assert kernel.value("'and the next one works'") == "'and the next one works'"
+
+
+def test_an_interrupt_of_what_children_do_reaches_them(ipython: Process) -> None:
+    assert errors_of(ipython.interrupt("!sleep 300")) == ["KeyboardInterrupt"]
+    assert ipython.value("1") == "1"
+
+
+def test_between_cells_an_interrupt_is_ignored(kernel: Process) -> None:
+    kernel.run("kept = 'yes'\nwaiting = asyncio.create_task(asyncio.sleep(300))")
+    for _ in range(3):
+        os.kill(kernel.pid, signal.SIGINT)
+        time.sleep(0.02)
+    assert kernel.value("kept, waiting.done()") == "('yes', False)"
+    kernel.run("waiting.cancel()")
+
+
+def test_a_task_that_never_yields_between_cells_is_interrupted(kernel: Process) -> None:
+    kernel.run("async def greedy():\n    while True: pass\nheld = asyncio.create_task(greedy())")
+    time.sleep(0.1)
+    cell = kernel.begin("'through'")
+    os.kill(kernel.pid, signal.SIGINT)
+    assert values_of(kernel.until(cell)) == ["'through'"]
+
+
+def test_a_cell_that_ignores_interrupts_does_not_make_later_ones_ignore_them(kernel: Process) -> None:
+    kernel.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN);")
+    assert errors_of(kernel.interrupt("time.sleep(300)")) == ["KeyboardInterrupt"]
+
+
+def test_await_at_the_top_of_a_cell(kernel: Process) -> None:
+    kernel.run(NAP)
+    assert kernel.value("await nap(1) + (await nap(2))") == "3"
+    assert kernel.value("x = [await nap(n) for n in range(3)]\nx") == "[0, 1, 2]"
+    assert kernel.text("print(await nap(5))") == "5\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "asyncio.run(nap(7))",
+        "asyncio.get_event_loop().run_until_complete(nap(7))",
+        "asyncio.new_event_loop().run_until_complete(nap(7))",
+        "loop = asyncio.get_event_loop()\nloop.run_until_complete(asyncio.gather(nap(1), nap(7)))[1]",
+        "asyncio.run(nap(1)), asyncio.run(nap(7))\nasyncio.run(nap(7))",
+        "def main():\n    return asyncio.run(nap(7))\nmain()",
+        "task = asyncio.create_task(nap(7))\nasyncio.get_running_loop().run_until_complete(task)",
+    ],
+)
+def test_running_a_loop_in_a_cell_works_as_in_a_program(kernel: Process, code: str) -> None:
+    kernel.run(NAP)
+    assert kernel.value(code) == "7"
+
+
+def test_a_loop_is_found_by_a_cell_that_awaits_nothing(kernel: Process) -> None:
+    kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
+    assert kernel.value("await task") == "'done'"
+    assert kernel.value("asyncio.get_running_loop() is asyncio.get_event_loop()") == "True"
+
+
+def test_running_a_loop_inside_of_a_running_one_is_refused_as_python_does(kernel: Process) -> None:
+    kernel.run(NAP)
+    told = kernel.run("await nap(0)\nnested = nap(1)\ntry:\n    asyncio.run(nested)\nfinally:\n    nested.close()")
+    assert errors_of(told) == ["RuntimeError"]
+    assert kernel.value("asyncio.run(nap(2))") == "2"
+
+
+def test_tasks_go_on_between_cells(kernel: Process) -> None:
+    kernel.run(
+        "ticks = []\nasync def tick():\n    for n in range(5):\n"
+        "        await asyncio.sleep(0.01)\n        ticks.append(n)\ntask = asyncio.create_task(tick())"
+    )
+    while kernel.value("len(ticks)") != "5":
+        time.sleep(0.02)
+
+
+def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) -> None:
+    kernel.run(NAP)
+    for broken in ("asyncio.get_event_loop().stop()", "asyncio.get_event_loop().close()", "await nap(0)\nasyncio.get_event_loop().stop()"):
+        kernel.run(broken)
+        assert kernel.value("await nap(3)") == "3"
+        assert kernel.value("asyncio.run(nap(4))") == "4"
+
+
+def test_context_variables_stay_from_cell_to_cell(kernel: Process) -> None:
+    kernel.run("import decimal\ndecimal.getcontext().prec = 5")
+    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.33333')"
+    kernel.run("await asyncio.sleep(0)\ndecimal.getcontext().prec = 6")
+    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.333333')"

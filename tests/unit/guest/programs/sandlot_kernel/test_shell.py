@@ -1,0 +1,142 @@
+"""IPython's own: magics, history, displays, formatters."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.kernels import Process, errors_of, text_of, values_of
+
+
+def test_history_is_kept_as_ipython_keeps_it(ipython: Process) -> None:
+    count = ipython.until(ipython.begin("6 * 7"))[0]["count"]
+    assert ipython.value(f"In[{count}], Out[{count}], _{count}, _") == "('6 * 7', 42, 42, 42)"
+    assert "6 * 7" in ipython.text("%history")
+
+
+@pytest.mark.parametrize(
+    "code,shown",
+    [
+        ("5", ["5"]),
+        ("5;", []),
+        ("5; 6", ["6"]),
+        ("x = 5", []),
+        ("'a;'", ["'a;'"]),
+        ("5  # ;", ["5"]),
+        ("None", []),
+        ("for n in range(2): n", []),
+        ("%time 5", ["5"]),
+        ("", []),
+        ("# only a remark", []),
+    ],
+)
+def test_what_a_cell_shows(ipython: Process, code: str, shown: list[str]) -> None:
+    assert values_of(ipython.run(code)) == shown
+
+
+@pytest.mark.parametrize(
+    "code,text",
+    [
+        ("%%bash\necho from bash", "from bash\n"),
+        ("%%writefile made.txt\ncontent", "Writing made.txt\n"),
+        ("%timeit -n1 -r1 pass", None),
+        ("%env GREETING=hello", "env: GREETING=hello\n"),
+        ("%cd .", None),
+        ("%who_ls", ""),
+        ("%%capture\nprint('unseen')", ""),
+        ("%load_ext autoreload\n%autoreload 2", ""),
+        ("%pip --version", None),
+        ("%xmode Plain", None),
+    ],
+)
+def test_magics(ipython: Process, code: str, text: str | None) -> None:
+    told = ipython.run(code)
+    assert errors_of(told) == []
+    assert text is None or text_of(told) == text
+
+
+def test_a_magic_that_there_is_not_is_a_usage_error(ipython: Process) -> None:
+    (error,) = ipython.run("%nosuchmagic")
+    assert error["name"] == "UsageError"
+    assert "nosuchmagic" in error["value"]
+
+
+def test_a_script_that_fails_fails_its_cell(ipython: Process) -> None:
+    ipython.run("%%writefile fails.py\nx = 1 / 0")
+    told = ipython.run("%run fails.py")
+    assert errors_of(told) == ["ZeroDivisionError"]
+    assert "fails.py" in "\n".join(told[-1]["traceback"])
+
+
+def test_the_last_traceback_can_be_seen_again_and_in_other_modes(ipython: Process) -> None:
+    ipython.run("1 / 0")
+    assert "ZeroDivisionError" in text_of(ipython.run("%tb"), 2)
+    ipython.run("%xmode Verbose")
+    (error,) = ipython.run("secret = 5\nsecret / 0")
+    assert any("secret = 5" in line for line in error["traceback"])
+    assert not any("\x1b" in line for line in error["traceback"])
+    ipython.run("%xmode Plain")
+
+
+def test_help_is_shown_and_never_paged(ipython: Process) -> None:
+    assert "number of items" in values_of(ipython.run("len?"))[0]
+
+
+def test_displays_of_every_kind(ipython: Process) -> None:
+    ipython.run("from IPython.display import HTML, JSON, SVG, Image, Javascript, Latex, Markdown, clear_output, display")
+    told = ipython.run(
+        "display(HTML('<b>'), Markdown('*m*'), Latex('$x$'), Javascript('1'), JSON({'a': [1.5, float('nan')]}), Image(b'\\x89PNG\\r\\n\\x1a\\n0'))"
+    )
+    data = [{mime: item for mime, item in message["data"].items() if mime != "text/plain"} for message in told]
+    assert data == [
+        {"text/html": "<b>"},
+        {"text/markdown": "*m*"},
+        {"text/latex": "$x$"},
+        {"application/javascript": "1"},
+        {"application/json": '{"a": [1.5, null]}'},
+        {"image/png": b"\x89PNG\r\n\x1a\n0"},
+    ]
+    handle = ipython.run("handle = display('a', display_id=True)\nhandle.update('b')\nclear_output(wait=True)")
+    assert [message["event"] for message in handle] == ["display", "display", "clear"]
+    assert handle[0]["display_id"] == handle[1]["display_id"]
+    assert [message.get("update", message.get("wait")) for message in handle] == [False, True, True]
+
+
+def test_a_bundle_and_its_metadata_travel(ipython: Process) -> None:
+    code = (
+        "class B:\n    def _repr_mimebundle_(self, include=None, exclude=None):\n"
+        "        return {'text/html': '<i>', 'application/vnd.x+json': {'k': 1}, 'application/pdf': b'%PDF'}, {'text/html': {'isolated': True}}\nB()"
+    )
+    (display,) = ipython.run(code)
+    assert {mime: item for mime, item in display["data"].items() if mime != "text/plain"} == {
+        "text/html": "<i>",
+        "application/vnd.x+json": '{"k": 1}',
+        "application/pdf": b"%PDF",
+    }
+    assert display["metadata"] == {"text/html": {"isolated": True}}
+
+
+def test_an_object_that_displays_itself_is_left_to(ipython: Process) -> None:
+    assert ipython.text("class Own:\n    def _ipython_display_(self): print('own way')\nOwn()") == "own way\n"
+
+
+def test_a_gigantic_value_is_cut_and_says_so(ipython: Process) -> None:
+    (display,) = ipython.run("'x' * 100_000_000")
+    text = display["data"]["text/plain"]
+    assert len(text) < 1100 * 1024
+    assert "100,000,000" in text
+    (display,) = ipython.run("class Long:\n    def __repr__(self): return 'r' * 5_000_000\nLong()")
+    assert display["data"]["text/plain"].endswith("of 5,000,000 characters]")
+
+
+def test_what_is_too_large_for_the_wire_is_left_out_and_said(ipython: Process) -> None:
+    (display,) = ipython.run("class Big:\n    def _repr_png_(self): return b'0' * 9_000_000\n    def __repr__(self): return 'big'\nBig()")
+    assert display["data"] == {"text/plain": "big"}
+    assert display["metadata"] == {"image/png": {"left_out_bytes": 9_000_000}}
+
+
+def test_leaving_is_the_cells_end_and_not_the_kernels(ipython: Process) -> None:
+    ipython.run("kept = 1")
+    for code in ("exit", "quit", "exit(3)", "quit()"):
+        assert errors_of(ipython.run(code)) == ["SystemExit"]
+    assert errors_of(ipython.run("exit()\nkept = 2")) == ["SystemExit"]
+    assert ipython.value("kept") == "1"

@@ -1,0 +1,154 @@
+"""What cells write: its order, its cell, its bounds, and what a stream must be to libraries."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernels import Process, errors_of, text_of
+
+
+def test_a_million_lines_come_whole(kernel: Process) -> None:
+    told = kernel.run("for n in range(1_000_000): print(n)")
+    assert text_of(told) == "".join(f"{n}\n" for n in range(1_000_000))
+    assert len(told) < 5000, "gathered into pieces"
+
+
+def test_a_gigantic_string_is_told_in_pieces(kernel: Process) -> None:
+    cell = kernel.begin("print('x' * 200_000_000)")
+    size = 0
+    while (message := kernel.receive())["event"] != "done":
+        size += len(message.get("data", b""))
+        assert len(message.get("data", b"")) <= 65536 * 4
+    assert (size, message["cell"]) == (200_000_001, cell)
+
+
+def test_what_is_kept_back_is_told_while_the_cell_goes_on(kernel: Process) -> None:
+    cell = kernel.begin("print('half', end='')\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')")
+    assert kernel.until(cell, "output")[-1]["data"] == b"half"
+    Path(f"/proc/{kernel.pid}/cwd/go").touch()
+    assert kernel.until(cell)[-1]["ok"]
+
+
+def test_a_threads_output_belongs_to_the_cell_that_started_it(kernel: Process) -> None:
+    code = "def late():\n    while not done: time.sleep(0.01)\n    print('late')\n    threading.Thread(target=print, args=('later',)).start()\n"
+    first = kernel.begin("done = False\n" + code + "thread = threading.Thread(target=late)\nthread.start()")
+    kernel.until(first)
+    second = kernel.begin("done = True\nthread.join()\nprint('mine')")
+    told = kernel.until(second)
+    told_of = {cell: "".join(m["data"].decode() for m in told if m["event"] == "output" and m["cell"] == cell) for cell in (first, second)}
+    assert told_of[second] == "mine\n"
+    assert told_of[first].startswith("late\n")
+
+
+def test_a_tasks_output_belongs_to_the_cell_that_created_it(kernel: Process) -> None:
+    first = kernel.begin("async def late():\n    await asyncio.sleep(0.05)\n    print('late')\ntask = asyncio.create_task(late())")
+    kernel.until(first)
+    told = kernel.until(kernel.begin("await task\nprint('mine')"))
+    cells = {message["data"]: message["cell"] for message in told if message["event"] == "output"}
+    assert cells[b"late\n"] == first
+    assert cells[b"mine\n"] != first
+
+
+def test_work_given_to_a_pool_belongs_to_the_cell_that_gave_it(kernel: Process) -> None:
+    kernel.run("from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\npool.submit(print, 'a').result()")
+    told = kernel.until(kernel.begin("pool.submit(print, 'b').result()\nawait asyncio.to_thread(print, 'c')"))
+    assert {message["cell"] for message in told} == {told[0]["cell"]}
+    kernel.run("pool.shutdown()")
+
+
+def test_a_threads_output_after_its_cell_comes_without_another_cell(kernel: Process) -> None:
+    cell = kernel.begin("threading.Timer(0.05, print, ('by itself',)).start()")
+    kernel.until(cell)
+    message = kernel.receive()
+    assert (message["event"], message["cell"], message["data"]) == ("output", cell, b"by itself\n")
+
+
+def test_an_exception_in_a_thread_is_told_on_its_cells_stderr(kernel: Process) -> None:
+    told = kernel.run("thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()")
+    assert "ZeroDivisionError" in text_of(told, 2)
+    assert "sandlot" not in text_of(told, 2)
+
+
+@pytest.mark.parametrize(
+    "code,text",
+    [
+        ("print('\\0 \\ud800 \\udcff ä')", "\0 \\ud800 \\udcff ä\n"),
+        ("sys.stdout.buffer.write(bytearray(b'raw')); None", "raw"),
+        ("sys.stdout.writelines(['a', 'b'])", "ab"),
+        ("print('f', flush=True)", "f\n"),
+        ("print('o', file=sys.__stdout__)", "o\n"),
+        ("class S(str): pass\nprint(S('sub'), end=S('.'))", "sub."),
+        ("sys.stdout.reconfigure(line_buffering=True); print('r')", "r\n"),
+        ("import logging; logging.warning('logged')", "WARNING:root:logged\n"),
+        ("import warnings; warnings.simplefilter('always'); warnings.warn('care')", None),
+        ("import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as kept: print('kept')\nprint(len(kept.getvalue()))", "5\n"),
+    ],
+)
+def test_streams_are_what_programs_expect(kernel: Process, code: str, text: str | None) -> None:
+    told = kernel.run(code)
+    assert errors_of(told) == []
+    assert text_of(told) == text if text is not None else "UserWarning: care" in text_of(told, 2)
+
+
+def test_streams_look_like_streams(kernel: Process) -> None:
+    seen = (
+        "sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.isatty(), sys.stdout.encoding"
+        ", sys.stdout.writable(), sys.stdout.readable(), sys.stdout.name"
+    )
+    assert kernel.value(seen) == "(1, 2, False, 'utf-8', True, False, '<stdout>')"
+    assert kernel.value("import io; isinstance(sys.stdout, io.TextIOBase), isinstance(sys.stdout.buffer, io.BufferedIOBase)") == "(True, True)"
+    assert errors_of(kernel.run("sys.stdout.write(b'bytes')")) == ["TypeError"]
+    kernel.run("import faulthandler; faulthandler.enable(); faulthandler.disable()")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout.close()",
+        "sys.stdout = None",
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout.buffer.close()",
+        "del sys.stdout",
+        "os.close(1); os.close(2)",
+    ],
+)
+def test_a_stream_that_a_cell_took_away_is_there_in_the_next(kernel: Process, code: str) -> None:
+    kernel.run(code)
+    assert kernel.text("print('back'); print('too', file=sys.stderr)") == "back\ntoo\n"
+
+
+def test_a_stream_that_a_cell_replaced_stays_replaced(kernel: Process) -> None:
+    kernel.run("import io\nsys.stdout = io.StringIO()\nprint('kept')")
+    assert kernel.text("print('kept too')") == ""
+    assert kernel.text("text, sys.stdout = sys.stdout.getvalue(), sys.__stdout__\nprint(text)") == "kept\nkept too\n\n"
+
+
+def test_what_children_write_comes_after_what_was_printed_before_them(kernel: Process) -> None:
+    """The descriptors are read at once here: what the wire has told by then was written before."""
+    kernel.run("marks = []\nfor n in range(3):\n    print('before', n)\n    subprocess.run(['true'])")
+    told = kernel.run(
+        "print('first', end='')\nsubprocess.run(['true'])\nprint('second', end='')\nos.system('true')\n"
+        "print('third', end='')\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\nprint('fourth');"
+    )
+    assert [message["data"] for message in told if message["event"] == "output"] == [b"first", b"second", b"third", b"fourth\n"]
+
+
+def test_nothing_is_lost_at_the_end_of_the_process(tmp_path: Path) -> None:
+    other = Process(tmp_path)
+    cell = other.begin("print('last words', end='')\nimport os\nos._exit(0)")
+    assert other.until(cell, "output")[-1]["data"] == b"last words"
+    other.close()
+
+
+def test_a_cell_that_nobody_reads_can_be_interrupted(kernel: Process) -> None:
+    cell = kernel.begin("for n in range(10**9): print('x' * 1000)")
+    time.sleep(0.5)  # the socket is full by now
+    os.kill(kernel.pid, signal.SIGINT)
+    told = kernel.until(cell)
+    assert errors_of(told) == ["KeyboardInterrupt"]
+    assert len(told) < 1000
