@@ -1,8 +1,9 @@
 """The python kernel's program, on the image's python (3.8 or newer): starts a kernel, or a zygote that kernels are forked from.
 
-``kernel.py [--plain] FD`` serves the socket FD. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and the modules a and b where
-they are installed, says ``ready`` and waits: ``fork`` comes with three descriptors (the kernel's socket, stdout, stderr) and is answered by
-``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still what lies on the disk.
+``kernel.py [--plain] FD`` serves the socket FD. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and says ``ready``, then imports
+the modules a and b where they are installed and says ``warm``. Meanwhile it answers: ``fork`` comes with three descriptors (the kernel's
+socket, stdout, stderr) and is answered by ``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still
+what lies on the disk.
 
 Laws:
 - What lies in the working folder is imported by cells, never by the kernel itself.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import builtins
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -106,22 +108,18 @@ class Zygote:
         self._values, self._head = values, wire.HEAD
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
+        self._cold = warm
         self.kernel = engine(plain=False)
-        for name in warm:
-            try:
-                __import__(name)
-            except Exception:  # noqa: BLE001, S110 - the image has none, or it is broken: cells will see
-                pass
         self.kernel.rehearse()
-        self._folders = {path: _look(path) for path in _folders()}
-        self._files = {path: _look(path) for path in _sources()}
-        gc.collect()
-        gc.freeze()
+        self._learn()
 
     def serve(self) -> int | None:
         """Answer the guest until it is gone; in a forked kernel, the socket to serve."""
-        self._send({"event": "ready"})
+        self._send({"event": "ready", "warm": not self._cold})
         while True:
+            if self._cold and not select.select([self._socket], [], [], 0)[0]:
+                self._warm(self._cold.pop(0))
+                continue
             message, fds = self._receive()
             if message is None:
                 return None
@@ -131,6 +129,23 @@ class Zygote:
                 fd = self._fork(fds)
                 if fd is not None:
                     return fd
+
+    def _warm(self, name: str) -> None:
+        """Import a module, if the image has it."""
+        try:
+            __import__(name)
+        except Exception:  # noqa: BLE001, S110 - it has none, or it is broken: cells will see
+            pass
+        if not self._cold:
+            self._learn()
+            self._send({"event": "warm"})
+
+    def _learn(self) -> None:
+        """This is what was imported. What is there now is not looked at by the collector, so that kernels share its pages."""
+        self._folders = {path: _look(path) for path in _folders()}
+        self._files = {path: _look(path) for path in _sources()}
+        gc.collect()
+        gc.freeze()
 
     def _fork(self, fds: list[int]) -> int | None:
         told, tell = os.pipe()

@@ -216,7 +216,8 @@ class Zygote(Peer):
             )
         super().__init__(ours)
         self.kernels: list[Kernel] = []
-        assert self.receive() == {"event": "ready"}
+        assert self.receive() == {"event": "ready", "warm": False}
+        assert self.receive() == {"event": "warm"}
 
     def fork(self) -> tuple[Kernel, int]:
         ours, theirs = socket.socketpair()
