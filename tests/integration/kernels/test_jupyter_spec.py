@@ -1,0 +1,322 @@
+"""What the Jupyter messaging specification says of execution, case by case, in real sandboxes on both runtimes.
+
+https://jupyter-client.readthedocs.io/en/stable/messaging.html, sections *Execute*, *Display data*, *Streams*, *Kernel interrupt*. The
+words on the wire are our own; what a client can count on is the specification's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output
+from sandlot.model.ids import new_context_id, new_process_id
+from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+
+LIMITS = replace(SMALL, memory_bytes=1 << 30, pids=256)
+Event = Output | Display | CellError | CellStarted | Cleared
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of a cell, in order."""
+
+    events: list[Event]
+    result: CellResult
+
+    @property
+    def displays(self) -> list[Display]:
+        return [event for event in self.events if isinstance(event, Display)]
+
+    @property
+    def errors(self) -> list[CellError]:
+        return [event for event in self.events if isinstance(event, CellError)]
+
+    def text(self, channel: int = 1) -> str:
+        return b"".join(event.data for event in self.events if isinstance(event, Output) and event.channel == channel).decode()
+
+
+@dataclass(frozen=True)
+class Context:
+    """A python kernel in a sandbox."""
+
+    inside: Inside
+    id: str
+
+    async def run(self, code: str, *, silent: bool = False, store_history: bool = True, stop_on_error: bool = False, timeout_s: float = 60) -> Told:
+        call = await self.inside.link.execute(
+            code, kernel=self.id, silent=silent, store_history=store_history, stop_on_error=stop_on_error, timeout_s=timeout_s
+        )
+        events = [event async for event in call if isinstance(event, Event)]
+        return Told(events, await call.result())
+
+    async def value(self, code: str) -> str | bytes:
+        told = await self.run(code)
+        assert told.result.status == "ok", told
+        return told.displays[-1].data["text/plain"]
+
+
+@pytest.fixture(scope="module", params=["gvisor", "container"])
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+async def kernel(inside: Inside) -> AsyncIterator[Context]:
+    made = await inside.link.create_kernel(new_context_id(), "python")
+    yield Context(inside, made.kernel)
+    await inside.link.remove_kernel(made.kernel)
+
+
+async def test_the_reply_says_ok_and_the_execution_count(kernel: Context) -> None:
+    told = await kernel.run("x = 1")
+    assert told.result.status == "ok"
+    assert told.events == [CellStarted(told.result.execution_count)]
+
+
+async def test_the_execution_count_increases_with_every_cell(kernel: Context) -> None:
+    counts = [(await kernel.run(code)).result.execution_count for code in ("1", "1 / 0", "print(1)")]
+    assert counts == list(range(counts[0], counts[0] + 3))
+
+
+async def test_the_reply_to_a_failing_cell_says_error_with_name_value_and_traceback(kernel: Context) -> None:
+    told = await kernel.run("def fails():\n    raise ValueError('because')\nfails()")
+    (error,) = told.errors
+    assert (told.result.status, error.name, error.value) == ("error", "ValueError", "because")
+    assert "in fails" in "\n".join(error.traceback)
+    assert error.traceback[-1] == "ValueError: because"
+
+
+async def test_the_value_of_the_last_expression_is_the_execute_result(kernel: Context) -> None:
+    (shown,) = (await kernel.run("y = 20\ny + 1")).displays
+    assert (shown.main, shown.data) == (True, {"text/plain": "21"})
+    assert (await kernel.run("y;")).displays == []
+    assert (await kernel.run("None")).displays == []
+
+
+async def test_streams_results_and_errors_come_in_the_order_they_were_made(kernel: Context) -> None:
+    code = (
+        "import sys\nprint('one')\nprint('two', file=sys.stderr)\ndisplay('three')\n"
+        "print('four', end='')\n!echo five\nprint('six')\nraise KeyError('seven')"
+    )
+    order = []
+    for event in (await kernel.run(code)).events:
+        if isinstance(event, Output):
+            order.append(event.data.decode())
+        elif isinstance(event, Display):
+            order.append(str(event.data["text/plain"]))
+        elif isinstance(event, CellError):
+            order.append(event.value)
+    assert "".join(order[:2]) == "one\ntwo\n"
+    assert "|".join(order[2:]).replace("four|five", "fourfive").replace("five\n|six", "five\nsix") == "'three'|fourfive\nsix\n|'seven'"
+
+
+async def test_streams_are_told_while_the_cell_runs(kernel: Context) -> None:
+    call = await kernel.inside.link.execute(
+        "import os, time\nprint('now')\nwhile not os.path.exists('/tmp/go'): time.sleep(0.02)\nprint('later')", kernel=kernel.id
+    )
+    seen = ""
+    async for event in call:
+        if isinstance(event, Output):
+            seen += event.data.decode()
+            if seen == "now\n":
+                await kernel.inside.sh("touch /tmp/go")
+    assert seen == "now\nlater\n"
+
+
+async def test_a_display_has_data_metadata_and_is_no_result(kernel: Context) -> None:
+    told = await kernel.run("display({'text/plain': 'p', 'text/html': '<b>'}, raw=True, metadata={'text/html': {'isolated': True}})")
+    (shown,) = told.displays
+    assert (shown.main, shown.data, shown.metadata) == (False, {"text/plain": "p", "text/html": "<b>"}, {"text/html": {"isolated": True}})
+
+
+async def test_update_display_data_has_the_id_of_what_it_updates(kernel: Context) -> None:
+    first, second = (await kernel.run("handle = display('a', display_id='progress')\nhandle.update('b')")).displays
+    assert (first.display_id, first.update, first.data["text/plain"]) == ("progress", False, "'a'")
+    assert (second.display_id, second.update, second.data["text/plain"]) == ("progress", True, "'b'")
+    (later,) = (await kernel.run("handle.update('c')")).displays
+    assert (later.display_id, later.update) == ("progress", True)
+
+
+async def test_clear_output_is_told_with_wait(kernel: Context) -> None:
+    told = await kernel.run("from IPython.display import clear_output\nprint('a')\nclear_output(wait=True)\nprint('b')\nclear_output()")
+    assert [event.wait if isinstance(event, Cleared) else event.data for event in told.events[1:] if isinstance(event, Cleared | Output)] == [
+        b"a\n",
+        True,
+        b"b\n",
+        False,
+    ]
+
+
+async def test_silent_shows_nothing_stores_nothing_and_does_not_count(kernel: Context) -> None:
+    before = (await kernel.run("'before'")).result.execution_count
+    told = await kernel.run("quiet = 5\n'not shown'", silent=True)
+    assert (told.result.status, told.displays) == ("ok", [])
+    assert (await kernel.run("quiet")).result.execution_count == before + 1
+    assert await kernel.value("any('not shown' in cell for cell in In[:-1])") == "False"
+
+
+async def test_without_store_history_a_result_is_shown_and_nothing_counted(kernel: Context) -> None:
+    before = (await kernel.run("'before'")).result.execution_count
+    told = await kernel.run("'shown once'", store_history=False)
+    assert [shown.data["text/plain"] for shown in told.displays] == ["'shown once'"]
+    after = await kernel.run("'shown once' in Out.values(), any('shown once' in cell for cell in In[:-1])")
+    assert after.result.execution_count == before + 1
+    assert after.displays[0].data["text/plain"] == "(False, False)"
+
+
+async def test_history_is_there_as_in_out_and_underscores(kernel: Context) -> None:
+    count = (await kernel.run("6 * 7")).result.execution_count
+    assert await kernel.value(f"In[{count}], Out[{count}], _{count}, _") == "('6 * 7', 42, 42, 42)"
+
+
+async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
+    link = kernel.inside.link
+    calls = [
+        await link.execute(code, kernel=kernel.id, stop_on_error=True, id=new_process_id())
+        for code in ("import time; time.sleep(0.5); 1 / 0", "ran = 'second'", "ran = 'third'")
+    ]
+    assert [(await call.result()).status for call in calls] == ["error", "aborted", "aborted"]
+    assert (await kernel.run("ran")).errors[0].name == "NameError"
+
+
+async def test_without_stop_on_error_what_waits_runs(kernel: Context) -> None:
+    calls = [await kernel.inside.link.execute(code, kernel=kernel.id) for code in ("1 / 0", "ran_on = 'second'")]
+    assert [(await call.result()).status for call in calls] == ["error", "ok"]
+    assert await kernel.value("ran_on") == "'second'"
+
+
+async def test_input_is_refused_at_once_and_says_what_to_do(kernel: Context) -> None:
+    for code in ("input('Name? ')", "import getpass; getpass.getpass()", "breakpoint()"):
+        told = await kernel.run(code)
+        assert told.errors[0].name == "StdinNotImplementedError"
+        assert "nobody" in told.errors[0].value
+    assert await kernel.value("'goes on'") == "'goes on'"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; print('up', flush=True); time.sleep(300)",
+        "print('up', flush=True)\nwhile True: pass",
+        "print('up', flush=True)\nimport asyncio; await asyncio.sleep(300)",
+        "print('up', flush=True)\n!sleep 300",
+        "print('up', flush=True)\nimport re; re.match('(a+)+$', 'a' * 60 + 'b')",
+        "print('up', flush=True)\nimport threading; threading.Event().wait()",
+    ],
+)
+async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel: Context, code: str) -> None:
+    await kernel.run("kept = 'kept'")
+    call = await kernel.inside.link.execute(code, kernel=kernel.id)
+    errors = []
+    async for event in call:
+        if isinstance(event, Output) and event.data == b"up\n":
+            await asyncio.sleep(0.2)
+            assert await kernel.inside.link.interrupt(kernel.id)
+        elif isinstance(event, CellError):
+            errors.append(event.name)
+    assert errors == ["KeyboardInterrupt"]
+    assert (await call.result()).status == "error"
+    assert await kernel.value("kept") == "'kept'"
+
+
+async def test_a_restart_forgets_everything(inside: Inside) -> None:
+    context = Context(inside, (await inside.link.create_kernel(new_context_id(), "python")).kernel)
+    await context.run("gone = 1")
+    await inside.link.restart(context.id)
+    told = await context.run("gone")
+    assert told.errors[0].name == "NameError"
+    assert told.result.execution_count == 1
+    await inside.link.remove_kernel(context.id)
+
+
+async def test_bundles_have_the_types_that_objects_offer(kernel: Context) -> None:
+    code = (
+        "from IPython.display import HTML, JSON, SVG, Javascript, Latex, Markdown, Image, display\nfrom PIL import Image as Picture\nimport io\n"
+        "jpeg = io.BytesIO(); Picture.new('RGB', (2, 2)).save(jpeg, 'jpeg')\n"
+        "class Paper:\n    def _repr_pdf_(self): return b'%PDF-1.4'\n"
+        "display(HTML('<p>'), Markdown('*m*'), SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>'), Latex('$x$'), JSON({'k': [1]}), Javascript('1'),"
+        " Picture.new('RGB', (2, 2)), Image(jpeg.getvalue()), Paper())"
+    )
+    offered: dict[str, str | bytes] = {}
+    for shown in (await kernel.run(code)).displays:
+        assert "text/plain" in shown.data
+        offered.update({mime: data for mime, data in shown.data.items() if mime != "text/plain"})
+    assert offered["text/html"] == "<p>"
+    assert offered["text/markdown"] == "*m*"
+    assert "<svg" in str(offered["image/svg+xml"])
+    assert offered["text/latex"] == "$x$"
+    assert json.loads(offered["application/json"]) == {"k": [1]}
+    assert offered["application/javascript"] == "1"
+    assert isinstance(png := offered["image/png"], bytes)
+    assert png.startswith(b"\x89PNG")
+    assert isinstance(jpeg := offered["image/jpeg"], bytes)
+    assert jpeg.startswith(b"\xff\xd8")
+    assert offered["application/pdf"] == b"%PDF-1.4"
+
+
+async def test_a_table_is_html_and_text(kernel: Context) -> None:
+    (shown,) = (await kernel.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})")).displays
+    assert "<table" in str(shown.data["text/html"])
+    assert "0  1" in str(shown.data["text/plain"])
+
+
+CHARTS = {
+    "line": (
+        "plt.plot([1, 2], [3, 4.5], label='v')\nplt.xlabel('time (s)'); plt.ylabel('speed [m/s]'); plt.title('Fast')",
+        {"title": "Fast", "x_unit": "s", "y_unit": "m/s", "elements": [{"label": "v", "points": [[1.0, 3.0], [2.0, 4.5]]}]},
+    ),
+    "scatter": ("plt.scatter([1, 2], [3, 4])", {"elements": [{"label": "Points 0", "points": [[1.0, 3.0], [2.0, 4.0]]}]}),
+    "bar": (
+        "plt.bar(['a', 'b'], [2, 2], label='g')",
+        {"orientation": "vertical", "elements": [{"label": "a", "value": 2.0, "group": "g"}, {"label": "b", "value": 2.0, "group": "g"}]},
+    ),
+    "pie": (
+        "plt.pie([1, 3], labels=['p', 'q'])",
+        {
+            "elements": [
+                {"label": "p", "angle": 90.0, "radius": 1.0, "fraction": 0.25},
+                {"label": "q", "angle": 270.0, "radius": 1.0, "fraction": 0.75},
+            ]
+        },
+    ),
+    "box_and_whisker": (
+        "plt.boxplot([[1, 2, 3, 4, 20]], tick_labels=['u'])",
+        {"elements": [{"label": "u", "min": 1.0, "first_quartile": 2.0, "median": 3.0, "third_quartile": 4.0, "max": 4.0, "outliers": [20.0]}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+async def test_a_figure_is_shown_when_its_cell_ends_with_the_charts_data(kernel: Context, kind: str) -> None:
+    code, expected = CHARTS[kind]
+    (shown,) = (await kernel.run(f"import matplotlib.pyplot as plt\n{code};")).displays
+    assert isinstance(png := shown.data["image/png"], bytes)
+    assert png.startswith(b"\x89PNG")
+    chart = json.loads(shown.data["application/vnd.sandlot.chart.v1+json"])
+    assert chart["type"] == kind
+    assert {name: chart[name] for name in expected} == expected
+
+
+async def test_a_figure_is_shown_once(kernel: Context) -> None:
+    for code in ("plt.plot([1, 2]); plt.show()", "fig, ax = plt.subplots(); ax.plot([1, 2]); fig", "plt.figure().subplots(1, 2)[0].plot([1]);"):
+        displays = (await kernel.run(f"import matplotlib.pyplot as plt\n{code}")).displays
+        assert len(displays) == 1, code
+    assert json.loads(displays[0].data["application/vnd.sandlot.chart.v1+json"])["type"] == "superchart"
+    assert (await kernel.run("plt.gcf().axes == []")).displays[0].data["text/plain"] == "True", "the next cell begins with none"
+
+
+async def test_a_package_that_is_installed_meanwhile_can_be_imported(kernel: Context) -> None:
+    assert (await kernel.run("import appeared")).errors[0].name == "ModuleNotFoundError"
+    await kernel.inside.sh("mkdir -p /usr/local/lib/python3.11/dist-packages && echo 'x = 5' > /usr/local/lib/python3.11/dist-packages/appeared.py")
+    assert await kernel.value("import appeared\nappeared.x") == "5"
+
+
+async def test_a_kernel_leaves_nothing_in_the_workspace_or_the_home(kernel: Context) -> None:
+    assert await kernel.inside.sh("ls -A /workspace") == ""
+    assert ".ipython" not in await kernel.inside.sh("ls -A ~")
