@@ -1,0 +1,305 @@
+"""Contexts in real sandboxes, on both runtimes: state of their own, queues, interrupts, order, back-pressure, memory, families."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from sandlot.link.client import CellCall
+from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
+from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
+from sandlot.model.ids import new_context_id
+from sandlot.model.specs import ProcessSpec
+from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+
+CONTEXTS = 32
+SHELLS = "ps -eo args | grep -c '[p]rograms/shell.py' || true"
+KERNELS = "ps -eo args | grep -c '[p]rograms/kernel.py' || true"
+LIMITS = replace(SMALL, pids=256)
+
+
+@pytest.fixture(scope="module", params=["gvisor", "container"])
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    """A sandbox that the tests of a module share."""
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def context(inside: Inside) -> AsyncGenerator[str]:
+    """A python context of a test's own."""
+    made = await inside.link.create_kernel(new_context_id(), "python")
+    yield made.kernel
+    await inside.link.remove_kernel(made.kernel)
+
+
+async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
+    """What a cell printed on its standard output, all that it told besides, and how it ended."""
+    text, others = bytearray(), []
+    async for item in call:
+        if isinstance(item, Output) and item.channel == 1:
+            text += item.data
+        elif not isinstance(item, CellStarted):
+            others.append(item)
+    return text.decode("utf-8", "replace"), others, await call.result()
+
+
+async def run(inside: Inside, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
+    return await told(await inside.link.execute(code, kernel=context, **options))  # type: ignore[arg-type]
+
+
+async def begun(call: CellCall) -> CellCall:
+    """The same, once its turn has come."""
+    async for item in call:
+        if isinstance(item, CellStarted):
+            return call
+    raise AssertionError("it never began")
+
+
+async def test_each_has_its_own_state_folder_and_environment(inside: Inside) -> None:
+    one = (await inside.link.create_kernel(new_context_id(), "python", cwd="/tmp", env={"WHICH": "one"})).kernel
+    two = (await inside.link.create_kernel(new_context_id(), "python")).kernel
+    await run(inside, one, "x = 1")
+    await run(inside, two, "x = 2")
+    code = "import os; print(x, os.getcwd(), os.environ.get('WHICH'))"
+    assert (await run(inside, one, code))[0] == "1 /tmp one\n"
+    assert (await run(inside, two, code))[0] == "2 /workspace None\n"
+    known = {info.kernel: info for info in await inside.link.kernels()}
+    assert (known[one].language, known[one].cwd, known[one].state, known[one].execution_count) == ("python", "/tmp", "idle", 2)
+    assert known[one].pid not in {None, known[two].pid}
+    for context in (one, two):
+        await inside.link.remove_kernel(context)
+    assert not {one, two} & {info.kernel for info in await inside.link.kernels()}
+    with pytest.raises(NotFoundError):
+        await run(inside, one, "x")
+
+
+async def test_a_default_one_comes_back_anew(inside: Inside) -> None:
+    await run(inside, "default", "gone = 1")
+    await inside.link.remove_kernel("default")
+    _, others, result = await run(inside, "default", "gone")
+    assert result.status == "error"
+    assert isinstance(others[0], CellError)
+    assert others[0].name == "NameError"
+
+
+async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
+    for language in ("bash", "cobol"):
+        with pytest.raises(ConflictError):
+            await inside.link.create_kernel(context, language)
+    with pytest.raises(SandlotError, match="no folder"):
+        await inside.link.create_kernel(new_context_id(), "python", cwd="/nowhere")
+    assert (await inside.link.create_kernel(context, "python")).kernel == context
+    for call in (inside.link.remove_kernel, inside.link.restart, inside.link.interrupt):
+        with pytest.raises(NotFoundError):
+            await call(new_context_id())
+
+
+async def test_there_are_only_so_many(inside: Inside) -> None:
+    made = [(await inside.link.create_kernel(new_context_id(), "bash")).kernel for _ in range(CONTEXTS)]
+    with pytest.raises(LimitError, match=str(CONTEXTS)):
+        await inside.link.create_kernel(new_context_id(), "bash")
+    assert await inside.sh(SHELLS) == f"{CONTEXTS}\n"
+    for context in made:
+        await inside.link.remove_kernel(context)
+    assert await inside.sh(SHELLS) == "0\n"
+
+
+async def test_waiting_takes_nothing_of_a_cells_own_time(inside: Inside, context: str) -> None:
+    cells = [await inside.link.execute(f"import time; time.sleep(0.6); print({n})", kernel=context, timeout_s=5) for n in range(2)]
+    cells.append(await inside.link.execute("print(2)", kernel=context, timeout_s=1))
+    assert [(await told(cell))[::2] for cell in cells] == [(f"{n}\n", await cells[n].result()) for n in range(3)]
+    assert {(await cell.result()).status for cell in cells} == {"ok"}
+
+
+async def test_one_that_waits_is_aborted_and_the_others_run(inside: Inside, context: str) -> None:
+    first = await inside.link.execute("import time; time.sleep(0.5); print('first')", kernel=context)
+    second = await inside.link.execute("print('never')", kernel=context)
+    third = await inside.link.execute("print('third')", kernel=context)
+    assert await inside.link.interrupt(execution=second.id)
+    text, others, result = await told(second)
+    assert (text, result.status, result.execution_count) == ("", "aborted", 0)
+    assert isinstance(others[0], CellError)
+    assert ((await told(first))[0], (await told(third))[0]) == ("first\n", "third\n")
+    assert not await inside.link.interrupt(execution=second.id), "it is over"
+
+
+async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, context: str) -> None:
+    running = await begun(await inside.link.execute("import time\ntime.sleep(600)", kernel=context))
+    waiting = await inside.link.execute("print('after')", kernel=context)
+    assert await inside.link.interrupt(execution=running.id)
+    _, others, result = await told(running)
+    assert result.status == "error"
+    assert isinstance(others[-1], CellError)
+    assert others[-1].name == "KeyboardInterrupt"
+    assert (await told(waiting))[0] == "after\n"
+
+
+async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
+    for stop, expected in ((True, "aborted"), (False, "ok")):
+        failing = await inside.link.execute("import time; time.sleep(0.3); 1/0", kernel=context, stop_on_error=stop)
+        waiting = await inside.link.execute("1", kernel=context)
+        assert (await told(failing))[2].status == "error"
+        assert (await told(waiting))[2].status == expected
+    assert (await run(inside, context, "1"))[2].status == "ok"
+
+
+async def test_a_restart_ends_what_runs_and_what_waits(inside: Inside, context: str) -> None:
+    await run(inside, context, "kept = 1")
+    running = await begun(await inside.link.execute("import time; time.sleep(600)", kernel=context))
+    waiting = await inside.link.execute("1", kernel=context)
+    await inside.link.restart(context)
+    assert ((await told(running))[2].status, (await told(waiting))[2].status) == ("killed", "aborted")
+    assert (await run(inside, context, "kept"))[2].status == "error"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(600)",
+        "while True: pass",
+        "import subprocess; subprocess.run(['sleep', '600'])",
+        "import os; os.system('sleep 600'); time.sleep(600)",
+        "import threading; threading.Event().wait()",
+    ],
+)
+async def test_an_interrupt_gets_through_and_the_variables_stay(inside: Inside, context: str, code: str) -> None:
+    await run(inside, context, "import time; kept = 1")
+    _, _, result = await run(inside, context, code, timeout_s=0.3)
+    assert result.status == "timeout"
+    assert (await run(inside, context, "print(kept)"))[0] == "1\n"
+
+
+async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_new_kernel(inside: Inside, context: str) -> None:
+    call = await begun(await inside.link.execute("sum(range(10**12))", kernel=context))
+    assert await inside.link.interrupt(context)
+    _, others, result = await told(call)
+    assert result.status == "killed"
+    assert isinstance(others[-1], CellError)
+    assert "interrupted" in others[-1].value
+    assert (await run(inside, context, "print(1)"))[0] == "1\n"
+
+
+async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, context: str) -> None:
+    shows = "print(f'o{n}', end=' '); print(f'e{n}', file=sys.stderr, end=' '); display(n); os.write(1, f'c{n} '.encode())"
+    code = f"import os, sys\nfor n in range(50): {shows}"
+    call = await inside.link.execute(code, kernel=context)
+    words: list[str] = []
+    async for item in call:
+        if isinstance(item, Output):
+            words += item.data.decode().split()
+        elif isinstance(item, Display):
+            words.append(f"d{item.data['text/plain']!s}")
+    # What C code writes comes after what was written and shown before it, and before what is said after it.
+    assert [word for word in words if word[0] != "c"] == [f"{kind}{n}" for n in range(50) for kind in "oed"]
+    for n in range(49):
+        assert words.index(f"c{n}") < words.index(f"d{n + 1}")
+
+
+async def test_a_threads_output_goes_to_the_cell_that_started_it(inside: Inside, context: str) -> None:
+    late = "def late():\n    go.wait(); print('late'); done.set()"
+    code = f"import threading\ngo, done = threading.Event(), threading.Event()\n{late}\nthreading.Thread(target=late).start()"
+    first = await inside.link.execute(code, kernel=context)
+    assert (await told(first))[0] == ""
+    text, _, result = await run(inside, context, "go.set(); done.wait(); print('second')")
+    assert (text, result.status) == ("second\n", "ok")
+    assert (await told(await inside.link.attach_cell(first.id)))[0] == "late\n"
+
+
+async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: Inside, context: str) -> None:
+    size, other = 12_000_000, (await inside.link.create_kernel(new_context_id(), "python")).kernel
+    call = await inside.link.execute(
+        f"import sys\nfor _ in range({size // 1000}): sys.stdout.write('x' * 1000)\nopen('/tmp/through', 'w').close()", kernel=context
+    )
+    async for _ in call:
+        break
+    for _ in range(3):
+        assert (await run(inside, other, "print('goes on')"))[0] == "goes on\n"
+        assert await inside.sh("ls /tmp/through 2>&1 || true") != "/tmp/through\n"
+        await asyncio.sleep(0.2)
+    text, others, result = await told(call)
+    assert (len(text), others, result.status) == (size, [], "ok")
+    await inside.link.remove_kernel(other)
+
+
+async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(inside: Inside, context: str) -> None:
+    call = await inside.link.execute("while True: print('x' * 1000)", kernel=context)
+    async for _ in call:
+        break
+    assert await inside.link.interrupt(execution=call.id)
+    assert (await run(inside, context, "print('next')"))[0] == "next\n"
+    assert (await told(call))[2].status == "error"
+
+
+async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, context: str) -> None:
+    code = "import os, time\nprint('one'); display(1)\nwhile not os.path.exists('/tmp/two'): time.sleep(0.02)\nprint('two'); display(2)"
+    call = await begun(await inside.link.execute(code, kernel=context))
+    async for item in call:
+        if isinstance(item, Display):
+            break
+    text, others, result = await told(await inside.link.attach_cell(call.id, wait=False))
+    assert (text, len(others), result.status) == ("one\n", 1, "running")
+    await inside.sh("touch /tmp/two")
+    again = await inside.link.attach_cell(call.id, events_from=2, stdout_from=4)
+    text, others, result = await told(again)
+    assert (text, len(others), result.status) == ("two\n", 1, "ok")
+    assert (await told(await inside.link.attach_cell(call.id)))[0] == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("code", ["b'x' * (4 << 30)", "l = []\nwhile True: l.append(b'y' * (10 << 20))", "l = []\nwhile True: l.append(object())"])
+async def test_a_kernel_without_memory_is_killed_as_such_and_the_sandbox_lives_on(inside: Inside, context: str, code: str) -> None:
+    _, others, result = await run(inside, context, code)
+    assert result.status == "oom"
+    assert isinstance(others[-1], CellError)
+    assert "memory" in others[-1].value
+    assert (await run(inside, context, "print('lives')"))[0] == "lives\n"
+
+
+async def test_a_greedy_child_is_killed_and_its_kernel_lives(inside: Inside, context: str) -> None:
+    await run(inside, context, "kept = 1")
+    code = (
+        "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'l = []\\nwhile True: l.append(b\"z\" * (1 << 20))']).returncode, kept)"
+    )
+    text, _, result = await run(inside, context, code)
+    assert (text, result.status) == ("-9 1\n", "ok")
+
+
+@pytest.mark.parametrize("how", ["killed", "died"])
+async def test_whatever_a_kernel_started_ends_with_it_and_what_commands_started_does_not(inside: Inside, context: str, how: str) -> None:
+    call = await inside.link.start(ProcessSpec(("sleep", "1414"), timeout_s=None), attach=False)
+    code = (
+        "import os, subprocess, time\n"
+        "subprocess.Popen(['sleep', '1415'])\n"
+        "subprocess.Popen(['sleep', '1415'], start_new_session=True, env={})\n"
+        "os.system('setsid nohup sleep 1415 >/dev/null 2>&1 &')\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        "        time.sleep(1415)\n"
+        "    os._exit(0)\n"
+    )
+    await run(inside, context, "import os")
+    kernels = int(await inside.sh(KERNELS))
+    assert (await run(inside, context, code))[2].status == "ok"
+    family = "ps -eo args | grep -c '[s]leep 1415' || true"
+    assert (await inside.sh(family), int(await inside.sh(KERNELS))) == ("3\n", kernels + 1)
+    if how == "killed":
+        await inside.link.restart(context)
+    else:
+        assert (await run(inside, context, "os._exit(3)"))[2].status == "died"
+    assert await inside.sh(family) == "0\n"
+    assert int(await inside.sh(KERNELS)) == kernels - 1, "one that forked and was not exec'd ends as well"
+    assert await inside.sh("ps -eo args | grep -c '[s]leep 1414' || true") == "1\n"
+    await inside.link.signal(call.id, 9)
+
+
+async def test_what_a_process_took(inside: Inside) -> None:
+    code = "x = bytearray(80 << 20)\nx[::4096] = b'1' * len(x[::4096])\nfor _ in range(3_000_000): pass"
+    _, _, result = await inside.run("python3", "-c", code)
+    assert result.cpu_s is not None
+    assert 0.02 < result.cpu_s < 60
+    assert result.peak_bytes is not None
+    assert 80 << 20 < result.peak_bytes < 300 << 20
