@@ -1,7 +1,8 @@
-"""What a door adds: the same run through AgentSandbox's API and through the native one, on the same sandboxes.
+"""What a door adds: the same run through a vendor's API and through the native one, on the same sandboxes.
 
 Every variant takes its turn in every round; medians are what counts. Both ways go over the unix socket, so that the difference is the door's
-own: its program file, its look for files that the run made, and its translation. ``python benchmarks/doors.py`` as root.
+own: of AgentSandbox's its program file, its look for files that the run made and its translation, of SandboxAPI's its translation alone.
+``python benchmarks/doors.py`` as root.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ FIGURES: dict[str, tuple[str, str | None]] = {
     "door python, files": ("the same, where the run makes two files of 1 KiB, which are kept", "native python"),
     "native new": ("create, run python, delete", None),
     "door new": ("POST /agentsandbox/v1/execute without a session", "native new"),
+    "native cell": ("POST .../code: print(1) in the default context", None),
+    "sandboxapi cell": ("POST /sandboxapi/v1/sessions/{session}/execute, the same", "native cell"),
+    "native once": ("POST /v1/execute: python, print(1)", "native new"),
+    "sandboxapi once": ("POST /sandboxapi/v1/execute, the same", "native once"),
 }
 
 
@@ -41,13 +46,15 @@ class Ways:
     Args:
         http: The service.
         sandbox: One that waits, for the native way.
-        session: One that waits, for the door.
+        session: One that waits, for AgentSandbox's door.
+        interpreter: One that waits, for SandboxAPI's.
     """
 
-    def __init__(self, http: httpx.AsyncClient, sandbox: str, session: str) -> None:
+    def __init__(self, http: httpx.AsyncClient, sandbox: str, session: str, interpreter: str) -> None:
         self._http = http
         self._sandbox = sandbox
         self._session = session
+        self._interpreter = interpreter
 
     async def native(self, *argv: str, sandbox: str | None = None) -> None:
         """A process by the native API."""
@@ -59,6 +66,11 @@ class Ways:
         body = {"code": code, "language": language, **({"session_id": self._session} if session else {})}
         answer = await self._http.post("/agentsandbox/v1/execute", json=body)
         assert answer.json()["return_code"] == 0, answer.text
+
+    async def ask(self, path: str, **body: str) -> None:
+        """Python that prints a line, by whoever answers there."""
+        answer = await self._http.post(path, json={"code": PYTHON, **body})
+        assert answer.json()["stdout"] == "1\n", answer.text
 
     async def new(self) -> None:
         """A sandbox for one run, by the native API."""
@@ -77,6 +89,10 @@ class Ways:
             "door python, files": lambda: self.door(makes, "python"),
             "native new": self.new,
             "door new": lambda: self.door(PYTHON, "python", session=False),
+            "native cell": lambda: self.ask(f"/v1/sandboxes/{self._sandbox}/code"),
+            "sandboxapi cell": lambda: self.ask(f"/sandboxapi/v1/sessions/{self._interpreter}/execute"),
+            "native once": lambda: self.ask("/v1/execute", language="python"),
+            "sandboxapi once": lambda: self.ask("/sandboxapi/v1/execute", language="python3"),
         }
 
 
@@ -90,7 +106,8 @@ async def measure(count: int, folder: Path) -> dict[str, list[float]]:
             try:
                 sandbox = (await http.post("/v1/sandboxes", json={"timeout": 3600})).json()["id"]
                 session = (await http.post("/agentsandbox/v1/sessions", json={})).json()["session_id"]
-                ways = Ways(http, sandbox, session).all()
+                interpreter = (await http.post("/sandboxapi/v1/sessions", json={"language": "python3"})).json()["id"]
+                ways = Ways(http, sandbox, session, interpreter).all()
                 for number in range(count + 1):
                     for name, way in ways.items():
                         started_s = time.perf_counter()
@@ -99,6 +116,7 @@ async def measure(count: int, folder: Path) -> dict[str, list[float]]:
                             figures[name].append((time.perf_counter() - started_s) * 1000)
                 await http.delete(f"/v1/sandboxes/{sandbox}")
                 await http.delete(f"/agentsandbox/v1/sessions/{session}")
+                await http.delete(f"/sandboxapi/v1/sessions/{interpreter}")
             finally:
                 await client.stop_service()
     return figures
