@@ -29,7 +29,7 @@ BODY_MAX = 1024 * 1024
 """Bytes of a request's body: none has any meaning, but npm sends some, and waits for an answer."""
 HEAD_S = 30.0
 """From the first byte of a request to its last."""
-IDLE_S = 300.0
+IDLE_S = 30.0
 """Between two requests."""
 WRITE_S = 120.0
 """Until the sandbox has taken a piece of an answer."""

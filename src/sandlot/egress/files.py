@@ -83,9 +83,13 @@ class Files:
             Refusal: There is no such file or range, or it cannot be had.
         """
         if wanted.digest is not None:
-            found = await self.kept(wanted.digest, range_)
-            if found is not None:
-                return found
+            # A second look: what was being downloaded at the first one may have been kept, and is no download any more.
+            for _ in range(2):
+                found = await self.kept(wanted.digest, range_)
+                if found is not None:
+                    return found
+                if self._is_coming(wanted.digest):
+                    break
         elif urlsplit(wanted.urls[0]).scheme == "file":
             opened = await self._threads.open(open_local, wanted.urls[0])
             if opened is not None:
@@ -153,6 +157,10 @@ class Files:
         whole = (("Content-Range", f"bytes {start}-{start + length - 1}/{opened.size_bytes}"),) if part else ()
         return Answer(_PARTIAL if part else _OK, (*headers, *whole), length, body, close)
 
+    def _is_coming(self, digest: Digest) -> bool:
+        download = self._downloads.get(digest)
+        return download is not None and not download.over
+
     def _join(self, wanted: Wanted, digest: Digest, upstream: Upstream) -> Download:
         download = self._downloads.get(digest)
         if download is None or download.over:
@@ -191,9 +199,12 @@ class Files:
                         given += len(piece)
                         yield piece
             except NoRoomError:
-                async with aclosing(self._direct(wanted, upstream, start + given)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                try:
+                    async with aclosing(self._direct(wanted, upstream, start + given)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                except NotThereError:
+                    raise UpstreamError(f"{shown(wanted.urls[0])} is gone in the middle of an answer") from None
 
         whole = (("Content-Range", f"bytes {start}-{start + (size or 0) - 1}/{length}"),) if part else ()
         return Answer(_PARTIAL if part else _OK, (*_headers(digest), *whole), size, body, _once(download))

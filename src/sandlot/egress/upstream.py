@@ -33,6 +33,8 @@ from sandlot.egress.sources.values import Access, parted, place, shown
 AT_ONCE = 24
 """Requests under way, all sandboxes together."""
 TRIES = 3
+IDLE_S = 10.0
+"""Connections are closed when nobody has asked for so long."""
 PIECE_BYTES = 256 * 1024
 _BACKOFF_S = 0.3
 _HOPS = 8
@@ -106,13 +108,18 @@ class Upstream:
         self._slots = slots
         self._counters = counters
         self._making = asyncio.Lock()
+        self._contexts: dict[bool, ssl.SSLContext] = {}
         self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._active = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
-        clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            await client.aclose()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._let_go()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     @asynccontextmanager
     async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
@@ -135,7 +142,7 @@ class Upstream:
             finally:
                 opened.close()
             return
-        async with self._slots:
+        async with self._slots, self._in_use():
             response = await self._answer(url, headers)
             try:
                 yield Reply(
@@ -143,6 +150,27 @@ class Upstream:
                 )
             finally:
                 await response.aclose()
+
+    @asynccontextmanager
+    async def _in_use(self) -> AsyncIterator[None]:
+        """Connections are kept while somebody asks, and for a moment after: httpx itself closes an old one only when it is used again."""
+        self._active += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+
+    def _let_go(self) -> None:
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            task = asyncio.create_task(client.aclose(), name="package-upstream-close")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _answer(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
         """An answer that is none of those for which asking again helps, if there is one."""
@@ -183,8 +211,10 @@ class Upstream:
 
     async def _client(self, *, verify: bool) -> httpx.AsyncClient:
         async with self._making:
+            if verify not in self._contexts:
+                self._contexts[verify] = await self._threads.run(tls, self._access, verify=verify)
             if verify not in self._clients:
-                context = await self._threads.run(tls, self._access, verify=verify)
+                context = self._contexts[verify]
                 self._clients[verify] = httpx.AsyncClient(
                     verify=context,
                     mounts={

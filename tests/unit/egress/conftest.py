@@ -8,8 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sandlot.egress import upstream as module
 from tests.support.packages import Served, served, sources_of
 from tests.support.upstream import Upstream, upstream
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BACKOFF_S", 0.001)
 
 
 @pytest.fixture

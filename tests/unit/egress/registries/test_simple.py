@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -16,7 +17,7 @@ def html(text: str, url: str = "https://one.example/simple/pkg/", **more: bool) 
     return Got(url, "text/html", text.encode(), **more)
 
 
-def as_json(*files: dict[str, object], url: str = "https://one.example/simple/pkg/", **more: object) -> Got:
+def as_json(*files: Mapping[str, object], url: str = "https://one.example/simple/pkg/", **more: object) -> Got:
     return Got(url, JSON_TYPE, json.dumps({"meta": {"api-version": "1.1"}, "name": "pkg", "files": files, **more}).encode())
 
 

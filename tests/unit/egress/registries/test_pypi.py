@@ -1,0 +1,100 @@
+"""Python's packages through the cache: pages, files and their metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import httpx
+import pytest
+
+from tests.support.upstream import Said, Upstream
+
+WHEEL, METADATA = b"wheel" * 1000, b"Metadata-Version: 2.1\n"
+NAME = "Pkg_Name-1.0-py3-none-any.whl"
+JSON = "application/vnd.pypi.simple.v1+json"
+HTML = "application/vnd.pypi.simple.v1+html"
+SHA, SHA_METADATA = (hashlib.sha256(data).hexdigest() for data in (WHEEL, METADATA))
+FILE = f"/pypi/files/pkg-name/sha256-{SHA}/sha256-{SHA_METADATA}/{NAME}"
+
+
+@pytest.fixture(autouse=True)
+def _project(registry: Upstream) -> None:
+    files = [
+        {"filename": NAME, "url": f"/f/{NAME}", "hashes": {"sha256": SHA}, "core-metadata": {"sha256": SHA_METADATA}, "yanked": "bad"},
+        {"filename": "pkg-name-0.9.tar.gz", "url": "/f/old", "hashes": {}, "core-metadata": True},
+    ]
+    registry.says["/simple/pkg-name/"] = Said(json.dumps({"files": files}).encode(), headers={"Content-Type": JSON})
+    registry.says[f"/f/{NAME}"] = Said(WHEEL)
+    registry.says[f"/f/{NAME}.metadata"] = Said(METADATA)
+    registry.says["/f/old.metadata"] = Said(METADATA)
+
+
+@pytest.mark.parametrize(
+    "accept, expected",
+    [
+        (None, "text/html; charset=utf-8"),
+        ("text/html", "text/html; charset=utf-8"),
+        (JSON, JSON),
+        (HTML, HTML),
+        (f"{JSON}, {HTML}; q=0.1, text/html; q=0.01", JSON),
+        ("application/vnd.pypi.simple.latest+json", JSON),
+        ("image/png", "text/html; charset=utf-8"),
+    ],
+)
+async def test_a_page_is_of_the_kind_that_is_wanted(client: httpx.AsyncClient, accept: str | None, expected: str) -> None:
+    response = await client.get("/pypi/simple/pkg-name/", headers={"Accept": accept} if accept else {})
+    assert (response.headers["content-type"], response.headers["vary"]) == (expected, "Accept")
+    assert ("<a href" in response.text) is ("html" in expected)
+
+
+@pytest.mark.parametrize("path", ["/pypi/simple/Pkg_Name/", "/pypi/simple/pkg.name", "/pypi/simple/pkg-name"])
+async def test_another_spelling_is_led_to_the_page(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.get(path)
+    assert (response.status_code, response.headers["location"]) == (301, "/pypi/simple/pkg-name/")
+    assert (await client.get(path, follow_redirects=True)).status_code == 200
+
+
+async def test_every_link_of_a_page_gives_its_file(client: httpx.AsyncClient, registry: Upstream) -> None:
+    page = await client.get("/pypi/simple/pkg-name/", headers={"Accept": JSON})
+    link = page.json()["files"][0]["url"]
+    assert str(page.url.join(link)).endswith(FILE)
+    assert (await client.get(page.url.join(link))).content == WHEEL
+    assert registry.origin not in page.text
+
+
+async def test_metadata_is_verified_and_kept_like_any_file(client: httpx.AsyncClient, registry: Upstream) -> None:
+    for _ in range(2):
+        assert (await client.get(f"{FILE}.metadata")).content == METADATA
+    assert registry.paths == ["/simple/pkg-name/", f"/f/{NAME}.metadata"]
+    assert (await client.get("/pypi/files/pkg-name/unknown/unknown/pkg-name-0.9.tar.gz.metadata")).content == METADATA
+
+
+async def test_a_kept_file_is_given_without_a_look_at_the_index(client: httpx.AsyncClient, registry: Upstream) -> None:
+    assert (await client.get(FILE)).content == WHEEL
+    registry.says.clear()
+    assert (await client.get(FILE)).content == WHEEL
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pypi", "/pypi/", "/pypi/simple", "/pypi/simple/", "/pypi/x", "/pypi/simple/a/b", "/pypi/files", "/pypi/files/a/b/c",
+        f"/pypi/files/pkg-name/sha256-{SHA}/unknown/none.whl", f"/pypi/files/pkg-name/sha256-{SHA_METADATA}/unknown/{NAME}",
+        f"/pypi/files/pkg-name/md5-{'a' * 32}/unknown/{NAME}", f"/pypi/files/pkg-name/unknown/unknown/{NAME}", f"{FILE}.metadata.metadata",
+        f"{FILE}/",
+        f"/pypi/files/other/sha256-{SHA}/unknown/{NAME}", f"/pypi/files/pkg-name/unknown/sha256-{SHA}/pkg-name-0.9.tar.gz.metadata",
+        "/pypi/simple/-bad-/", "/pypi/simple/..x/",
+    ],
+)  # fmt: skip
+async def test_what_there_is_not(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.get(path)
+    assert response.status_code == 404
+    assert response.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_file_that_an_index_no_longer_names_is_looked_for_in_the_fresh_page(client: httpx.AsyncClient, registry: Upstream) -> None:
+    await client.get("/pypi/simple/pkg-name/")
+    other = hashlib.sha256(b"other").hexdigest()
+    assert (await client.get(f"/pypi/files/pkg-name/sha256-{other}/unknown/{NAME}")).status_code == 404
+    assert registry.paths == ["/simple/pkg-name/"]
