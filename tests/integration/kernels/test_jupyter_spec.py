@@ -266,7 +266,7 @@ async def test_a_table_is_html_and_text(kernel: Context) -> None:
     assert "0  1" in str(shown.data["text/plain"])
 
 
-CHARTS = {
+CHARTS: dict[str, tuple[str, dict[str, object]]] = {
     "line": (
         "plt.plot([1, 2], [3, 4.5], label='v')\nplt.xlabel('time (s)'); plt.ylabel('speed [m/s]'); plt.title('Fast')",
         {"title": "Fast", "x_unit": "s", "y_unit": "m/s", "elements": [{"label": "v", "points": [[1.0, 3.0], [2.0, 4.5]]}]},
@@ -304,10 +304,12 @@ async def test_a_figure_is_shown_when_its_cell_ends_with_the_charts_data(kernel:
 
 
 async def test_a_figure_is_shown_once(kernel: Context) -> None:
+    kinds = []
     for code in ("plt.plot([1, 2]); plt.show()", "fig, ax = plt.subplots(); ax.plot([1, 2]); fig", "plt.figure().subplots(1, 2)[0].plot([1]);"):
         displays = (await kernel.run(f"import matplotlib.pyplot as plt\n{code}")).displays
         assert len(displays) == 1, code
-    assert json.loads(displays[0].data["application/vnd.sandlot.chart.v1+json"])["type"] == "superchart"
+        kinds.append(json.loads(displays[0].data["application/vnd.sandlot.chart.v1+json"])["type"])
+    assert kinds == ["line", "line", "superchart"]
     assert (await kernel.run("plt.gcf().axes == []")).displays[0].data["text/plain"] == "True", "the next cell begins with none"
 
 

@@ -19,6 +19,7 @@ import gc
 import os
 import select
 import signal
+import site
 import socket
 import sys
 from importlib.machinery import FileFinder, SourceFileLoader
@@ -62,12 +63,14 @@ def engine(*, plain: bool) -> Any:
     from sandlot_kernel.engine import Engine  # type: ignore[import-not-found]  # noqa: PLC0415 - Finder knows it
 
     made, warning = (None, "") if plain else ipython()
+    whole = made is not None
     if made is None:
         from sandlot_kernel.plain import Plain  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
 
         made = Plain()
     kernel = Engine(made)
     kernel.warning = warning
+    kernel.is_whole = whole
     kernel.prepare()
     return kernel
 
@@ -180,10 +183,13 @@ class Zygote:
         return link
 
     def _fresh(self) -> bool:
-        """Whether what was imported is still there: looks closer only where a folder of packages has changed."""
+        """Whether what was imported is still there: looks closer only where a folder of packages has changed.
+
+        Without IPython any change will do: it may have come.
+        """
         if all(_look(path) == seen for path, seen in self._folders.items()):
             return True
-        if any(_look(path) != seen for path, seen in self._files.items()):
+        if not self.kernel.is_whole or any(_look(path) != seen for path, seen in self._files.items()):
             return False
         self._folders = {path: _look(path) for path in self._folders}
         return True
@@ -220,6 +226,7 @@ def _folders() -> list[str]:
     """Where an installation shows: the folders of packages, and of each package that was imported."""
     tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in _sources()}
     packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in _sources() if path.startswith(top + os.sep)}
+    tops.update(site.getsitepackages())
     return sorted(tops | {path for path in packages if os.path.isdir(path)})
 
 

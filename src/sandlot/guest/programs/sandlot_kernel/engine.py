@@ -121,6 +121,8 @@ class Engine:
         self._number = 0
         self.warning = ""
         """Told on stderr of the first cell."""
+        self.is_whole = True
+        """Whether the shell is IPython."""
 
     def prepare(self) -> None:
         """All that can be done before there is a guest to serve, once; a zygote's children inherit it."""

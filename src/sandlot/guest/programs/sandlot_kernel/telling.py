@@ -89,7 +89,7 @@ def error(kind: type[BaseException], raised: BaseException, trace: types.Traceba
     name = name_of(kind)
     try:
         value = str(raised)
-    except Exception as broken:  # noqa: BLE001 - an exception may fail at being printed
+    except BaseException as broken:  # noqa: BLE001 - an exception may fail at being printed
         value = f"(cannot be printed: {name_of(type(broken))})"
     lines = lines_of(kind, raised, trace)
     return {"event": "error", "name": name, "value": value[:VALUE_CHARS], "traceback": lines}
@@ -105,7 +105,7 @@ def lines_of(kind: type[BaseException], raised: BaseException, trace: types.Trac
     try:
         _strip_chain(raised, set())
         lines = traceback.format_exception(kind, raised, strip(trace))
-    except Exception as broken:  # noqa: BLE001 - as above
+    except BaseException as broken:  # noqa: BLE001 - as above
         lines = [f"{name_of(kind)}: (cannot be printed: {name_of(type(broken))})\n"]
     return "".join(lines)[-PLAIN_CHARS:].splitlines()[-TRACEBACK_LINES:]
 
