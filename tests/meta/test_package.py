@@ -24,7 +24,8 @@ Run = Callable[..., str]
 
 PROGRAM = """
 import sys
-from sandlot import NotFoundError, Sandbox
+from sandlot import AuthenticationError, NotFoundError, Sandbox, execute
+from sandlot.sdk.compat.sandboxapi import SandboxAPI
 
 with Sandbox.create("base", metadata={"from": "wheel"}) as sandbox:
     sandbox.files.write("/workspace/data.csv", "1,2")
@@ -33,6 +34,11 @@ with Sandbox.create("base", metadata={"from": "wheel"}) as sandbox:
     assert sandbox.commands.run("cat data.csv; exit 3").exit_code == 3
     assert [entry.name for entry in sandbox.files.list("/workspace")] == ["data.csv"]
     assert [info.id for info in Sandbox.list(metadata={"from": "wheel"})] == [sandbox.id]
+assert execute("bash", "tr a-z A-Z", stdin="once", template="base", expected_output="ONCE").ok
+try:
+    SandboxAPI(api_key="")
+except AuthenticationError:
+    pass
 try:
     Sandbox.connect("sb-aaaa-aaaaaaaaaaaaaaaa")
 except NotFoundError:

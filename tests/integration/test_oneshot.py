@@ -1,0 +1,96 @@
+"""Programs that are run once, through the SDK on real sandboxes of both kinds: every status, what was measured, and clients that go away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from sandlot import InvalidRequestError, NotFoundError
+from sandlot.sdk.oneshot import Program
+from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService, local_service
+from tests.support.traces import NOTHING, settle
+
+HUNGRY = "x = []\nwhile True: x.append(b'x' * (1 << 22))"
+GREEDY_CHILD = f"import subprocess, sys\nprint('before', flush=True)\nsys.exit(subprocess.run([sys.executable, '-c', {HUNGRY!r}]).returncode != 0)"
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
+    with local_service(isolation=request.param) as running:
+        yield running
+        settle(running.traces, NOTHING)
+
+
+def program(service: LocalService, code: str, language: str = "python", **more: Any) -> Program:  # noqa: ANN401 - ProgramOptions
+    return cast("Program", {"language": language, "code": code, "template": TEMPLATE, "isolation": service.isolation or "auto", **more})
+
+
+def test_every_status_in_one_batch(service: LocalService) -> None:
+    asked: dict[str, Program] = {
+        "completed": program(service, "console.log(require('fs').readFileSync(0, 'utf8') * 2)", "js", stdin="21", expected_output="42"),
+        "wrong_answer": program(service, "echo 41", "sh", expected_output="42"),
+        "runtime_error": program(service, "raise SystemExit(3)"),
+        "timeout": program(service, "print('early', flush=True)\nwhile True: pass", timeout=1),
+        "memory_exceeded": program(service, HUNGRY, memory="128M", timeout=50),
+        "output_limit": program(service, "yes", "bash", output_bytes=1000),
+    }
+    done = [item.unwrap() for item in service.client.execute_batch(asked.values(), concurrency=3)]
+    assert [each.status for each in done] == list(asked)
+    assert [each.ok for each in done] == [True, False, False, False, False, False]
+    assert [each.exit_code for each in done] == [0, 0, 3, 137, 137, 137]
+    assert [each.signal for each in done] == [None, None, None, 9, 9, 9]
+    assert [each.stdout for each in done] == ["42\n", "41\n", "", "early\n", "", "y\n" * 500]
+    assert [bool(each.detail) for each in done] == [False, False, False, True, True, True]
+
+
+def test_a_child_that_takes_all_memory_is_told_as_well(service: LocalService) -> None:
+    done = service.client.execute(**program(service, GREEDY_CHILD, memory="128M", timeout=50))
+    assert (done.status, done.stdout) == ("memory_exceeded", "before\n"), done
+
+
+def test_what_a_program_took_is_measured(service: LocalService) -> None:
+    code = "import time\nx = b'x' * (64 << 20)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(0.3)"
+    done = service.client.execute(**program(service, code))
+    assert done.status == "completed"
+    assert done.cpu_s is not None
+    assert done.peak_bytes is not None
+    assert 0.25 < done.cpu_s < done.duration_s
+    assert done.peak_bytes > 64 << 20
+
+
+def test_there_is_no_network(service: LocalService) -> None:
+    code = "import os; print(sorted(os.listdir('/sys/class/net')) if os.path.isdir('/sys/class/net') else ['lo'])"
+    assert service.client.execute(**program(service, code)).stdout == "['lo']\n"
+
+
+def test_what_could_not_be_run_is_raised(service: LocalService) -> None:
+    with pytest.raises(InvalidRequestError, match="cobol"):
+        service.client.execute("cobol", "")
+    with pytest.raises(NotFoundError):
+        service.client.execute("python", "", template="nope")
+
+
+LEAVES = """
+import sys
+from sandlot import Client
+with Client(data_dir=sys.argv[1], autostart=False) as client:
+    programs = [{"language": "bash", "code": "sleep 100", "template": sys.argv[2], "isolation": sys.argv[3], "timeout": 100}] * 6
+    client.execute_batch(programs, concurrency=3)
+"""
+
+
+def test_a_client_that_is_killed_leaves_no_sandbox(service: LocalService) -> None:
+    client = subprocess.Popen([sys.executable, "-c", LEAVES, str(service.data_dir), TEMPLATE, service.isolation or "auto"])
+    while len(service.client.sandboxes(state="running")) < 3:
+        assert client.poll() is None
+        time.sleep(0.05)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    while service.client.sandboxes():
+        time.sleep(0.05)
