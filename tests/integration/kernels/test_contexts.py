@@ -38,7 +38,8 @@ async def context(inside: Inside) -> AsyncGenerator[str]:
 
 async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
     """What a cell printed on its standard output, all that it told besides, and how it ended."""
-    text, others = bytearray(), []
+    text = bytearray()
+    others: list[object] = []
     async for item in call:
         if isinstance(item, Output) and item.channel == 1:
             text += item.data

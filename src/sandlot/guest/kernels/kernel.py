@@ -96,6 +96,7 @@ class Kernel:
 
     __slots__ = (
         "_buffer",
+        "_found",
         "_gone",
         "_guest",
         "_is_broken",
@@ -121,6 +122,7 @@ class Kernel:
         self._socket.setblocking(False)
         self._buffer = bytearray()
         self._out = bytearray()
+        self._found: tuple[dict[str, Any], int] | None = None
         self._rest: tuple[Cell, int, memoryview] | None = None
         self._stalled = False
         self._gone = False
@@ -258,12 +260,16 @@ class Kernel:
     def _hand_on_all(self) -> bool:
         """Whether there is nothing left."""
         while self._owner is not None:
-            if not all([pipe.drain() for pipe in self.pipes if pipe.is_open]) or not self._pour():  # noqa: C419 - every pipe is drained
+            if not self._pour():
                 return False
-            found = self._next()
-            if found is None:
-                return True
-            message, size = found
+            self._found = self._found or self._next()
+            if self._found is None:
+                return not self._gone or self._drain()
+            message, size = self._found
+            # What a cell writes comes after its beginning, however soon.
+            if message["event"] != "started" and not self._drain():
+                return False
+            self._found = None
             if message["event"] == "output":
                 cell = self._owner.cell_of(message["cell"])
                 if cell is not None:
@@ -271,6 +277,10 @@ class Kernel:
             else:
                 self._owner.on_message(message, size)
         return True
+
+    def _drain(self) -> bool:
+        """Read what is in the pipes; whether that was all."""
+        return all([pipe.drain() for pipe in self.pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _pour(self) -> bool:
         """Put what is left of an output where it belongs, as far as that wants it; whether nothing is left."""

@@ -1,0 +1,107 @@
+"""Kernels made ahead: given at once, only where they are what a new one would be, and never in the way of anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from sandlot.link.types import Display
+from sandlot.model.ids import new_context_id
+from sandlot.model.specs import MIB, User
+from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+
+ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --zygote/ {print $1; exit}'"
+PACKAGES = "/usr/local/lib/python3.11/dist-packages"
+
+
+@pytest.fixture(scope="module", params=["gvisor", "container"])
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    """A sandbox with IPython that the tests of a module share."""
+    limits = replace(SMALL, memory_bytes=1024 * MIB, pids=256)
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, template="code-interpreter", limits=limits) as sandbox:
+        yield sandbox
+
+
+async def new(inside: Inside, **env: str) -> str:
+    return (await inside.link.create_kernel(new_context_id(), "python", env=env)).kernel
+
+
+async def pid_of(inside: Inside, context: str) -> int:
+    return next(info.pid or 0 for info in await inside.link.kernels() if info.kernel == context)
+
+
+async def value(inside: Inside, context: str, code: str) -> object:
+    call = await inside.link.execute(code, kernel=context)
+    shown = [item async for item in call if isinstance(item, Display)]
+    assert (await call.result()).status == "ok"
+    return shown[-1].data["text/plain"] if shown else None
+
+
+async def spare(inside: Inside) -> int:
+    """The pid of the one that waits: a fork of the zygote's that no context has."""
+    while True:
+        known = {info.pid for info in await inside.link.kernels()}
+        zygote = (await inside.sh(ZYGOTE)).strip()
+        found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --zygote/ && $2 == 1 && $3 == $1 {print $1}'")
+        free = [int(pid) for pid in found.split() if pid != zygote and int(pid) not in known]
+        if zygote and free:
+            return free[0]
+        await asyncio.sleep(0.1)
+
+
+async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside: Inside) -> None:
+    assert await value(inside, "default", "1 + 1") == "2"
+    for _ in range(2):
+        waiting = await spare(inside)
+        context = await new(inside, WHICH="one")
+        assert await pid_of(inside, context) == waiting
+        code = "import os, sys; os.environ['WHICH'], os.getppid(), os.getsid(0) == os.getpid(), 'pandas' in sys.modules"
+        assert await value(inside, context, code) == "('one', 1, True, True)"
+        await inside.link.remove_kernel(context)
+
+
+async def test_two_of_one_zygote_have_randomness_of_their_own(inside: Inside) -> None:
+    contexts = [await new(inside) for _ in range(3)]
+    code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
+    assert len({await value(inside, context, code) for context in contexts}) == 3
+    for context in contexts:
+        await inside.link.remove_kernel(context)
+
+
+async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
+    waiting = await spare(inside)
+    context = await new(inside, OMP_NUM_THREADS="1", PYTHONHASHSEED="7")
+    assert await value(inside, context, "import os, sys; os.environ['OMP_NUM_THREADS'], sys.flags.hash_randomization") == "('1', 1)"
+    assert await pid_of(inside, context) != waiting
+    assert await spare(inside) == waiting
+    await inside.link.remove_kernel(context)
+
+
+async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(inside: Inside) -> None:
+    waiting, zygote = await spare(inside), await inside.sh(ZYGOTE)
+    await inside.sh(f"mkdir {PACKAGES}/unrelated", User.ROOT)
+    context = await new(inside)
+    assert await value(inside, context, "1") == "1"
+    assert (await pid_of(inside, context), await inside.sh(ZYGOTE)) == (waiting, zygote), "nothing that it has imported has changed"
+    await inside.link.remove_kernel(context)
+    change = "mv numpy/version.py numpy/version.old; (cat numpy/version.old; echo \"version = __version__ = 'another'\") > numpy/version.py"
+    await inside.sh(f"cd {PACKAGES}; {change}; touch numpy; rmdir unrelated", User.ROOT)
+    context = await new(inside)
+    assert await value(inside, context, "import numpy.version; numpy.version.version") == "'another'"
+    assert await inside.sh(ZYGOTE) != zygote
+    await inside.sh(f"cd {PACKAGES}; mv numpy/version.old numpy/version.py; rmdir unrelated 2>/dev/null; touch .", User.ROOT)
+    await inside.link.remove_kernel(context)
+
+
+async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside) -> None:
+    context = await new(inside)
+    assert await value(inside, context, "x = 7; x") == "7"
+    await inside.sh("pkill -9 -o -f 'kernel.py --zygote'")
+    assert await value(inside, context, "x") == "7"
+    other = await new(inside)
+    assert await value(inside, other, "1") == "1"
+    for each in (context, other):
+        await inside.link.remove_kernel(each)
