@@ -15,6 +15,9 @@ from sandlot import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 
+QUICK = pytest.mark.parametrize("service", ["container"], indirect=True)
+"""For what is the package managers' and ours, and nothing of the isolation's."""
+
 IMPORTED = "import {0}; print({0}.__name__)"
 
 
@@ -91,6 +94,7 @@ def test_nothing_of_it_is_in_the_working_folder(sandbox: Sandbox) -> None:
     assert typed(sandbox, "ls -A /workspace") == ""
 
 
+@QUICK
 @pytest.mark.parametrize(
     "manager, package, words",
     [
@@ -108,12 +112,14 @@ def test_an_install_that_fails_has_its_managers_words(sandbox: Sandbox, manager:
     assert words in done.stdout + done.stderr
 
 
+@QUICK
 def test_what_is_no_package_is_refused(sandbox: Sandbox) -> None:
     for manager, word in (("pip", "--index-url=http://192.0.2.1/"), ("npm", "https://192.0.2.1/x.tgz"), ("apt", "/tmp/x.deb"), ("gem", "rails")):
         with pytest.raises(InvalidRequestError):
             sandbox.install(word, manager=manager)
 
 
+@QUICK
 def test_one_that_runs_out_of_time_is_ended(sandbox: Sandbox) -> None:
     done = sandbox.install("numpy", timeout=0.2)
     assert (done.timed_out, done.exit_code) == (True, 137)
@@ -129,10 +135,13 @@ def test_a_full_disk_is_told_in_the_managers_words(service: LocalService) -> Non
 
 def test_without_network_packages_come_by_install_alone(service: LocalService) -> None:
     with service.create(network="none") as closed:
-        for command in ("pip install six", "uv pip install six", "npm install -g left-pad", "apt-get install tree"):
-            done = closed.commands.run(command, timeout=120)
+        # pip tells of an index that refuses as of one that has nothing; the others give the status.
+        for command, words in {"pip": "No matching distribution", "uv pip": "403", "npm": "403"}.items():
+            done = closed.commands.run(f"{command} install left-pad", timeout=120)
             assert done.exit_code != 0, command
-            assert "403" in done.stdout + done.stderr, (command, done.stdout, done.stderr)
+            assert words in done.stdout + done.stderr, (command, done.stdout, done.stderr)
+        done = closed.commands.run("apt-get install tree", timeout=120)
+        assert (done.exit_code != 0, "403" in done.stderr) == (True, True), done.stderr
         assert closed.install("six").exit_code == 0
         assert typed(closed, "python3 -c 'import six'") == ""
         assert closed.commands.run("pip install --force-reinstall six").exit_code != 0
