@@ -19,9 +19,6 @@ from sandlot.core.oneshot.grading import Comparison, matches
 
 PYTHON = "/usr/bin/python3"
 EXPLAINED: Mapping[str, str] = {
-    "doctest.DebugRunner": "IPython takes prompts off code that was pasted with them, also where they stand in a string at the start of its lines",
-    "doctest.DocTestCase.debug": "the same",
-    "doctest.script_from_examples": "the same",
     "http.cookies": "the template's build of the same version is newer by a security update, which refuses control characters in cookies",
 }
 """Docstrings of which a kernel may make something else than doctest does on this machine, and why."""

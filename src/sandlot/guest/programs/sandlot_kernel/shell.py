@@ -8,6 +8,7 @@ Laws:
 
 from __future__ import annotations
 
+import ast
 import sys
 
 import IPython
@@ -18,6 +19,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.formatters import BaseFormatter, DisplayFormatter
+from IPython.core.inputtransformer2 import PromptStripper
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import ObjectName, Type, Unicode, default, observe
@@ -194,12 +196,24 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         self.compile.cell_name = name
         failed = None
         try:
-            cell = self.transform_cell(code)
+            cell = self._transformed(code)
         except Exception:  # noqa: BLE001 - told by run_cell_async, as the cell's
             cell, failed = code, sys.exc_info()
         needs_loop = bool(self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failed))
         coroutine = self.run_cell_async(code, store_history=stored, silent=silent, transformed_cell=cell, preprocessing_exc_tuple=failed)
         return coroutine, needs_loop
+
+    def _transformed(self, code: str) -> str:
+        """A cell as Python. Prompts of pasted sessions are taken off only where it is none without that: strings may hold some."""
+        manager = self.input_transformer_manager
+        cleanup = manager.cleanup_transforms
+        if _is_python(code):
+            # "In [1]: x" is Python as well, an annotation: what begins with a prompt was pasted.
+            manager.cleanup_transforms = [each for each in cleanup if not isinstance(each, PromptStripper) or each.initial_re.match(code)]
+        try:
+            return str(self.transform_cell(code))
+        finally:
+            manager.cleanup_transforms = cleanup
 
     def after(self, *, silent: bool) -> None:
         """A cell is over: figures are shown, and whoever registered for it is called."""
@@ -320,6 +334,14 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - its formatting meets anything
             return None
         return str(text).splitlines()[-telling.TRACEBACK_LINES :]
+
+
+def _is_python(code: str) -> bool:
+    try:
+        compile(code, "<cell>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def _long(shown: Any, printer: Any, _cycle: Any) -> None:

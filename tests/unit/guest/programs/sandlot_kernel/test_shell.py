@@ -134,6 +134,12 @@ def test_what_is_too_large_for_the_wire_is_left_out_and_said(ipython: Process) -
     assert display["metadata"] == {"image/png": {"left_out_bytes": 9_000_000}}
 
 
+def test_prompts_are_taken_off_what_was_pasted_and_stay_in_strings(ipython: Process) -> None:
+    assert ipython.value(">>> x = 5\n>>> x") == "5"
+    assert ipython.value("In [1]: 6") == "6"
+    assert ipython.value("text = '''\n    >>> 2 + 2\n    4\n'''\ntext") == repr("\n    >>> 2 + 2\n    4\n")
+
+
 def test_leaving_is_the_cells_end_and_not_the_kernels(ipython: Process) -> None:
     ipython.run("kept = 1")
     for code in ("exit", "quit", "exit(3)", "quit()"):
