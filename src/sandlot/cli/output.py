@@ -30,6 +30,11 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def legible(text: str) -> str:
+    """A text of several lines, in which nothing commands the terminal; as :class:`Legible`. Pure."""
+    return _UNSEEN_IN_LINES.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 class Legible:
     """What a file or a program of a sandbox holds, for a terminal: lines, and nothing that commands it. Bytes that are no UTF-8 are spelled too."""
 
@@ -40,7 +45,7 @@ class Legible:
 
     def feed(self, data: bytes, *, last: bool = False) -> bytes:
         """The next bytes as they may be shown; half a character waits for its other half, but for the last."""
-        return _UNSEEN_IN_LINES.sub(lambda found: ascii(found[0])[1:-1], self._decoder.decode(data, last)).encode()
+        return legible(self._decoder.decode(data, last)).encode()
 
 
 def note(text: str) -> None:

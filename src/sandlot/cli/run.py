@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.arguments import SandboxId, TemplateName
+from sandlot.cli.arguments import SandboxId, TemplateName, live_ids
 from sandlot.cli.output import pairs
+from sandlot.cli.repl.repl import RESULTS, Cells
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
@@ -24,6 +25,8 @@ SLACK_S = 60.0
 """What a sandbox lives longer than its program: copying files in, and being told of its end."""
 WORKSPACE = "/workspace"
 INTERPRETERS = {".py": ("python3",), ".sh": ("bash",), ".bash": ("bash",), ".js": ("node",), ".mjs": ("node",), ".cjs": ("node",)}
+LANGUAGES = {".sh": "bash", ".bash": "bash", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript"}
+"""Ending -> the language of a cell; of any other ending, and none, python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,27 @@ def plan(file: str | None, code: str | None, args: Sequence[str], files: Sequenc
     return Job((*interpreter, *flags, target, *args), (*uploads, (path, target)))
 
 
-def run(
+def cell(file: str | None, code: str | None) -> tuple[str | None, str]:
+    """The code of a cell, None where standard input has it, and its language.
+
+    Args:
+        file: The program here, or ``-``.
+        code: Python code instead.
+
+    Raises:
+        typer.BadParameter: Nothing to run, or no such text.
+    """
+    if (file is None) == (code is None):
+        raise typer.BadParameter("Nothing to run: give a FILE, '-' for standard input, or -c CODE." if file is None else "Give a FILE or -c CODE.")
+    if file is None or file == "-":
+        return code, "python"
+    try:
+        return Path(file).read_text(encoding="utf-8"), LANGUAGES.get(Path(file).suffix.lower(), "python")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}.") from None
+
+
+def run(  # noqa: PLR0913 - each is an option
     *,
     file: Annotated[
         str | None, typer.Argument(metavar="FILE|-", help="The program: Python, or by its ending .sh or .js. '-' reads Python from standard input.")
@@ -85,14 +108,29 @@ def run(
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End the program after that long.")] = DEFAULT_TIMEOUT_S,
     cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores. (default: 1)")] = None,
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G. (default: 1G)")] = None,
+    sandbox: Annotated[
+        str | None, typer.Option("--sandbox", "-s", metavar="ID", help="Run it as a cell in a sandbox that lives.", autocompletion=live_ids)
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="ID", help="With --sandbox: in that context. (default: its language's own)")
+    ] = None,
+    save: Annotated[Path, typer.Option("--save", metavar="FOLDER", help="With --sandbox: where images go.")] = RESULTS,
 ) -> None:
-    """Run a program in a sandbox of its own, which ends with it.
+    """Run a program in a sandbox of its own, which ends with it; with --sandbox, as a cell in a context of one that lives.
 
     Standard input, output and error are the program's, and so is the exit status: 128 + N for signal N, 124 when the time was up. 125 means
-    that Sandlot failed and says why on standard error.
+    that Sandlot failed and says why on standard error. A cell has no standard input; variables stay, results are printed and images saved.
     """
     from sandlot.cli.passthrough import run_until_signal
 
+    if sandbox is not None:
+        if args or files or template or cpus or memory:
+            raise typer.BadParameter("A cell in a sandbox that lives takes no arguments, files, template or limits.")
+        text, language = cell(file, code)
+        cells = Cells(language if context is None else None, context, timeout, pairs(env, "--env"), save)
+        raise typer.Exit(run_until_signal(_run_cell(sandbox, text, cells)))
+    if context is not None:
+        raise typer.BadParameter("--context is one of a sandbox that lives: give --sandbox too.")
     job = plan(file, code, args or (), files or (), unbuffered=sys.stdout.isatty())
     raise typer.Exit(run_until_signal(_run(job, template, pairs(env, "--env"), timeout, cpus, memory)))
 
@@ -134,6 +172,15 @@ async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: f
             if job.uploads:
                 await sandbox.set_timeout(lifetime_s)
             return await _pass_through(sandbox, job.argv, timeout_s=timeout_s)
+
+
+async def _run_cell(sandbox_id: str, code: str | None, cells: Cells) -> int:
+    from sandlot.cli.repl.repl import piped, run_cell
+    from sandlot.sdk import AsyncClient, AsyncSandbox
+
+    text = await piped() if code is None else code
+    async with AsyncClient() as client:
+        return (await run_cell(await AsyncSandbox.connect(sandbox_id, client=client), text, cells)).exit_code
 
 
 async def _execute(

@@ -32,7 +32,9 @@ def create(  # noqa: PLR0913 - one for each option
     disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What may be written. (default: 5G)")] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads. (default: 512)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
-    network: Annotated[str | None, typer.Option("--network", metavar="POLICY", help="What it may reach: packages or none. (default: packages)")] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="POLICY", help="What it may reach: packages or none. (default: packages)")
+    ] = None,
     files: Annotated[
         list[str] | None, typer.Option("--file-id", metavar="FILE", help="Put this file of the file store into /workspace; may be given again.")
     ] = None,

@@ -128,8 +128,19 @@ def test_no_service_is_started_only_to_be_asked(
 
 
 PLAIN = {
-    *("run", "exec", "install", "shell", "fs cat"),  # a program's own output, or a file
-    *("rm", "kill", "fs mkdir", "fs mv", "fs rm", "fs url", "files rm"),  # one word a line, or nothing
+    *("run", "exec", "install", "repl", "shell", "fs cat"),  # a program's own output, or a file
+    *(
+        "rm",
+        "kill",
+        "contexts rm",
+        "contexts restart",
+        "contexts interrupt",
+        "fs mkdir",
+        "fs mv",
+        "fs rm",
+        "fs url",
+        "files rm",
+    ),  # one word a line, or nothing
     *("demo", "serve"),
 }
 """What is for programs as it is."""

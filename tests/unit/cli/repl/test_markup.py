@@ -1,0 +1,33 @@
+"""HTML of cells: tables and words, whatever it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.cli.repl.markup import Table, first_table, words
+
+FRAME = """<div><style scoped>.dataframe { x }</style><table border="1" class="dataframe">
+<thead><tr style="text-align: right;"><th></th><th>a</th><th>b &amp; c</th></tr></thead>
+<tbody><tr><th>0</th><td>1</td><td>x <b>y</b></td></tr><tr><th>1</th><td>2</td><td><table><tr><td>in</td></tr></table></td></tr></tbody>
+</table></div><table><tr><td>another</td></tr></table>"""
+
+
+def test_the_first_table_is_taken_apart() -> None:
+    assert first_table(FRAME) == Table([["", "a", "b & c"], ["0", "1", "x y"], ["1", "2", "in"]], heads=1)
+
+
+def test_words_are_what_a_person_reads() -> None:
+    assert words("<h1>A</h1><p>b <i>c</i></p><script>x()</script><br>d &lt; e<style>y</style>") == "A\nb c\nd < e"
+    assert words("<div>\x1b[31m</div>") == "\x1b[31m", "what shows it spells it"
+
+
+def test_a_table_that_is_none_has_no_rows() -> None:
+    assert first_table("<p>x</p>") == Table([])
+    assert first_table("<table><td>no row</td></table></table></td>") == Table([])
+
+
+@given(st.text(alphabet="<>/abtdhr=\"' table&;!-[]", max_size=200))
+def test_nothing_in_it_raises(html: str) -> None:
+    first_table(html)
+    words(html)
