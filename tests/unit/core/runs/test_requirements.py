@@ -112,7 +112,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("manager", "word"), [(manager, word) for manager, words in GOOD.items() for word in words])
+@pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in GOOD.items() for word in words])
 def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manager, word: str) -> None:
     argv = Installing(manager, (word,)).spec().argv
     assert argv[:2] == ("/bin/sh", "-c")
@@ -120,7 +120,7 @@ def test_what_names_a_package_reaches_its_manager_as_one_argument(manager: Manag
     assert argv[2].rstrip().endswith('-- "$@"')
 
 
-@pytest.mark.parametrize(("manager", "word"), [(manager, word) for manager, words in BAD.items() for word in words])
+@pytest.mark.parametrize("manager, word", [(manager, word) for manager, words in BAD.items() for word in words])
 def test_what_names_none_is_refused_with_what_to_give_instead(manager: Manager, word: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         Installing(manager, ("fine", word))
