@@ -36,6 +36,7 @@ TAGS: Mapping[str, str] = {
     "code": "Code in contexts that keep its variables: run, followed as it runs, gone back to.",
     "contexts": "Kernels with state, each of one language and with its own variables.",
     "processes": "Commands: run to their end, or left in the background.",
+    "execute": "Programs that are run once, each in a sandbox of its own, and graded.",
     "packages": "What pip, npm and apt install, out of the indexes that the host of the service is configured for.",
     "files": "Files inside a sandbox.",
     "file store": "Files that outlive sandboxes: uploaded once, put into any number of them, and kept out of them.",

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sandlot.core.node.idle import TICK_S
 from sandlot.core.sandbox import Sandbox
@@ -229,3 +231,26 @@ async def test_a_run_says_in_the_log_which_door_it_came_by(http: httpx.AsyncClie
     done = await run(http, session, "print(1)")
     logged = ok(await http.get(f"/v1/executions/{done['id']}"))
     assert json.dumps(logged).count("sandboxapi") >= 1
+
+
+_TEXT = st.text(max_size=20)
+_SMALL = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | _TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=3)
+_BODY = st.dictionaries(
+    st.sampled_from(["language", "code", "timeout", "stdin", "expected_output", "idle_ttl", "manager", "packages", "other"]), _SMALL, max_size=5
+)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
+    path=st.sampled_from(["/v1/execute", "/v1/languages", "/v1/sessions", "/v1/sessions/sb-none", "/v1/sessions/sb-none/execute"])
+    | st.sampled_from(["/v1/sessions/sb-none/install", "/v1/sessions/sb-none/close", "/mcp", "/"]),
+    content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
+)
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+    response = await http.request(method, HERE + path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500 or response.status_code == 501
+    assert response.headers["content-type"] == "application/json"
+    assert isinstance(response.json(), dict)
+    if response.status_code == 201:
+        await http.delete(f"{HERE}/v1/sessions/{response.json()['id']}")

@@ -33,7 +33,7 @@ class BytesBody(Body):
     """A file that is no text."""
 
     content: Text = Field(description="In base64.")
-    encoding: Literal["base64"]
+    encoding: Literal["base64"] = Field(description="How ``content`` carries the bytes.")
 
 
 class OneShotBody(Body):
