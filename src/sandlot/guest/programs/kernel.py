@@ -180,6 +180,7 @@ class Zygote:
         os.close(out)
         os.close(err)
         self.kernel.part(os.urandom(64))
+        self.kernel.rehearse()  # its pages become its own now, not in its first cell: nobody waits for a spare
         return link
 
     def _fresh(self) -> bool:

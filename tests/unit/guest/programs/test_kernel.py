@@ -259,6 +259,10 @@ def zygote(tmp_path: Path, packages: Path) -> Generator[Zygote]:
 
 def test_a_forked_kernel_is_a_session_of_its_own_with_its_own_descriptors(zygote: Zygote) -> None:
     kernel, out = zygote.fork()
+    assert kernel.until(kernel.begin("In, Out, _"))[:2] == [
+        {"event": "started", "cell": "c1", "count": 1},
+        {"event": "display", "cell": "c1", "data": {"text/plain": "(['', 'In, Out, _'], {}, '')"}, "main": True},
+    ], "nothing of the rehearsal is left"
     assert kernel.value("import os; os.getpid() == os.getsid(0) == os.getpgid(0)") == "True"
     assert kernel.value(f"os.getppid() != {zygote.process.pid}") == "True", "it is init's"
     kernel.run("os.write(1, b'raw'); os.write(2, b' and err'); !echo ' child'")

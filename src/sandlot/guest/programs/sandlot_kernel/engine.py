@@ -133,15 +133,19 @@ class Engine:
         self._shell.connect(self._host)
 
     def rehearse(self) -> None:
-        """Do once what every first cell does, so that forked kernels have done it."""
-        coroutine, _needs_loop = self._shell.begin("None", "<rehearsal>", silent=True, stored=False)
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            pass
-        error = ValueError()
-        telling.error(type(error), error, None)
-        self._host.reset()
+        """Do once, unheard, what every first cell does, so that forked kernels have done it."""
+        self._output.is_muted = True
+        for code in ("6 * 7", "1 / 0"):
+            coroutine, _needs_loop = self._shell.begin(code, "<cell 0>", silent=False, stored=False)
+            try:
+                coroutine.send(None)
+            except StopIteration:
+                pass
+            self._shell.after(silent=False)
+            self._host.reset()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+        self._output.is_muted = False
 
     def part(self, entropy: bytes) -> None:
         """This process was forked from a zygote: its randomness is its own."""

@@ -40,6 +40,8 @@ class Output:
         self.size = 0
         self.armed = True
         """Whether somebody sees to it that what is kept is sent."""
+        self.is_muted = False
+        """Whether nothing of it goes anywhere."""
         self._interrupts = interrupts
         self._wire: Wire | None = None
         self._main = get_ident()
@@ -149,6 +151,8 @@ class Output:
                     break  # interrupted while nobody read: as with any write, what was not written is not
 
     def _tell(self, message: dict[str, Any], given_up: Any) -> bool:
+        if self.is_muted:
+            return True
         wire = self._wire
         if wire is not None:
             wire.put(message)
