@@ -22,7 +22,7 @@ from sandlot.core.runs.collecting import Results
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.outcomes import finite
 from sandlot.core.runs.processes import STDERR, STDOUT
-from sandlot.core.sandbox import GRACE_S, Sandbox
+from sandlot.core.sandbox import GRACE_S, Hold, Sandbox
 from sandlot.link.client import CellCall, Link
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.capture import Capture
@@ -277,7 +277,7 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
         await call.aclose()
     else:
         box.background.add(call.id)
-        box.keep(asyncio.create_task(_attend(box, call, _line(box, cell, call.id, label))))
+        box.keep(asyncio.create_task(_attend(box, call, _line(box, cell, call.id, label), box.hold())))
     return call.id
 
 
@@ -479,9 +479,8 @@ async def _interrupt(box: Sandbox, call: CellCall) -> None:
     await call.aclose()
 
 
-async def _attend(box: Sandbox, call: CellCall, line: Line | None) -> None:
+async def _attend(box: Sandbox, call: CellCall, line: Line | None, hold: Hold) -> None:
     """Follow a cell in the background for the log, and keep the sandbox from being idle until it is over."""
-    hold = box.hold()
     try:
         async for event in call:
             if line is not None:

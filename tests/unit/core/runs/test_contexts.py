@@ -1,0 +1,190 @@
+"""Contexts of a sandbox: made, listed, restarted, removed; cells in the background, followed, and found again by the next service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.runs import code, contexts
+from sandlot.core.runs.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.types import CellStarted, Display, Output
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnsupportedError
+from sandlot.model.ids import new_process_id
+from tests.support.bare import BareDriver
+from tests.support.service import BASE, Bench, serving
+from tests.support.until import until
+
+GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)\n"
+OPEN = "open('/tmp/gate', 'w').close()"
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below)
+    yield made
+    for instance in made.instances:
+        await instance.destroy()
+    assert made.left() == []
+
+
+async def done(box: Sandbox, execution: str) -> code.Executed:
+    return await code.collected(box, execution, wait_s=None)
+
+
+async def test_one_is_made_listed_used_restarted_and_removed(box: Sandbox) -> None:
+    made = await contexts.create(box, "python3", cwd="/tmp", env={"WHICH": "mine"})
+    assert (made.language, made.cwd) == ("python", "/tmp")
+    ran = await code.execute(box, Cell("import os; kept = 1; print(os.getcwd(), os.environ['WHICH'])", context=made.id))
+    assert ran.stdout.text() == "/tmp mine\n"
+    known = await contexts.get(box, made.id)
+    assert (known.state, known.execution_count) == ("idle", 1)
+    assert known.pid
+    assert made.id in {context.id for context in await contexts.listing(box)}
+    await contexts.restart(box, made.id)
+    failed = await code.execute(box, Cell("kept", context=made.id, language=None))
+    assert failed.error is not None
+    assert failed.error.name == "NameError"
+    assert not await contexts.interrupt(box, made.id), "nothing runs"
+    await contexts.remove(box, made.id)
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: contexts.get(box, made.id),
+        lambda: contexts.restart(box, made.id),
+        lambda: contexts.remove(box, made.id),
+        lambda: contexts.interrupt(box, made.id),
+        lambda: code.execute(box, Cell("1", context=made.id)),
+        lambda: code.start(box, Cell("1", context=made.id)),
+        lambda: code.begin(box, Cell("1", context=made.id)),
+        lambda: contexts.get(box, "no id of one"),
+    ]
+    for call in calls:
+        with pytest.raises(NotFoundError) as refused:
+            await call()
+        assert refused.value.code is ErrorCode.CONTEXT_NOT_FOUND
+
+
+async def test_languages_have_contexts_of_their_own(box: Sandbox) -> None:
+    await code.execute(box, Cell("x=from-bash", language="sh"))
+    assert (await code.execute(box, Cell("echo $x", language="bash"))).stdout.text() == "from-bash\n"
+    await code.execute(box, Cell("let x = 'from js'", language="js"))
+    assert (await code.execute(box, Cell("console.log(x)", language="javascript"))).stdout.text() == "from js\n"
+    assert {context.id for context in await contexts.listing(box)} >= {"bash", "javascript"}
+    with pytest.raises(ConflictError):
+        await code.execute(box, Cell("1", language="python", context="bash"))
+
+
+@pytest.mark.parametrize("wrong", [{"language": "cobol"}, {"cwd": "relative"}, {"env": {"": "1"}}], ids=str)
+async def test_no_context(box: Sandbox, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        await contexts.create(box, **{"language": "python", **wrong})  # type: ignore[arg-type]
+
+
+async def test_what_an_image_does_not_have_is_said(box: Sandbox) -> None:
+    with pytest.raises(UnsupportedError, match=r"Node\.js"):
+        await contexts.create(box, "javascript", env={"PATH": "/nowhere"})
+
+
+async def test_in_the_background_it_goes_on_without_anybody_and_is_followed_later(at: Bench, box: Sandbox) -> None:
+    execution = await code.begin(box, Cell(f"print('begun')\n{GATE}print('over')\n'value'"))
+    assert box.activity.held, "a cell that runs keeps its sandbox from being idle"
+    looked = await code.collected(box, execution, wait_s=0.2)
+    assert looked.outcome.status == "running"
+    follower = await code.follow(box, execution, stdout_from=looked.position.stdout, events_from=looked.position.events)
+    await follower.close()
+    waiting = asyncio.create_task(done(box, execution))
+    await code.execute(box, Cell(OPEN, context=(await contexts.create(box, "python")).id))
+    ended = await waiting
+    assert (ended.stdout.text(), ended.outcome.status) == ("begun\nover\n", "ok")
+    assert [shown.data["text/plain"] for shown in ended.results] == ["'value'"]
+    rest = await code.collected(box, execution, events_from=looked.position.events, stdout_from=looked.position.stdout)
+    assert rest.stdout.text() == "begun\nover\n"[looked.position.stdout :]
+    assert rest.outcome == ended.outcome
+    record = await at.service.core.executions.get(OPERATOR, execution)
+    assert (record.status, record.stdout) == ("ok", "begun\nover\n")
+    await until(lambda: not box.background and not box.activity.held)
+
+
+async def test_one_that_waits_or_runs_is_interrupted_by_its_id(box: Sandbox) -> None:
+    running = await code.begin(box, Cell("import time; time.sleep(600)", timeout_s=None))
+    waiting = await code.begin(box, Cell("print('never')"))
+    assert await code.interrupt(box, waiting)
+    assert (await done(box, waiting)).outcome.status == "aborted"
+    follower = await code.follow(box, running)
+    async for event in follower:
+        if isinstance(event, CellStarted):
+            break
+    assert await code.interrupt(box, running)
+    assert (await follower.outcome()).status == "error"
+    await follower.close()
+    assert not await code.interrupt(box, running)
+    with pytest.raises(NotFoundError) as refused:
+        await code.interrupt(box, "0" * 32)
+    assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
+
+
+async def test_the_same_id_is_the_same_execution(box: Sandbox) -> None:
+    await code.execute(box, Cell("count = 0"))
+    id_ = new_process_id()
+    cell = Cell("count += 1\nprint(count)")
+    for _ in range(2):
+        assert (await code.execute(box, cell, id=id_)).stdout.text() == "1\n"
+        assert await code.begin(box, cell, id=id_) == id_
+    assert (await code.execute(box, Cell("print(count)"))).stdout.text() == "1\n"
+
+
+async def test_only_so_many_are_in_the_background(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MAX_BACKGROUND", 2)
+    first = await code.begin(box, Cell(GATE))
+    second = await code.begin(box, Cell("1"))
+    with pytest.raises(LimitError) as refused:
+        await code.begin(box, Cell("2"))
+    assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
+    assert await code.interrupt(box, first)
+    assert (await done(box, second)).outcome.status == "ok"
+    await until(lambda: not box.background)
+    await done(box, await code.begin(box, Cell("2")))
+
+
+async def test_an_error_aborts_what_waits_where_that_was_asked_for(box: Sandbox) -> None:
+    cells = [asyncio.create_task(code.execute(box, cell)) for cell in (Cell(f"{GATE}1/0", stop_on_error=True), Cell("print(1)"))]
+    await asyncio.sleep(0.3)
+    await code.execute(box, Cell(OPEN, context=(await contexts.create(box, "python")).id))
+    assert [(await cell).outcome.status for cell in cells] == ["error", "aborted"]
+
+
+async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, OPERATOR)
+        mine = (await contexts.create(box, "python")).id
+        await code.execute(box, Cell("kept = 41", context=mine))
+        running = await code.begin(box, Cell(f"print('begun')\n{GATE}print('over'); kept + 1", context=mine, timeout_s=None))
+        waiting = await code.begin(box, Cell("print('its turn')", context=mine))
+
+        async def has_begun() -> bool:
+            return (await code.collected(box, running)).stdout.text() == "begun\n"
+
+        await until(has_begun)
+    async with serving(tmp_path, driver) as second:
+        again = second.sandboxes.find(box.id, OPERATOR)
+        assert (await contexts.get(again, mine)).state == "busy"
+        follower = await code.follow(again, running, stdout_from=len("begun\n"), events_from=1)
+        await code.execute(again, Cell(OPEN))
+        told = [event async for event in follower]
+        assert (await follower.outcome()).status == "ok"
+        await follower.close()
+        assert [event.data for event in told if isinstance(event, Output)] == [b"over\n"]
+        assert [event.data["text/plain"] for event in told if isinstance(event, Display)] == ["42"]
+        assert (await done(again, waiting)).stdout.text() == "its turn\n"
+
+        async def is_logged() -> bool:
+            return (await second.core.executions.get(OPERATOR, running)).status != "running"
+
+        await until(is_logged)
+        record = await second.core.executions.get(OPERATOR, running)
+        assert (record.status, record.stdout) == ("ok", "begun\nover\n")
