@@ -5,12 +5,14 @@
 # - An interactive shell tells of jobs and prompts; in PROMPT_COMMAND it keeps quiet like one that runs a script.
 # - No loop and no function is around a cell that it could `return` from or `declare` its variables in.
 #
-# 60 tells that there is a cell, 61 is told how it ended, 62 is standard error, 63 holds two texts with a NUL after each: what is
-# ours to do before the cell, and the cell. Between cells standard error is /dev/null, where the noise goes.
+# 60 tells the number of a cell, 61 is told when the shell is ready and how a cell ended, 62 is standard error, 63 holds three texts with
+# a NUL after each: the cell's number, what is ours to do before it, and the cell. Between cells standard error is /dev/null, where
+# the noise goes. An interrupt may come between reading a number and running its cell: the shell is then ready once more, is told the
+# number again, and runs no number twice.
 
 unset PS0 PS1 PS2 HISTFILE
 set +m +H +o history
-__sandlot_busy= __sandlot_failed= __sandlot_status=0 __sandlot_flags= __sandlot_lent=() __sandlot_texts=()
+__sandlot_ran= __sandlot_busy= __sandlot_failed= __sandlot_status=0 __sandlot_flags= __sandlot_lent=() __sandlot_texts=()
 
 # The cell is over. $1: done, or abandoned where something took bash out of the middle of it.
 __sandlot_over() {
@@ -37,9 +39,13 @@ __sandlot_over() {
 __sandlot_next() {
     __sandlot_over abandoned >/dev/null
     local IFS=
-    read -r -u 60 _ || exit 0
-    mapfile -u 63 -d '' -n 2 -t __sandlot_texts
-    __sandlot_busy=1
+    printf 'ready 0\n' >&61
+    local number
+    while read -r -u 60 number || exit 0; do
+        mapfile -u 63 -d '' -n 3 -t __sandlot_texts
+        [[ $number == "${__sandlot_texts[0]-}" && $number != "$__sandlot_ran" ]] && break
+    done
+    __sandlot_ran=$number __sandlot_busy=1
 }
 
 # $? of the cell before, for the cell that begins.
@@ -66,6 +72,6 @@ set -E
 
 # In one line, because that is where bash counts a cell's lines from, and the cell begins with the second line of its text.
 # The last command is for a cell with a stray `break`, which ends the loop.
-PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[0]-}"; __sandlot_last && :; '
-PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[1]-}" 2>&62; '
+PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[1]-}"; __sandlot_last && :; '
+PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[2]-}" 2>&62; '
 PROMPT_COMMAND+='__sandlot_over done >/dev/null; done; eval "$PROMPT_COMMAND"'

@@ -66,6 +66,9 @@ class Shell:
             for fd in (go_read, over_write, null):
                 os.close(fd)
         self._heard = b""
+        self._number = 0
+        self._is_ready = False
+        self._is_busy = False
         self.is_mute = False
 
     def run(self, before: str, code: str) -> None:
@@ -75,15 +78,20 @@ class Shell:
             before: Commands of ours before it.
             code: The cell; without NULs.
         """
-        self._heard = b""
+        self._number += 1
+        self._is_busy = True
         os.ftruncate(self.texts, 0)
-        text = memoryview(b"%s\0%s\0" % (before.encode("utf-8", "surrogateescape"), code.encode("utf-8", "surrogateescape")))
+        parts = (str(self._number), before, code)
+        text = memoryview(b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts))
         at = 0
         while at < len(text):
             at += os.pwrite(self.texts, text[at:], at)
+        self._go()
+
+    def _go(self) -> None:
         os.lseek(self.texts, 0, os.SEEK_SET)  # bash has the same open file
         try:
-            os.write(self.go, b"\n")
+            os.write(self.go, b"%d\n" % self._number)
         except BrokenPipeError:
             return  # it has just ended, and is about to be reaped
 
@@ -95,13 +103,18 @@ class Shell:
             self.is_mute = True
             os.kill(self.pid, signal.SIGKILL)
             return None
-        self._heard += data
-        line, newline, rest = self._heard.partition(b"\n")
-        if not newline:
-            return None
-        self._heard = rest
-        word, _, status = line.decode("ascii", "replace").partition(" ")
-        return word, int(status) if status.isdigit() else 1
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        ended = None
+        for line in lines:
+            word, _, status = line.decode("ascii", "replace").partition(" ")
+            if word == "ready":
+                if self._is_ready and self._is_busy:
+                    self._go()  # it was interrupted before it began the cell
+                self._is_ready = True
+            elif self._is_busy:
+                self._is_busy = self._is_ready = False
+                ended = word, int(status) if status.isdigit() else 1
+        return ended
 
     def reap(self) -> int | None:
         """Its exit status as a shell tells it, where it has ended."""

@@ -30,9 +30,13 @@ class Children:
         self._output = output
         self._pid = os.getpid()
 
+    def settle(self) -> None:
+        """This process is the kernel: a zygote forked it."""
+        self._pid = os.getpid()
+
     def install(self) -> None:
         """Flush before everything that starts a process, or ends this one."""
-        self._pid = os.getpid()
+        self.settle()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._forked)
         subprocess.Popen._execute_child = self._flushing(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
@@ -71,16 +75,10 @@ class Children:
         return flushed
 
     def _forked(self) -> None:
-        if self._pid == 0:
-            return  # the zygote's: the child becomes a kernel
         self._output.in_child()
         for stream in (sys.stdout, sys.stderr):
             if type(stream) is streams.Stream:
                 stream.__class__ = streams.ChildStream
-
-    def zygote(self) -> None:
-        """Until ``install`` comes again, forked children are kernels."""
-        self._pid = 0
 
 
 def shell(command: str) -> int:

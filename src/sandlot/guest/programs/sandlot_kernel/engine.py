@@ -149,6 +149,7 @@ class Engine:
 
     def part(self, entropy: bytes) -> None:
         """This process was forked from a zygote: its randomness is its own."""
+        self._children.settle()
         reseed(entropy)
 
     def serve(self, wire: Wire) -> None:
