@@ -1,0 +1,150 @@
+"""Code and contexts through both clients, in real sandboxes of both kinds: streamed, interrupted by who leaves, carried over a killed service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from sandlot import AsyncSandbox, Sandbox
+from sandlot.sdk import AsyncClient, Execution, ExecutionError, Output, Result, Started
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+
+TICKS = 40
+SLOW = f"import time\nfor n in range({TICKS}):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('é')\nruns = globals().get('runs', 0) + 1\nruns"
+TICKED = "".join(f"{n}\n" for n in range(TICKS)) + "é\n"
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
+    with local_service(isolation=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sandbox(service: LocalService) -> Iterator[Sandbox]:
+    with service.create(timeout=600) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_sandbox(service: LocalService, sandbox: Sandbox) -> AsyncIterator[AsyncSandbox]:
+    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
+        yield await AsyncSandbox.connect(sandbox.id, client=client)
+
+
+def restarted_meanwhile(service: LocalService, work: Callable[[threading.Event], Execution], number: signal.Signals) -> Execution:
+    """What work comes to, while the service is ended and started anew once it has begun."""
+    begun = threading.Event()
+    done: list[Execution] = []
+    thread = threading.Thread(target=lambda: done.append(work(begun)))
+    thread.start()
+    assert begun.wait(60)
+    os.kill(service.pid, number)  # service.end() would hang up first
+    while service.is_alive():
+        time.sleep(0.01)
+    service.start()
+    thread.join(120)
+    assert done, service.log()
+    return done[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_streamed_run_goes_on_over_a_new_start_of_the_service(service: LocalService, sandbox: Sandbox, number: signal.Signals) -> None:
+    told: list[str] = []
+
+    def work(begun: threading.Event) -> Execution:
+        def heard(text: str) -> None:
+            told.append(text)
+            begun.set()
+
+        return sandbox.run_code(SLOW, on_stdout=heard)
+
+    sandbox.run_code("runs = 0")
+    done = restarted_meanwhile(service, work, number)
+    assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
+    assert "".join(told) == TICKED, "nothing was lost, and nothing was told twice"
+
+
+def test_a_run_without_callbacks_is_joined_and_not_done_twice(service: LocalService, sandbox: Sandbox) -> None:
+    def work(begun: threading.Event) -> Execution:
+        threading.Timer(1, begun.set).start()
+        return sandbox.run_code(SLOW)
+
+    sandbox.run_code("runs = 0")
+    done = restarted_meanwhile(service, work, signal.SIGKILL)
+    assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
+
+
+def test_what_was_left_running_is_gone_back_to_after_a_new_start(service: LocalService, sandbox: Sandbox) -> None:
+    handle = sandbox.run_code(SLOW, background=True)
+    service.end(signal.SIGKILL)
+    service.start()
+    assert handle.wait().stdout == TICKED
+    again = sandbox.attach_code(handle.id).wait()
+    assert (again.stdout, again.status) == (TICKED, "ok"), "also after its end"
+    assert sandbox.attach_code(handle.id, stdout_from=len(TICKED.encode()) - 3).wait().stdout == "é\n"
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["one answer", "events"])
+def test_a_keyboard_interrupt_ends_the_cell_and_not_the_kernel(sandbox: Sandbox, streams: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    sandbox.run_code("kept = 7")
+    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run_code("kept = 8\nwhile True: pass", timeout=None, on_stdout=print if streams else None)
+    timer.join()
+    assert sandbox.run_code("kept").text == "8"
+
+
+async def test_a_cancelled_run_ends_the_cell_and_not_the_kernel(async_sandbox: AsyncSandbox) -> None:
+    begun = asyncio.Event()
+
+    async def heard(_: str) -> None:
+        begun.set()
+
+    running = asyncio.create_task(async_sandbox.run_code("kept = 9\nprint(1, flush=True)\nwhile True: pass", timeout=None, on_stdout=heard))
+    async with asyncio.timeout(60):
+        await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await async_sandbox.run_code("kept")).text == "9"
+
+
+async def test_events_come_in_the_order_in_which_the_cell_gave_them(async_sandbox: AsyncSandbox) -> None:
+    code = "import sys\nprint('a')\ndisplay(1)\nprint('b', file=sys.stderr)\nprint('c')\n1 / 0"
+    told = [event async for event in async_sandbox.stream_code(code)]
+    assert isinstance(told[0], Started)
+    assert told[1:5] == [Output("stdout", b"a\n"), told[2], Output("stderr", b"b\n"), Output("stdout", b"c\n")]
+    assert isinstance(told[2], Result)
+    assert isinstance(told[5], ExecutionError)
+    assert isinstance(told[6], Execution)
+    assert (told[6].exit_code, told[6].error, len(told)) == (1, told[5], 7)
+
+
+async def test_contexts_run_at_once_and_a_stream_that_is_left_interrupts_its_own(async_sandbox: AsyncSandbox) -> None:
+    made = await async_sandbox.contexts.create(cwd="/tmp")
+    async for event in async_sandbox.stream_code("x = 1\nprint(1, flush=True)\nwhile True: pass", context=made, timeout=None):
+        if isinstance(event, Output):
+            break
+    assert (await async_sandbox.run_code("'x' in globals()")).text == "False"
+    assert (await async_sandbox.run_code("x", context=made)).text == "1"
+    await async_sandbox.contexts.restart(made)
+    assert (await async_sandbox.run_code("'x' in globals()", context=made.id)).text == "False"
+    assert made.id in [each.id for each in await async_sandbox.contexts.list()]
+    await async_sandbox.contexts.remove(made)
+    assert made.id not in [each.id for each in await async_sandbox.contexts.list()]
+
+
+def test_other_languages_keep_their_state_too(sandbox: Sandbox) -> None:
+    assert sandbox.run_code("x=5; cd /tmp", "bash").exit_code == 0
+    done = sandbox.run_code("echo $x $PWD; (exit 3)", "bash")
+    assert (done.stdout, done.exit_code) == ("5 /tmp\n", 3)
+    sandbox.run_code("var y = 6", "javascript")
+    assert sandbox.run_code("y * 7", language="javascript").text == "42"
