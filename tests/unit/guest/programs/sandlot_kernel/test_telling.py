@@ -1,0 +1,103 @@
+"""Bundles and tracebacks within their bounds; pure."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+
+import pytest
+
+from sandlot.guest.kernels.messages import checked
+from sandlot.guest.programs.sandlot_kernel import telling
+from sandlot.protocol import values
+from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "given,told",
+    [
+        ({"text/plain": "a"}, {"text/plain": "a"}),
+        ({"text/plain": 5}, {"text/plain": "5"}),
+        ({"image/png": b"\x89"}, {"image/png": b"\x89"}),
+        ({"image/png": "iVBO\nRw=="}, {"image/png": b"\x89PNG"}),
+        ({"image/png": "!!"}, {}),
+        ({"image/svg+xml": ["<svg>\n", "</svg>"]}, {"image/svg+xml": "<svg>\n</svg>"}),
+        ({"application/json": {"a": [1, None]}}, {"application/json": '{"a": [1, null]}'}),
+        ({"application/json": [float("nan"), 1e400]}, {"application/json": "[null, null]"}),
+        ({"application/json": '{"already": "text"}'}, {"application/json": '{"already": "text"}'}),
+        ({"application/vnd.x+json": {"k": object}}, {"application/vnd.x+json": '{"k": "<class \'object\'>"}'}),
+        ({"no type": "x", 5: "y"}, {}),
+        ({"text/html": object()}, {"text/html": None}),
+    ],
+)
+def test_representations_as_the_wire_has_them(given: dict[object, object], told: dict[str, object]) -> None:
+    data, about = telling.bundle(given)
+    assert about == {}
+    assert set(data) == set(told)
+    assert all(told[mime] in {None, data[mime]} for mime in told)
+
+
+def test_a_text_that_is_too_long_is_cut_and_anything_else_left_out() -> None:
+    data, about = telling.bundle(
+        {"text/plain": "x" * 3_000_000, "text/html": "h" * 5_000_000, "image/png": b"p" * 5_000_000, "image/jpeg": b"j" * 7_000_000}
+    )
+    assert data["text/plain"].endswith("[... cut after 1,048,576 of 3,000,000 characters]")
+    assert set(data) == {"text/plain", "text/html"}
+    assert about == {"image/png": {"left_out_bytes": 5_000_000}, "image/jpeg": {"left_out_bytes": 7_000_000}}
+    data, about = telling.bundle({"image/png": b"p" * 7_000_000})
+    assert data == {"text/plain": "[image/png of 7,000,000 bytes was left out: it is too large]"}
+
+
+def test_the_largest_bundle_is_one_message_that_the_guest_takes() -> None:
+    data, about = telling.bundle(
+        {f"image/x-{n}": b"p" * 1_000_000 for n in range(9)} | {"text/plain": "ä" * 3_000_000}, {"k": 2**70, "f": float("inf"), "l": [{}]}
+    )
+    message = {"event": "display", "cell": "c", "data": data, "main": True, "metadata": about}
+    raw = values.encode(message)
+    assert len(raw) <= MESSAGE_MAX_BYTES
+    assert checked(values.decode(raw))["data"] == data
+    assert (about["k"], about["f"], about["l"]) == (str(2**70), None, [{}])
+    assert json.dumps(about)
+
+
+def _raised(depth: int) -> tuple[BaseException, TracebackType | None]:
+    def deeper(n: int) -> None:
+        if n:
+            deeper(n - 1)
+        raise ValueError("v" * 20_000)
+
+    try:
+        deeper(depth)
+    except ValueError as error:
+        return error, error.__traceback__
+    raise AssertionError
+
+
+def test_an_error_is_bounded() -> None:
+    error, trace = _raised(3)
+    told = telling.error(type(error), error, trace)
+    assert (told["name"], len(told["value"])) == ("ValueError", telling.VALUE_CHARS)
+    assert any("in deeper" in line for line in told["traceback"])
+    many = BaseExceptionGroup("g", [_raised(1)[0] for _ in range(1000)])
+    assert len(telling.error(type(many), many, None)["traceback"]) <= telling.TRACEBACK_LINES
+
+
+def test_what_cannot_be_printed_is_told_all_the_same() -> None:
+    class Bad(BaseException):
+        def __str__(self) -> str:
+            raise Bad
+
+    told = telling.error(Bad, Bad(), None)
+    assert (told["name"], told["value"]) == ("Bad", "(cannot be printed: Bad)")
+    assert told["traceback"]
+
+
+def test_a_traceback_begins_at_the_first_cell() -> None:
+    code = compile("def inner():\n    1 / 0\ninner()", "<cell 1>", "exec")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(code, {})  # noqa: S102 - a cell's frame
+    stripped = telling.strip(caught.value.__traceback__)
+    assert stripped is not None
+    assert stripped.tb_frame.f_code.co_filename == "<cell 1>"
+    assert stripped.tb_next is not None
+    assert stripped.tb_next.tb_next is None

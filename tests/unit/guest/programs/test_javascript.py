@@ -1,0 +1,239 @@
+"""The JavaScript kernel, run for real on the node that the images have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from sandlot.images.store import ImageStore, cache_from
+from tests.support.kernelwire import Kernel, install
+
+
+@pytest.fixture(scope="module")
+def node() -> Path:
+    return ImageStore(cache_from(os.environ)).ensure("base").path / "usr/local/bin/node"
+
+
+@pytest.fixture
+def js(node: Path, tmp_path: Path) -> Generator[Kernel]:
+    (tmp_path / "work").mkdir()
+    install(tmp_path / "programs")
+    kernel = Kernel([str(node), str(tmp_path / "programs/javascript.mjs")], tmp_path / "work", {"NODE_PATH": str(tmp_path / "global/node_modules")})
+    yield kernel
+    assert kernel.close() == -signal.SIGKILL
+
+
+def package(folder: Path, name: str, text: str, *, esm: bool = False) -> None:
+    (folder / name).mkdir(parents=True)
+    kind = ', "type": "module", "exports": "./index.js"' if esm else ""
+    (folder / name / "package.json").write_text(f'{{"name": "{name}", "version": "1.0.0", "main": "index.js"{kind}}}', encoding="utf-8")
+    (folder / name / "index.js").write_text(text, encoding="utf-8")
+
+
+def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Kernel) -> None:
+    told = js.run("const x = 1; let y = 2; var z = 3; class A { v() { return x } }\nfunction f() { return x + y + z }")
+    assert (told.is_ok, told.count, told.stdout, told.stderr, told.order) == (True, 1, "", "", ["started", "done"])
+    assert js.run("f() + new A().v()").plain == ["7"]
+    assert js.run("const x = 'again'; let y; class A {}; x").plain == ["'again'"]
+    assert js.run("x = 5").error["name"] == "TypeError"
+    assert js.run("x").plain == ["'again'"]
+
+
+@pytest.mark.parametrize(
+    "code,plain,json",
+    [
+        ("1 + 1", "2", None),
+        ("'text'", "'text'", None),
+        ("null", "null", None),
+        ("10n ** 20n", "100000000000000000000n", None),
+        ("-0", "-0", None),
+        ("NaN", "NaN", None),
+        ("Symbol('s')", "Symbol(s)", None),
+        ("Promise.resolve(1)", "Promise { 1 }", None),
+        ("[1, {a: 'b'}]", "[ 1, { a: 'b' } ]", '[1,{"a":"b"}]'),
+        ("{a: 1, b: [2]}", "{ a: 1, b: [ 2 ] }", '{"a":1,"b":[2]}'),
+        ("new Map([[1, 2]])", "Map(1) { 1 => 2 }", None),
+        ("await Promise.resolve(4)", "4", None),
+        ("for await (const x of [1, 2]) x", "2", None),
+        ("const o = {}; o.self = o; o", "<ref *1> { self: [Circular *1] }", None),
+        ("new Proxy({}, { get() { throw 1 } })", "{}", None),
+        ("({ [Symbol.for('nodejs.util.inspect.custom')]() { throw new Error('no') } })", "(cannot be printed: Error)", None),
+    ],
+)
+def test_the_last_value_is_the_result(js: Kernel, code: str, plain: str, json: str | None) -> None:
+    (display,) = js.run(code).displays
+    assert display["data"]["text/plain"] == plain
+    assert display["main"]
+    if json is not None:
+        assert display["data"]["application/json"] == json
+
+
+@pytest.mark.parametrize("code", ["", "undefined", "let a = 1", "// a comment", "console.log(1)", "{ let b = 1 }", "function g() {}"])
+def test_what_has_no_value_has_no_result(js: Kernel, code: str) -> None:
+    told = js.run(code)
+    assert (told.is_ok, told.displays) == (True, [])
+
+
+def test_the_streams_come_in_the_order_of_writing(js: Kernel) -> None:
+    told = js.run("console.log('a', {b: 1}); console.error('c'); process.stdout.write('d'); console.table([[1]]); display('x'); console.log('e'); 5")
+    assert told.order[:5] == ["started", "1:a { b: 1 }\n", "2:c\n", "1:d", told.order[4]]
+    assert told.order[5:] == ["display", "1:e\n", "display", "done"]
+    assert [display["main"] for display in told.displays] == [False, True]
+    told = js.run("require('child_process').execSync('echo child; echo err >&2', {stdio: 'inherit'}); console.log('after')")
+    assert (told.stdout, told.stderr) == ("child\nafter\n", "err\n")
+
+
+def test_rich_displays(js: Kernel) -> None:
+    told = js.run(
+        "({ [Symbol.for('sandlot.display')]: () => ({ 'text/html': '<b>', 'image/png': Buffer.from([137, 80]), 'application/json': {a: 1} }) })"
+    )
+    (display,) = told.displays
+    assert {mime: item for mime, item in display["data"].items() if mime != "text/plain"} == {
+        "text/html": "<b>",
+        "image/png": b"\x89P",
+        "application/json": '{"a":1}',
+    }
+
+
+def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Kernel) -> None:
+    js.run("let x = 1")
+    told = js.run("x = 2\nfunction f() {\n  null.y\n}\nf()\nx = 3")
+    assert told.errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
+    assert told.error["traceback"][1:] == ["    at f (cell-2.js:3:8)", "    at cell-2.js:5:1"]
+    assert not told.is_ok
+    assert js.run("x").plain == ["2"]
+    assert js.run("await Promise.reject(new RangeError('late'))").errors == [("RangeError", "late")]
+    assert js.run("throw 5").errors == [("Uncaught", "5")]
+    assert js.run("throw undefined").errors == [("Uncaught", "undefined")]
+    told = js.run("let a = 1;\nlet 5")
+    assert told.error["traceback"] == ["SyntaxError: Unexpected number", "    at cell-7.js:2:5"]
+    assert js.run("class E extends Error { get message() { throw 1 } }; throw new E()").error["name"] in {"Error", "E"}
+    assert js.run("function deep() { return deep() + 1 }; deep()").error["name"] == "RangeError"
+    assert js.run("x").plain == ["2"]
+
+
+def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Kernel) -> None:
+    cell = js.begin(
+        "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
+    )
+    told = js.finish(cell)
+    assert told.is_ok
+    assert "Uncaught Error: timer\n    at Timeout._onTimeout (cell-1.js:1:26)" in told.stderr
+    assert "Uncaught Error: promise" in told.stderr
+    assert js.run("1").plain == ["1"]
+
+
+def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js: Kernel) -> None:
+    first = js.begin(
+        "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
+        "await new Promise(r => server.listen(0, '127.0.0.1', r)); setTimeout(() => console.log('late'), 100); console.log('first')"
+    )
+    js.finish(first)
+    told = js.run("const answer = await fetch(`http://127.0.0.1:${server.address().port}`); console.log(await answer.text())")
+    assert told.stdout == "hello\n"
+    js.run("await new Promise(r => setTimeout(r, 200))")
+    assert sorted(js.told(first).stdout.splitlines()) == ["first", "late", "served"]
+
+
+def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_it_comes_later(js: Kernel, tmp_path: Path) -> None:
+    assert js.run("require('late')").error["value"].startswith("Cannot find module 'late'")
+    assert "late" in js.run("await import('late')").error["value"]
+    package(tmp_path / "work/node_modules", "late", "exports.word = 'here'")
+    package(tmp_path / "work/node_modules", "modern", "export const word = 'esm'; export default 7", esm=True)
+    package(tmp_path / "global/node_modules", "shared", "exports.word = 'everybody'")
+    (tmp_path / "work/own.js").write_text("exports.word = 'own'", encoding="utf-8")
+    (tmp_path / "work/own.mjs").write_text("export const word = 'own esm'", encoding="utf-8")
+    assert js.run("[require('late').word, require('shared').word, require('./own').word, require('node:path').sep]").plain == [
+        "[ 'here', 'everybody', 'own', '/' ]"
+    ]
+    assert js.run(
+        "[(await import('late')).word, (await import('modern')).word, (await import('./own.mjs')).word, (await import('fs')).constants.R_OK]"
+    ).plain == ["[ 'here', 'esm', 'own esm', 4 ]"]
+
+
+def test_import_statements_work_as_in_a_module(js: Kernel, tmp_path: Path) -> None:
+    package(tmp_path / "work/node_modules", "modern", "export const word = 'esm', other = 1; export default 7", esm=True)
+    (tmp_path / "work/data.json").write_text('{"a": 1}', encoding="utf-8")
+    told = js.run(
+        "import fs from 'node:fs'; import * as path from \"path\"\nimport seven, {\n  word,\n  other as one,\n} from 'modern';\n"
+        "import 'modern'\nimport data from './data.json' with { type: 'json' };\n// import nothing from 'nowhere'\n"
+        "const text = `import x from 'y'; import('z')`; text + \"import('q')\";\n[typeof fs.readFileSync, path.sep, seven, word, one, data, text]"
+    )
+    assert told.errors == []
+    assert told.plain == ["[\n  'function',\n  '/',\n  7,\n  'esm',\n  1,\n  { a: 1 },\n  \"import x from 'y'; import('z')\"\n]"]
+    assert js.run("import { nothing } from 'modern'\nnull.x").error["traceback"][1] == "    at cell-2.js:2:6"
+
+
+def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Kernel) -> None:
+    js.run("let kept = 'yes'")
+    for code in (
+        "while (true) {}",
+        "await new Promise(() => {})",
+        "require('child_process').execSync('sleep 300')",
+        "for (;;) await null",
+        "for (;;) console.log()",
+    ):
+        cell = js.begin(f"console.log('on'); {code}")
+        js.until(cell, lambda told: told.stdout.startswith("on\n"))
+        time.sleep(0.05)
+        js.interrupt()
+        told = js.finish(cell)
+        assert told.errors == [("KeyboardInterrupt", "")], code
+    assert js.run("kept").plain == ["'yes'"]
+    js.interrupt()
+    assert js.run("kept").plain == ["'yes'"]
+
+
+def test_exit_ends_the_cell_and_not_the_kernel(js: Kernel) -> None:
+    js.run("let kept = 'yes'")
+    told = js.run("console.log('on'); process.exit(3); console.log('never')")
+    assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", "3")])
+    told = js.run("process.exit()")
+    assert (told.is_ok, told.displays) == (True, [])
+    told = js.run("setTimeout(() => process.exit(4), 10); await new Promise(() => {})")
+    assert (told.stderr, told.errors) == ("", [("ExitStatus", "4")])
+    assert js.run("kept").plain == ["'yes'"]
+
+
+def test_a_cells_environment_is_lent_to_it(js: Kernel) -> None:
+    js.run("process.env.WAS = 'before'")
+    assert js.run("[process.env.WAS, process.env.NEW]", {"WAS": "lent", "NEW": "it's"}).plain == ["[ 'lent', \"it's\" ]"]
+    assert js.run("[process.env.WAS, process.env.NEW]").plain == ["[ 'before', undefined ]"]
+    js.send({"op": "wake", "entropy": bytes(32), "env": {"LIFE": "2"}, "cwd": "/"})
+    assert js.run("[process.env.LIFE, process.cwd() === '/']").plain == ["[ '2', false ]"]
+
+
+def test_hostile_cells_harm_nothing_but_themselves(js: Kernel) -> None:
+    for code in (
+        "console.log = null; process.stdout.write = null",
+        "Object.prototype.toString = null; Array.prototype.map = null",
+        "globalThis.Buffer = null; delete globalThis.require",
+        "'\\ud800'",
+        "console.error('\\0\\ud800')",
+        "new Array(1e6).fill('x')",
+        "'x'.repeat(20_000_000)",
+        "JSON.stringify = () => { throw 1 }",
+    ):
+        js.run(code)
+    assert js.run("1 + 1").plain == ["2"]
+
+
+def test_a_kernel_that_ends_says_so_by_ending(node: Path, tmp_path: Path) -> None:
+    install(tmp_path)
+    kernel = Kernel([str(node), str(tmp_path / "javascript.mjs")], tmp_path)
+    kernel.begin("process.kill(process.pid, 'SIGKILL')")
+    assert kernel.process.wait(60) == -signal.SIGKILL
+    kernel.close()
+
+
+def test_cells_that_are_silent_or_not_kept_do_not_count(js: Kernel) -> None:
+    assert js.run("1").count == 1
+    told = js.run("2", silent=True)
+    assert (told.count, told.displays) == (1, [])
+    assert js.run("3", store_history=False).count == 1
+    assert js.run("4").messages[0]["count"] == 2
