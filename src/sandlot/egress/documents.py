@@ -74,6 +74,14 @@ class _Asked:
     changed: bool
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A refresh, and how many wait for it. When nobody does any more it ends: what somebody asks for and forgets keeps nobody waiting."""
+
+    task: asyncio.Task[Document]
+    waiting: int = 0
+
+
 class Documents:
     """The pages of all registries.
 
@@ -89,14 +97,14 @@ class Documents:
         self._threads = threads
         self._counters = counters
         self._ttl_s = ttl_s
-        self._flights: dict[str, asyncio.Task[Document]] = {}
+        self._flights: dict[str, _Flight] = {}
         self._missing: OrderedDict[str, float] = OrderedDict()
         self._large = asyncio.Lock()
         self._makers = asyncio.Semaphore(2)
 
     async def aclose(self) -> None:
         """End what is being fetched."""
-        tasks = list(self._flights.values())
+        tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -127,10 +135,21 @@ class Documents:
             return Document({}, missing=True)
         flight = self._flights.get(page.key)
         if flight is None:
-            flight = self._flights[page.key] = asyncio.create_task(self._refresh(page, known, upstream), name="package-index")
-            flight.add_done_callback(lambda _: self._flights.pop(page.key, None))
+            flight = self._flights[page.key] = _Flight(asyncio.create_task(self._refresh(page, known, upstream), name="package-index"))
+            flight.task.add_done_callback(lambda _: self._landed(page.key, flight))
         self._counters.misses += 1
-        return await asyncio.shield(flight)
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                self._landed(page.key, flight)
+                flight.task.cancel()
+
+    def _landed(self, key: str, flight: _Flight) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
 
     async def open(self, document: Document, variant: str) -> bytes | Opened | None:
         """The bytes of a variant, or a file with them that the caller closes; None if they are gone from the shelf meanwhile."""

@@ -61,22 +61,21 @@ class Download:
     """One download. It begins with :meth:`start`.
 
     Args:
-        wanted: The file; it has a digest.
+        wanted: The file. Where it has no digest it is nobody's but the one client's that it comes for, and not kept.
         upstream: Where it comes from.
         shelf: Where it goes.
         threads: For the disk.
         counters: Where a wrong file is counted.
     """
 
-    def __init__(self, wanted: Wanted, digest: Digest, upstream: Upstream, shelf: Shelf, threads: Threads, counters: Counters) -> None:
+    def __init__(self, wanted: Wanted, upstream: Upstream, shelf: Shelf, threads: Threads, counters: Counters) -> None:
         self.wanted = wanted
-        self._digest = digest
         self._upstream = upstream
         self._shelf = shelf
         self._threads = threads
         self._counters = counters
         self._draft: Draft | None = None
-        self._running = digest.running()
+        self._running = wanted.digest.running() if wanted.digest is not None else None
         self._ready_bytes = 0
         self._followers = 0
         self._news = asyncio.Event()
@@ -88,9 +87,14 @@ class Download:
         """Nobody may join any more."""
         self.task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, ended: Callable[[Download], None]) -> None:
+        """Begin.
+
+        Args:
+            ended: Called once, at the end, with this.
+        """
         self.task = asyncio.create_task(self._run(), name="package-download")
+        self.task.add_done_callback(lambda _: ended(self))
 
     def join(self) -> None:
         """One client more. It calls :meth:`leave` once."""
@@ -106,6 +110,8 @@ class Download:
             return
         if self.over or self.task is None:
             await self._close()
+        elif self._draft is None or self.wanted.digest is None:
+            self.task.cancel()  # what has not begun waits behind nobody's back
         else:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.task.cancel)
 
@@ -172,9 +178,9 @@ class Download:
         except asyncio.CancelledError:
             self._error = UpstreamError("it was given up, because nobody waited for it")
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - whoever waits is told; it is logged with its traceback
+            _log.exception("a download failed")
             self._error = UpstreamError("the download failed")
-            raise
         finally:
             self.over = True
             self._tell()
@@ -192,12 +198,14 @@ class Download:
         draft = self._draft
         if draft is None:
             raise NotThereError
-        if self._running.hexdigest() != self._digest.value:
+        digest = self.wanted.digest
+        if digest is not None and self._running is not None and self._running.hexdigest() != digest.value:
             self._counters.mismatches += 1
-            raise Mismatch(f"{shown(self.wanted.urls[0])} is not what its index says ({self._digest.algorithm})")
+            raise Mismatch(f"{shown(self.wanted.urls[0])} is not what its index says ({digest.algorithm})")
         self.verified = True
         self._tell(draft.size_bytes)
-        await self._threads.run(self._shelf.keep, draft, Kind.FILES, str(self._digest))
+        if digest is not None:
+            await self._threads.run(self._shelf.keep, draft, Kind.FILES, str(digest))
 
     async def _fetch_from(self, url: str) -> None:
         """All of it into the draft, taken up again where it breaks."""
@@ -239,7 +247,8 @@ class Download:
         self._tell(max(0, draft.size_bytes - HELD_BYTES))
 
     def _write(self, draft: Draft, piece: bytes) -> None:
-        self._running.update(piece)
+        if self._running is not None:
+            self._running.update(piece)
         draft.write(piece)
 
     def _tell(self, ready_bytes: int | None = None) -> None:

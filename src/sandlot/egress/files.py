@@ -29,6 +29,8 @@ _BINARY = "application/octet-stream"
 _BAD_GATEWAY = 502
 _log = logging.getLogger(__name__)
 
+PASSING = 8
+"""Files that pass through without the disk, all sandboxes together: they come as slowly as they are taken, and others want upstream too."""
 GONE = "The package index has no such file."
 UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log says why."
 
@@ -47,10 +49,12 @@ class Files:
         self._threads = threads
         self._counters = counters
         self._downloads: dict[Digest, Download] = {}
+        self._running: set[Download] = set()
+        self._passing = asyncio.Semaphore(PASSING)
 
     async def aclose(self) -> None:
         """End what is being downloaded."""
-        tasks = [download.task for download in self._downloads.values() if download.task is not None]
+        tasks = [download.task for download in self._running if download.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -97,9 +101,7 @@ class Files:
                 return self._of_opened(opened, range_, _headers(None))
         self._counters.misses += 1
         try:
-            if wanted.digest is not None:
-                return await self._downloaded(wanted, wanted.digest, upstream, range_)
-            return await self._passed(wanted, upstream)
+            return await self._downloaded(wanted, upstream, range_ if wanted.digest is not None else None)
         except NotThereError:
             raise Refusal(404, GONE) from None
         except UpstreamError as error:
@@ -117,7 +119,7 @@ class Files:
         opened = await self._threads.open(self._shelf.open, Kind.FILES, str(wanted.digest))
         if opened is not None:
             return opened
-        download = self._join(wanted, wanted.digest, upstream)
+        download = self._join(wanted, upstream)
         try:
             await download.ended()
             if download.task is not None:
@@ -161,24 +163,26 @@ class Files:
         download = self._downloads.get(digest)
         return download is not None and not download.over
 
-    def _join(self, wanted: Wanted, digest: Digest, upstream: Upstream) -> Download:
-        download = self._downloads.get(digest)
+    def _join(self, wanted: Wanted, upstream: Upstream) -> Download:
+        digest = wanted.digest
+        download = self._downloads.get(digest) if digest is not None else None
         if download is None or download.over:
-            download = self._downloads[digest] = Download(wanted, digest, upstream, self._shelf, self._threads, self._counters)
-            download.start()
-            if download.task is not None:
-                download.task.add_done_callback(lambda _: self._forget(digest, download))
+            download = Download(wanted, upstream, self._shelf, self._threads, self._counters)
+            self._running.add(download)
+            if digest is not None:
+                self._downloads[digest] = download
+            download.start(self._forget)
         download.join()
         return download
 
-    def _forget(self, digest: Digest, download: Download) -> None:
-        if self._downloads.get(digest) is download:
+    def _forget(self, download: Download) -> None:
+        self._running.discard(download)
+        digest = download.wanted.digest
+        if digest is not None and self._downloads.get(digest) is download:
             del self._downloads[digest]
-        if download.task is not None and not download.task.cancelled() and (error := download.task.exception()) is not None:
-            _log.error("a download failed", exc_info=error)
 
-    async def _downloaded(self, wanted: Wanted, digest: Digest, upstream: Upstream, range_: str | None) -> Answer:
-        download = self._join(wanted, digest, upstream)
+    async def _downloaded(self, wanted: Wanted, upstream: Upstream, range_: str | None) -> Answer:
+        download = self._join(wanted, upstream)
         try:
             # A range is answered out of a file that is verified, so that nobody collects all but the last bytes of a wrong one.
             length = await (download.ended() if range_ else download.begun())
@@ -207,7 +211,7 @@ class Files:
                     raise UpstreamError(f"{shown(wanted.urls[0])} is gone in the middle of an answer") from None
 
         whole = (("Content-Range", f"bytes {start}-{start + (size or 0) - 1}/{length}"),) if part else ()
-        return Answer(_PARTIAL if part else _OK, (*_headers(digest), *whole), size, body, _once(download))
+        return Answer(_PARTIAL if part else _OK, (*_headers(wanted.digest), *whole), size, body, _once(download))
 
     async def _passed(self, wanted: Wanted, upstream: Upstream) -> Answer:
         """The file straight from upstream: nothing is kept."""
@@ -223,6 +227,11 @@ class Files:
 
     async def _direct(self, wanted: Wanted, upstream: Upstream, skip: int) -> AsyncGenerator[bytes, None]:
         """The file straight from upstream, from some byte on; what has a digest is verified, its last bytes held back until then."""
+        async with self._passing, aclosing(self._straight(wanted, upstream, skip)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _straight(self, wanted: Wanted, upstream: Upstream, skip: int) -> AsyncGenerator[bytes, None]:
         running = wanted.digest.running() if wanted.digest else None
         for number, url in enumerate(wanted.urls, 1):
             async with upstream.get(url, {"Accept-Encoding": "identity"}) as reply:
