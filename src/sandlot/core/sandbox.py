@@ -27,7 +27,7 @@ from sandlot.link.client import Link
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
-from sandlot.model.ports import Exit, Instance
+from sandlot.model.ports import Exit, ExitReason, Instance
 from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
@@ -132,6 +132,7 @@ class Sandbox:
         "spec",
         "state",
         "tasks",
+        "throwaway",
         "wanted",
         "wanted_exit",
     )
@@ -164,6 +165,8 @@ class Sandbox:
         if state is State.CREATING:
             self.adopted.set()
         self.leaving = asyncio.Event()
+        self.throwaway = False
+        """Whether it is for one request alone, and ends with it: nobody would ever hear of it again."""
         self.ended_at: datetime | None = None
         self.expires_at: datetime | None = None
         self.deadline_monotonic_s = math.inf
@@ -219,8 +222,11 @@ class Sandbox:
             self.wanted.set()
 
     def leave(self) -> None:
-        """The service ends, and the sandbox does not."""
-        self.leaving.set()
+        """The service ends, and the sandbox does not; one that is for one request of this service does."""
+        if self.throwaway:
+            self.end(Exit(ExitReason.KILLED, "the service was stopped"))
+        else:
+            self.leaving.set()
 
     def hold(self) -> Hold:
         """Begin something that is done for a client; release it in the end."""

@@ -38,7 +38,7 @@ PATIENCE_S = 5.0
 USE_WORD, USE = "sandlot.use", "oneshot"
 """In the metadata of such a sandbox."""
 
-_DEADLINE_S = 120.0
+_DEADLINE_S = 60.0
 """How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
 _KILL_PATIENCE_S = 5.0
 _LOOK_S, _LOOK_MOST_S = 0.1, 1.0
@@ -72,6 +72,7 @@ async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patien
 async def _place(sandboxes: Sandboxes, who: Principal, shot: OneShot, patience_s: float) -> AsyncIterator[Sandbox]:
     """A sandbox that ends with the block."""
     box = await _created(sandboxes, _asked(shot, who), who, patience_s)
+    box.throwaway = True
     try:
         yield box
     finally:

@@ -148,6 +148,7 @@ async def _place(core: Core, who: Principal, session: str | None) -> AsyncIterat
         yield find(core, who, session)
         return
     box = await core.sandboxes.create(translate.new_throwaway(who), who)
+    box.throwaway = True
     try:
         yield box
     finally:

@@ -20,7 +20,8 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, San
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
-from tests.support.service import Bench, bench
+from tests.support.bare import BareDriver
+from tests.support.service import BASE, Bench, bench, serving
 from tests.support.until import until
 
 LIMITS = Limits(pids=32768)
@@ -152,7 +153,7 @@ async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) 
     await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
     (box,) = at.sandboxes.all(OPERATOR)
     assert dict(box.metadata) == {"whose": "mine", running.USE_WORD: running.USE}
-    assert (box.spec.timeout_s, str(box.spec.network)) == (180, "none")
+    assert (box.spec.timeout_s, str(box.spec.network)) == (120, "none")
     task.cancel()
     await asyncio.wait({task})
 
@@ -174,6 +175,21 @@ async def test_a_sandbox_that_somebody_killed_is_an_error(at: Bench) -> None:
     await at.sandboxes.kill(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
         await task
+
+
+async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) -> None:
+    below = tmp_path / "driver"
+    below.mkdir()
+    driver = BareDriver(below)
+    async with serving(tmp_path, driver, keep=True) as service:
+        stays = await service.sandboxes.create(BASE, OPERATOR)
+        task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
+        await until(lambda: sum(box.told for box in service.sandboxes.all(OPERATOR)) == 2)
+    with pytest.raises(SandboxEndedError, match="the service was stopped"):
+        await task
+    async with serving(tmp_path, driver) as service:
+        assert [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id]
+    assert driver.left() == []
 
 
 async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

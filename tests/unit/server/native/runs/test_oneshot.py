@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from sandlot.core.sandboxes import Sandboxes
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.server.settings import Settings
-from tests.support.service import Bench, bench, client
+from tests.support.service import Bench, bench, client, tcp_client
 from tests.support.until import until
 
 URL = "/v1/execute"
@@ -204,3 +204,11 @@ async def test_a_result_that_there_is_no_memory_for_is_told(folder: Path) -> Non
         async with http.stream("POST", f"{URL}/batch", json=body, headers={"Accept": "application/x-ndjson"}) as answer:
             assert {outcome(json.loads(line)) async for line in answer.aiter_lines() if line} == {"completed"}
         await until(lambda: here.service.core.budget.taken_bytes == 0)
+
+
+async def test_a_key_with_few_sandboxes_has_its_batch_done_in_turns(at: Bench) -> None:
+    _, secret = await at.service.keys.create("few", quota=Quota(sandboxes=1))
+    async with tcp_client(at.service, secret) as http:
+        body = {"items": [program(f"echo {n}") for n in range(3)], "concurrency": 3}
+        items = (await http.post(f"{URL}/batch", json=body)).json()["items"]
+    assert [item["result"] and item["result"]["stdout"] for item in items] == ["0\n", "1\n", "2\n"], items
