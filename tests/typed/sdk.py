@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, assert_type
 
 from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, Sandbox, SandboxInfo, SandlotError
-from sandlot.sdk import AsyncCommandHandle, CommandHandle, CommandResult, Entry, ErrorCode, Usage
+from sandlot.sdk import AsyncCodeHandle, AsyncCommandHandle, CodeEvent, CodeHandle, CommandHandle, CommandResult, Context, Entry, ErrorCode, Usage
 
 
 def synchronous(client: Client) -> None:
@@ -33,6 +33,11 @@ def synchronous(client: Client) -> None:
     assert_type(Sandbox.list(state=["running"], metadata={"a": "b"}, limit=5), list[SandboxInfo])
     assert_type(client.iter_sandboxes(state="running"), Iterator[SandboxInfo])
     assert_type(sandbox.run_code("1", on_stdout=print), Execution)
+    assert_type(sandbox.run_code("1", "bash", context=sandbox.contexts.create(), background=True), CodeHandle)
+    assert_type(sandbox.attach_code("e1").wait(), Execution)
+    assert_type(sandbox.contexts.list(), list[Context])
+    for event in sandbox.stream_code("1"):
+        assert_type(event, CodeEvent)
     assert_type(sandbox.commands.run("true"), CommandResult)
     assert_type(sandbox.commands.run(["sleep", "1"], background=True), CommandHandle)
     assert_type(sandbox.install("six", on_stdout=print), CommandResult)
@@ -52,6 +57,10 @@ async def asynchronous(client: AsyncClient) -> None:
     async with await AsyncSandbox.create("base", persistent=True, client=client) as sandbox:
         assert_type(sandbox, AsyncSandbox)
         assert_type(await sandbox.run_code("1"), Execution)
+        assert_type(await sandbox.run_code("1", background=True), AsyncCodeHandle)
+        assert_type(await sandbox.contexts.create(), Context)
+        async for event in sandbox.stream_code("1"):
+            assert_type(event, CodeEvent)
         assert_type(await sandbox.commands.run("true", background=True), AsyncCommandHandle)
         assert_type(await sandbox.install(manager="npm", packages=["left-pad"]), CommandResult)
         assert_type(await sandbox.files.stat("/x"), Entry)
