@@ -82,6 +82,11 @@ class World:
         self.sandbox.run_code("1")
         return str(self.call("GET", "/v1/executions?limit=1")["executions"][0]["id"])
 
+    def context(self) -> str:
+        """A context in the sandbox; of those there is a most."""
+        contexts = self.sandbox.contexts
+        return next((each.id for each in contexts.list() if each.id.startswith("ctx-")), "") or contexts.create().id
+
     def new_key(self) -> str:
         """Somebody else's key."""
         return str(self.call("POST", "/v1/keys", json={"name": secrets.token_hex(8)})["id"])
@@ -137,6 +142,7 @@ def archive() -> bytes:
 Asked = Mapping[str, Any]
 FILE: Asked = {"query": {"path": "/workspace/file"}}
 FOLDER: Asked = {"query": {"path": "/workspace/folder"}}
+THROWAWAY: Asked = {"template": TEMPLATE, "isolation": "container"}
 
 GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "sandboxes_create": {"body": {"template": TEMPLATE, "isolation": "container", "timeout": 60, "metadata": {"a": "b"}}},
@@ -151,6 +157,8 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
     "code_follow": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
     "contexts_create": {"body": {"language": "python"}},
+    "execute_run": {"body": {"language": "bash", "code": "echo 42", "expected_output": "42", **THROWAWAY}},
+    "execute_run_batch": {"body": {"items": [{"language": "bash", "code": "exit 1", **THROWAWAY}, {"language": "none"}]}},
     "events_list": {"query": {"after": 0}},
     "files_read": FILE,
     "files_write": {**FILE, "body": b"hello", "media_type": BINARY},
@@ -176,7 +184,7 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "process": World.process,
     "file": World.stored,
     "execution": World.execution,
-    "context": lambda world: world.sandbox.contexts.create().id,
+    "context": World.context,
     "key": World.new_key,
 }
 """Name in a path -> something that there is."""
