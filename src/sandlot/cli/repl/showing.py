@@ -138,12 +138,15 @@ def chart_table(chart: Chart) -> RenderableType:
 
     if chart.charts:
         return Group(*(chart_table(each) for each in chart.charts))
-    labels = [
-        " ".join(filter(None, (label, f"({unit})" if unit else ""))) for label, unit in ((chart.x_label, chart.x_unit), (chart.y_label, chart.y_unit))
-    ]
+    labels = [_label(chart.x_label, chart.x_unit), _label(chart.y_label, chart.y_unit)]
     columns = _COLUMNS.get(chart.type, _any_columns)(chart, labels)
     title = f"{chart.type}: {chart.title}" if chart.title else chart.type
     return _table(Table([columns.heads, *columns.rows], heads=1), title=title)
+
+
+def _label(label: str, unit: str) -> str:
+    """An axis's, with its unit unless it says that itself."""
+    return label if not unit or f"({unit})" in label or f"[{unit}]" in label else f"{label} ({unit})".lstrip()
 
 
 def _parts(result: Result, width: int | None) -> list[RenderableType]:

@@ -114,6 +114,14 @@ def test_tables_and_charts_are_drawn_and_what_is_beyond_is_counted() -> None:
     assert "growth" in both
 
 
+def test_an_axis_tells_its_unit_once() -> None:
+    point = {"label": "a", "points": [[0, 1]]}
+    for label in ("time", "time (s)"):
+        chart = {"type": "line", "x_label": label, "x_unit": "s", "y_unit": "m", "elements": [point]}
+        text = shown(Result({CHART: json.dumps(chart)}), [], width=None)
+        assert (text.count("(s)"), text.count("time (s)"), text.count("(m)")) == (1, 1, 1)
+
+
 def test_an_exception_is_its_traceback_without_colours() -> None:
     error = ExecutionError("ValueError", "x", ("\x1b[31mTraceback\x1b[0m", "  \x1b]0;t\x07", "ValueError: x"))
     assert failure(error, width=None) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"
