@@ -149,6 +149,7 @@ async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place
     await _cell(await place.link.execute("runs = 0"))
     code = "import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(0.7)\nprint('done')\nruns"
     call = await place.link.execute(code)
+    assert isinstance(await anext(call), CellStarted)
     assert isinstance(first := await anext(call), Output)
     assert first.data.startswith(b"begun")
     await place.die()

@@ -68,7 +68,8 @@ def checked(message: Any) -> dict[str, Any]:
 
 def _display(message: dict[str, Any]) -> dict[str, Any]:
     items = list(message["data"].items())[: LIMITS["mime_types"]]
-    metadata = message.get("metadata") or {}
+    metadata = message.get("metadata")
+    metadata = {} if metadata is None else metadata
     if type(metadata) is not dict or len(metadata) > METADATA or not _is_plain(metadata, DEEP):
         raise ValueError("metadata")
     display_id = message.get("display_id")

@@ -1,0 +1,43 @@
+"""When somebody must be killed for memory, and how soon it must be looked again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, figures, floor_bytes, pause_s, resident_bytes
+
+MIB = 1 << 20
+
+
+def test_meminfo_is_read_as_it_begins() -> None:
+    text = b"MemTotal:         524288 kB\nMemFree:          496584 kB\nMemAvailable:     496584 kB\n"
+    assert figures(text) == (512 * MIB, 496584 * 1024)
+
+
+@pytest.mark.parametrize("text", [b"", b"MemTotal: 1 kB\n", b"MemTotal: x kB\nMemFree: 1 kB\n", b"Else: 1 kB\nMemFree: 1 kB\n"])
+def test_what_is_no_meminfo_says_nothing(text: bytes) -> None:
+    assert figures(text) is None
+
+
+@pytest.mark.parametrize("limit, most", [(128, 0.3), (512, 0.15), (1024, 0.12), (8192, 0.04)])
+def test_what_must_be_left_is_a_small_part_of_the_limit(limit: int, most: float) -> None:
+    assert 24 * MIB < floor_bytes(limit * MIB) < most * limit * MIB
+
+
+@pytest.mark.parametrize("room", [1, 16, 50, 64, 100, 500, 5000])
+@pytest.mark.parametrize("rate", [0.0, RATE_BYTES / 2, RATE_BYTES])
+def test_the_next_look_comes_before_the_room_is_used_up(room: int, rate: float) -> None:
+    pause = pause_s(room * MIB, rate)
+    assert LEAST_S <= pause <= MOST_S
+    if pause > LEAST_S:
+        assert pause * max(rate, RATE_BYTES / 2) <= room * MIB / 2
+
+
+def test_looks_are_rare_where_much_is_left() -> None:
+    assert pause_s(4096 * MIB, 0) == MOST_S
+    assert pause_s(-5 * MIB, 0) == LEAST_S
+
+
+def test_what_a_process_has() -> None:
+    assert resident_bytes(1 << 30) == 0
+    assert resident_bytes(1) > 0

@@ -1,0 +1,133 @@
+"""A follower is told what came in the order in which it came, however slowly it reads and whatever it has seen before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.kernels import cells
+from sandlot.guest.kernels.cells import EVENTS_BYTES, Cell
+
+ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
+
+
+class Told:
+    """A call's stream with so much room."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.left = room
+        self.told: list[Any] = []
+        self.status: str | None = None
+        self.on_writable: Any = None
+        self.on_gone: Any = None
+
+    def room(self) -> int:
+        return self.left
+
+    def data(self, channel: int, piece: bytes) -> None:
+        self.left -= len(piece)
+        if self.told and self.told[-1][0] == channel:
+            self.told[-1] = (channel, self.told[-1][1] + piece.decode())
+        else:
+            self.told.append((channel, piece.decode()))
+
+    def lost(self, channel: int, size: int) -> None:
+        self.told.append((channel, size))
+
+    def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - whatever it has
+        self.left -= 1
+        self.told.append((event, fields.get("count")))
+
+    def result(self, **fields: Any) -> None:  # noqa: ANN401 - the same
+        self.status = fields["status"]
+
+
+def made() -> Cell:
+    return Cell(Loop(), "c", ARGS)
+
+
+def write(cell: Cell, channel: int, text: str) -> None:
+    cell.outputs.buffers[channel].append(text.encode())
+    cell.pump()
+
+
+def written() -> Cell:
+    cell = made()
+    cell.tell({"event": "started", "count": 0}, 1)
+    for number in range(3):
+        write(cell, 1, f"out{number} ")
+        write(cell, 2, f"err{number} ")
+        write(cell, 1, f"more{number} ")
+        cell.tell({"event": "display", "count": number}, 1)
+    return cell
+
+
+EVERYTHING = [("started", 0)] + [each for n in range(3) for each in ((1, f"out{n} "), (2, f"err{n} "), (1, f"more{n} "), ("display", n))]
+
+
+def follow(cell: Cell, call: Told, events: int = 0, out: int = 0, err: int = 0, *, wait: bool = True) -> None:
+    cell.attach(call, events, out, err, wait=wait)  # type: ignore[arg-type]
+
+
+def test_all_of_it_in_order() -> None:
+    cell, call = written(), Told()
+    follow(cell, call)
+    assert (call.told, call.status) == (EVERYTHING, None)
+    cell.finish("ok", 1)
+    assert (call.status, cell.readers) == ("ok", [])
+
+
+@pytest.mark.parametrize("room", range(1, 8))
+def test_a_slow_one_is_told_the_same(room: int) -> None:
+    cell, call = written(), Told(0)
+    follow(cell, call)
+    cell.finish("ok", 1)
+    while call.status is None:
+        call.left = room
+        call.on_writable()
+    assert "".join(str(each[1]) for each in call.told) == "".join(str(each[1]) for each in EVERYTHING)
+
+
+def test_from_where_it_was() -> None:
+    cell, call = written(), Told()
+    follow(cell, call, events=2, out=len("out0 more0 "), err=len("err0 "))
+    assert call.told == EVERYTHING[5:]
+
+
+def test_what_there_is_and_no_more() -> None:
+    cell, call = written(), Told()
+    follow(cell, call, wait=False)
+    assert (call.told, call.status, cell.readers) == (EVERYTHING, "running", [])
+
+
+def test_more_changes_than_are_remembered_lose_their_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "RUNS", 4)
+    cell, call = written(), Told()
+    follow(cell, call)
+    said = {kind: "".join(str(text) for each, text in call.told if each == kind) for kind in (1, 2, "display", "started")}
+    assert said == {1: "out0 more0 out1 more1 out2 more2 ", 2: "err0 err1 err2 ", "display": "012", "started": "0"}
+    assert [each for each in call.told if each[0] != "started"][-4:] == EVERYTHING[-4:]
+
+
+def test_results_beyond_what_is_kept_are_left_out_and_that_is_said_once() -> None:
+    cell = made()
+    for _ in range(3):
+        cell.tell({"event": "display"}, EVENTS_BYTES // 2)
+    cell.tell({"event": "display"}, 1)
+    assert [event["event"] for event in cell.events] == ["display", "display", "error"]
+    many = made()
+    for _ in range(100_000):
+        many.tell({"event": "display"}, 1)
+    assert len(many.events) < 20_000
+
+
+def test_one_that_is_over_or_interrupted_stops_nobody() -> None:
+    cell, call = made(), Told(0)
+    follow(cell, call)
+    write(cell, 1, "x" * 1_000_000)
+    assert not cell.outputs.wants(1)
+    assert cell.outputs.wants(2)
+    cell.finish("ok", 1)
+    assert cell.outputs.wants(1)
