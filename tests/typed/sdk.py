@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, assert_type
 
-from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, Sandbox, SandboxInfo, SandlotError
+from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, ProgramResult, Sandbox, SandboxInfo, SandlotError, execute
 from sandlot.sdk import AsyncCodeHandle, AsyncCommandHandle, CodeEvent, CodeHandle, CommandHandle, CommandResult, Context, Entry, ErrorCode, Usage
 
 
@@ -47,6 +47,9 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox.usage(), Usage)
     assert_type(sandbox.update_metadata({}), Mapping[str, str])
     assert_type(client.capacity(), dict[str, Any])
+    assert_type(client.execute("python", "1", stdin="x", files={"a": b"b"}, comparison="numeric", memory="64M"), ProgramResult)
+    assert_type(client.execute_batch([{"language": "bash", "code": "true"}], concurrency=2)[0].error, SandlotError | None)
+    assert_type(execute("bash", "true").cpu_s, float | None)
     with sandbox as entered:
         assert_type(entered, Sandbox)
     sandbox.kill()
@@ -84,3 +87,6 @@ def mistakes(client: Client) -> None:
     Sandbox.create(metadata={"a": 1})  # type: ignore[dict-item]
     Sandbox.create(timeout="soon")  # type: ignore[arg-type]
     client.sandbox(5)  # type: ignore[arg-type]
+    client.execute("bash", "true", tiemout=5)  # type: ignore[call-arg]
+    client.execute("bash", "true", comparison="fuzzy")  # type: ignore[arg-type]
+    client.execute_batch([{"language": "bash"}])  # type: ignore[typeddict-item]
