@@ -94,7 +94,7 @@ async def test_a_cell_that_its_kernel_survives(inside: Inside, code: str, error:
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "import os; os.abort()",
         "import ctypes; ctypes.string_at(0)",
-        "import sys; sys.setrecursionlimit(10**9)\ndef deep(n): return [deep(n + 1)]\ndeep(0)",
+        "import sys; sys.setrecursionlimit(10**9)\nnested = []\nfor _ in range(10**6): nested = [nested]\nrepr(nested)",
         "import os; os.closerange(0, 4096)\nimport time; time.sleep(60)",
         "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'\\xff' * 100)\n    except OSError: pass\nimport time; time.sleep(60)",
     ],
@@ -102,10 +102,6 @@ async def test_a_cell_that_its_kernel_survives(inside: Inside, code: str, error:
 async def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_finds_a_new_one(inside: Inside, code: str) -> None:
     await run(inside, "before = 1")
     status, errors, _ = await run(inside, code)
-    if "setrecursionlimit" in code and status == "error":  # a large stack: Python itself ended it
-        assert errors in (["RecursionError"], ["MemoryError"])
-        await check(inside)
-        return
     assert status in DIED
     assert errors[-1] == "KernelDied"
     assert await run(inside, "before") == ("error", ["NameError"], "")

@@ -42,8 +42,10 @@ __sandlot_next() {
     printf 'ready 0\n' >&61
     local number
     while read -r -u 60 number || exit 0; do
+        [[ $number == "$__sandlot_ran" ]] && continue
         mapfile -u 63 -d '' -n 3 -t __sandlot_texts
-        [[ $number == "${__sandlot_texts[0]-}" && $number != "$__sandlot_ran" ]] && break
+        [[ $number == "${__sandlot_texts[0]-}" ]] && break
+        printf 'ready 0\n' >&61 # an interrupted read leaves half a line, an interrupted mapfile its buffer
     done
     __sandlot_ran=$number __sandlot_busy=1
 }
@@ -74,4 +76,4 @@ set -E
 # The last command is for a cell with a stray `break`, which ends the loop.
 PROMPT_COMMAND='while __sandlot_next; do eval "${__sandlot_texts[1]-}"; __sandlot_last && :; '
 PROMPT_COMMAND+='eval "$__sandlot_flags"$'"'\n'"'"${__sandlot_texts[2]-}" 2>&62; '
-PROMPT_COMMAND+='__sandlot_over done >/dev/null; done; eval "$PROMPT_COMMAND"'
+PROMPT_COMMAND+='__sandlot_over done >/dev/null; done; __sandlot_over done >/dev/null; eval "$PROMPT_COMMAND"'

@@ -231,7 +231,8 @@ class Kernel:
     def _over(self, how: str, status: int) -> None:
         if self._cell is None:
             return
-        if how == "abandoned" and (self._is_interrupted or status == SIGNALLED + signal.SIGINT):
+        # Bash may have told of the end before this program has had its own SIGINT.
+        if (how == "abandoned" or self._is_interrupted) and status in (0, SIGNALLED + signal.SIGINT):
             self._fail("KeyboardInterrupt", "")
         elif status:
             self._fail("ExitStatus", str(status))

@@ -96,8 +96,9 @@ class Loop:
     def install(self) -> None:
         """Make a loop for this process, and let those that check find that it stands still while it does."""
         self.ready()
-        events._get_running_loop = self._running  # noqa: SLF001
-        events._set_running_loop = self._change  # noqa: SLF001
+        for module in (events, asyncio):  # other loops take them from the package
+            module._get_running_loop = self._running  # type: ignore[attr-defined]  # noqa: SLF001
+            module._set_running_loop = self._change  # type: ignore[attr-defined]  # noqa: SLF001
 
     def ready(self) -> asyncio.AbstractEventLoop:
         """The loop; a new one where a cell closed the last."""
