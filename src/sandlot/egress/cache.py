@@ -69,7 +69,7 @@ class PackageCache:
         opened, self._open = self._open, None
         if opened is not None:
             await opened[0].aclose()
-        self._threads.close()
+        await self._threads.aclose()
 
     async def serve(self, stream: Stream, *, allowed: Callable[[], bool]) -> None:
         """Serve one connection of a program in a sandbox until it is over.

@@ -23,7 +23,7 @@ from tests.support.upstream import Said
 async def threads() -> AsyncIterator[Threads]:
     found = Threads()
     yield found
-    found.close()
+    await found.aclose()
 
 
 @pytest.fixture

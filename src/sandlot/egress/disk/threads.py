@@ -38,9 +38,9 @@ class Threads:
             opening.add_done_callback(_close_late)
             raise
 
-    def close(self) -> None:
-        """No more; what runs ends by itself."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    async def aclose(self) -> None:
+        """No more; returns when what runs has ended. Idempotent."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
 
 def _close_late(opening: asyncio.Future[ClosesT | None]) -> None:

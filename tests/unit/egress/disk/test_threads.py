@@ -26,7 +26,7 @@ class Thing:
 async def threads() -> AsyncIterator[Threads]:
     found = Threads()
     yield found
-    found.close()
+    await found.aclose()
 
 
 async def test_a_function_runs_elsewhere(threads: Threads) -> None:
