@@ -113,7 +113,7 @@ def test_no_answer_names_the_machines_index_or_its_credentials(sandbox: Sandbox)
     configured = [os.environ.get("PIP_INDEX_URL", ""), _said("pip", "config", "get", "global.index-url"), _said("npm", "config", "get", "registry")]
     urls = [urlsplit(url) for url in configured if url]
     names = {part for url in urls for part in (url.hostname, url.username, url.password) if part} - {"127.0.0.1", "localhost"}
-    public = {"pypi.org", "files.pythonhosted.org", "registry.npmjs.org"}  # packages name these themselves
+    public = {f"{name}.org" for name in ("pypi", "files.pythonhosted", "registry.npmjs")}  # packages name these themselves
     paths = ("/pypi/simple/six/", "/npm/left-pad", "/pypi/simple/sandlot-no-such-package/", "/debian/dists/bookworm/InRelease")
     raw = [
         f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nConnection: close\r\n\r\n" for path in paths for accept in ("*/*", "application/json")
