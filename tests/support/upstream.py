@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -82,8 +83,12 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream() -> AsyncIterator[Upstream]:
-    """One for as long as the context is open."""
+async def upstream(tls: ssl.SSLContext | None = None) -> AsyncIterator[Upstream]:
+    """One for as long as the context is open.
+
+    Args:
+        tls: It speaks HTTPS with that certificate.
+    """
     here = Upstream()
     connections: set[asyncio.Task[None]] = set()
 
@@ -98,8 +103,8 @@ async def upstream() -> AsyncIterator[Upstream]:
         finally:
             connections.discard(task)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    here.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    here.origin = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield here
     finally:

@@ -25,6 +25,7 @@ from sandlot.egress.counters import Counters
 from sandlot.egress.disk.shelf import Shelf
 from sandlot.egress.disk.threads import Threads
 from sandlot.egress.sources.machine import Sources
+from sandlot.model.errors import ErrorCode, UnavailableError
 
 if TYPE_CHECKING:
     from sandlot.egress.connection import Connection, Stream
@@ -55,6 +56,7 @@ class PackageCache:
         self._origin = origin
         self._opening = asyncio.Lock()
         self._open: tuple[Registries, type[Connection]] | None = None
+        self._closed = False
 
     async def start(self) -> None:
         """Make the folder, and sweep what dead services left half-written there.
@@ -66,6 +68,7 @@ class PackageCache:
 
     async def aclose(self) -> None:
         """End what is being fetched. What is being served breaks off. Idempotent."""
+        self._closed = True
         opened, self._open = self._open, None
         if opened is not None:
             await opened[0].aclose()
@@ -91,6 +94,8 @@ class PackageCache:
     async def _ready(self) -> tuple[Registries, type[Connection]]:
         if self._open is None:
             async with self._opening:
+                if self._closed:
+                    raise UnavailableError("The service ends.", code=ErrorCode.SERVICE_STOPPING)
                 if self._open is None:
                     registries, connection = await self._threads.run(_load)
                     sources = await self._threads.run(self._sources)

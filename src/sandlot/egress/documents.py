@@ -41,7 +41,7 @@ UNREACHABLE = "The package index that this host uses does not answer. Try again;
 TOO_LARGE = f"The package index's page is larger than {MAX_BYTES // 2**20} MiB."
 
 _NO_PAGE = frozenset({403, 404, 410})
-_OK, _NOT_MODIFIED = 200, 304
+_OK, _NOT_MODIFIED, _FORBIDDEN = 200, 304, 403
 _SKEW_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -230,6 +230,8 @@ class Documents:
             if reply.status == _NOT_MODIFIED and old is not None:
                 return _Asked(old, None, changed=False)
             if reply.status in _NO_PAGE:
+                if reply.status == _FORBIDDEN:
+                    _log.warning("%s: status 403, which counts as having no such package", shown(each.url))
                 return _Asked(State(each.url, there=False), None, old is None or old.there)
             if reply.status != _OK:
                 raise UpstreamError(f"{shown(each.url)}: status {reply.status}")

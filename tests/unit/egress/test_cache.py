@@ -17,8 +17,8 @@ import pytest
 
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.sources.machine import Sources
-from sandlot.model.errors import HostError
-from tests.support.packages import MIB, served, sources_of
+from sandlot.model.errors import HostError, UnavailableError
+from tests.support.packages import MIB, TcpStream, served, sources_of
 from tests.support.traces import descriptors
 from tests.support.until import until
 from tests.support.upstream import Said, Upstream
@@ -38,6 +38,14 @@ async def test_nothing_is_read_before_it_is_used(tmp_path: Path) -> None:
     await cache.start()
     await cache.aclose()
     await cache.aclose()
+
+
+async def test_after_its_end_it_serves_nobody(tmp_path: Path) -> None:
+    async with served(tmp_path / "p", sources_of("http://127.0.0.1:9")) as cache:
+        pass
+    reader = asyncio.StreamReader()
+    with pytest.raises(UnavailableError):
+        await cache.cache.serve(TcpStream(reader, None), allowed=lambda: True)  # type: ignore[arg-type]  # it is not even looked at
 
 
 async def test_a_folder_that_cannot_be_used_stops_it(tmp_path: Path) -> None:

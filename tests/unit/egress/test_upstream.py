@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -76,6 +77,36 @@ async def test_a_redirect_that_leads_nowhere_is_not_followed(threads: Threads, r
     registry.says["/a"] = Said(status=301, headers={"Location": location})
     with pytest.raises((UpstreamError, ValueError)):
         await get(threads, f"{registry.origin}/a")
+
+
+@pytest.fixture
+async def secure(tmp_path: Path) -> AsyncIterator[tuple[fake.Upstream, Path]]:
+    """One that speaks HTTPS, and the certificate that vouches for it."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1")
+    made = await asyncio.create_subprocess_exec(*request, "-keyout", key, "-out", certificate, stderr=subprocess.DEVNULL)
+    assert await made.wait() == 0
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    async with fake.upstream(context) as found:
+        yield found, certificate
+
+
+async def test_a_certificate_has_to_be_vouched_for(threads: Threads, secure: tuple[fake.Upstream, Path]) -> None:
+    https, certificate = secure
+    https.says["/a"] = Said(b"there")
+    assert await get(threads, f"{https.origin}/a", Access(ca_files=(str(certificate),), ca_system=False)) == (200, b"there")
+    assert await get(threads, f"{https.origin}/a", Access(unverified=frozenset({"127.0.0.1"}))) == (200, b"there")
+    with pytest.raises(UpstreamError, match="certificate"):
+        await get(threads, f"{https.origin}/a")
+
+
+async def test_nothing_is_followed_from_https_to_http(threads: Threads, secure: tuple[fake.Upstream, Path], registry: fake.Upstream) -> None:
+    https, certificate = secure
+    https.says["/a"] = Said(status=302, headers={"Location": f"{registry.origin}/b"})
+    with pytest.raises(UpstreamError, match="not followed"):
+        await get(threads, f"{https.origin}/a", Access(ca_files=(str(certificate),)))
+    assert registry.asked == []
 
 
 async def test_what_helps_to_ask_again_is_asked_again_a_few_times(threads: Threads, registry: fake.Upstream) -> None:

@@ -213,6 +213,7 @@ class Shelf:
 
     def _evict(self, need_bytes: int, short_bytes: int) -> None:
         """Remove what has to go, and count anew. Called with the lock."""
+        self.sweep()
         kept, drafts = self._scan(), self._drafts_bytes()
         total = sum(each.size_bytes for each in kept)
         bound = min(self._max_bytes - drafts, total + need_bytes - short_bytes if short_bytes else self._max_bytes)
