@@ -12,137 +12,41 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.runs import contexts
+from sandlot.core.runs.cells import RUNNING, Cell, Executed, Outcome, Position, outcome_of
 from sandlot.core.runs.collecting import Results
 from sandlot.core.runs.inputs import check_id
-from sandlot.core.runs.outcomes import finite
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.core.sandbox import GRACE_S, Hold, Sandbox
 from sandlot.link.client import CellCall, Link
-from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
-from sandlot.model.capture import Capture
-from sandlot.model.errors import (
-    ErrorCode,
-    InvalidRequestError,
-    LimitError,
-    NotFoundError,
-    SandboxEndedError,
-    SandlotError,
-    TimeoutExceededError,
-    UnavailableError,
-)
+from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_CODE_BYTES, MAX_TIMEOUT_S, check_env, check_text
 
-RUNNING = "running"
+__all__ = [
+    "RUNNING",
+    "Cell",
+    "Event",
+    "Executed",
+    "Execution",
+    "Outcome",
+    "Position",
+    "begin",
+    "collected",
+    "execute",
+    "follow",
+    "interrupt",
+    "start",
+]
+
 MAX_BACKGROUND = 64
 """Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
 
 Event = Output | Lost | CellStarted | Display | Cleared | CellError
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Code to run.
-
-    Args:
-        code: At most 4 MiB.
-        language: A key of ``contexts.LANGUAGES``; None is the context's, or python.
-        context: Where; None is the default one of the language.
-        env: Set for this cell only.
-        timeout_s: Seconds from its beginning until it is interrupted; None is never.
-        silent: Whether its last expression is shown to nobody, and it counts for nothing.
-        store_history: Whether it counts.
-        stop_on_error: Whether those that wait behind it are aborted where it fails.
-    """
-
-    code: str
-    language: str | None = "python"
-    env: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
-    context: str | None = None
-    silent: bool = False
-    store_history: bool = True
-    stop_on_error: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what no context takes."""
-        if self.language is not None:
-            contexts.language_of(self.language)
-        if self.context is not None:
-            contexts.check_id(self.context)
-        if "\0" in self.code:
-            raise InvalidRequestError(
-                "The code contains a NUL character, which is not allowed in source code.",
-                hint="Write '\\0' as an escape, or upload binary content as a file and read it in the code.",
-                fields={"field": "code"},
-            )
-        size = len(check_text("code", self.code))
-        if size > MAX_CODE_BYTES:
-            raise LimitError(
-                f"The code has {size} bytes; at most {MAX_CODE_BYTES} are allowed.",
-                code=ErrorCode.TOO_LARGE,
-                hint="Upload it as a file and run that, or upload the data in it as a file and read it in the code.",
-                fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
-            )
-        check_env(self.env)
-        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
-            raise InvalidRequestError(
-                f"timeout is {self.timeout_s:g}; it must be more than 0 and at most {MAX_TIMEOUT_S:g}.", fields={"field": "timeout"}
-            )
-
-    @property
-    def kernel(self) -> str:
-        """The context's id."""
-        return self.context or contexts.default_of(self.language or "python")
-
-    @property
-    def speaks(self) -> str | None:
-        """Its language by the name that contexts have it by; None where it said none."""
-        return None if self.language is None else contexts.language_of(self.language)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a cell ended: status ok, error, timeout, killed, died, oom or aborted; or running, where it has not."""
-
-    execution: ProcessId
-    status: str
-    execution_count: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a cell has been followed: where to go on.
-
-    Args:
-        events: Of started, displays, clears and errors.
-        stdout: Byte offset.
-        stderr: The same.
-    """
-
-    events: int = 0
-    stdout: int = 0
-    stderr: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """A cell that was run to its end, or as far as it has come, and all that it gave."""
-
-    outcome: Outcome
-    stdout: Capture
-    stderr: Capture
-    results: Sequence[Display]
-    results_omitted: int
-    error: CellError | None
-    position: Position = Position()
 
 
 class Execution:
@@ -158,7 +62,7 @@ class Execution:
 
     __slots__ = ("_box", "_call", "_closed", "_hold", "_line", "_over", "_owned", "position")
 
-    def __init__(self, box: Sandbox, call: CellCall, *, line: Line | None = None, owned: bool, start: Position = Position()) -> None:
+    def __init__(self, box: Sandbox, call: CellCall, *, line: Line | None = None, owned: bool, start: Position | None = None) -> None:
         self._box = box
         self._line = line
         self._hold = box.hold()
@@ -166,7 +70,7 @@ class Execution:
         self._owned = owned
         self._over = False
         self._closed = False
-        self.position = start
+        self.position = start or Position()
 
     @property
     def id(self) -> ProcessId:
@@ -231,7 +135,7 @@ class Execution:
         else:
             self.position = Position(at.events + 1, at.stdout, at.stderr)
         if self._line is not None:
-            note(self._line, event)
+            _note(self._line, event)
 
 
 async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Execution:  # noqa: A002 - the word
@@ -398,12 +302,7 @@ async def interrupt(box: Sandbox, execution: str) -> bool:
         raise contexts.not_found(error) from None
 
 
-def outcome_of(execution: ProcessId, result: CellResult) -> Outcome:
-    """What a guest's result comes to."""
-    return Outcome(execution, result.status, result.execution_count, finite(result.duration_s))
-
-
-def note(line: Line, event: Event) -> None:
+def _note(line: Line, event: Event) -> None:
     """Let the log see what a cell gives."""
     if isinstance(event, Output | Lost):
         line.add(event)
@@ -484,7 +383,7 @@ async def _attend(box: Sandbox, call: CellCall, line: Line | None, hold: Hold) -
     try:
         async for event in call:
             if line is not None:
-                note(line, event)
+                _note(line, event)
         outcome = outcome_of(call.id, await call.result())
         if line is not None:
             line.end(outcome.status, duration_s=outcome.duration_s)
