@@ -15,7 +15,7 @@ from sandlot import AsyncSandbox, Sandbox
 from sandlot.sdk import AsyncClient, Execution, ExecutionError, Output, Result, Started
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 
-TICKS = 40
+TICKS = 30
 SLOW = f"import time\nfor n in range({TICKS}):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('é')\nruns = globals().get('runs', 0) + 1\nruns"
 TICKED = "".join(f"{n}\n" for n in range(TICKS)) + "é\n"
 
