@@ -83,7 +83,10 @@ def test_install_makes_packages_of_each_manager_usable_at_once(sandbox: Sandbox)
     assert "more-itertools" in "".join(said)
     ran = sandbox.run_code("import more_itertools; print(more_itertools.first([1]), kept)")
     assert (ran.error, ran.stdout) == (None, "1 kept\n")
+    sandbox.run_code("var kept = 'kept'", language="javascript")
     assert sandbox.install(["is-odd@^3", "@types/left-pad"], manager="npm").exit_code == 0
+    odd = sandbox.run_code("[require('is-odd')(3), kept].join(' ')", language="javascript")
+    assert (odd.error, odd.text) == (None, "'true kept'")
     assert typed(sandbox, "node -p 'require(\"is-odd\")(3)'") == "true\n"
     done = sandbox.install(["bc"], manager="apt")
     assert done.exit_code == 0, done.stderr
