@@ -2,9 +2,9 @@
 
 Exit status:
 - 0 is success, 1 a failure of ours, 2 a wrong use of the command line, 130 an interrupt.
-- ``run``, ``exec``, ``repl``, ``install`` and ``shell`` give the program's own: its exit status, 128 + the signal that ended it, 124 when it ran
-  out of time (as timeout(1) of coreutils has it), 126 and 127 when it cannot be run or is not there (as env(1) has it). A failure of ours is 125
-  there, whatever it is. Whatever is not the program's own comes with a line on standard error that begins with ``sandlot:``.
+- ``run``, ``exec``, ``repl``, ``install``, ``execute`` and ``shell`` give the program's own: its exit status, 128 + the signal that ended it, 124
+  when it ran out of time (as timeout(1) of coreutils has it), 126 and 127 when it cannot be run or is not there (as env(1) has it). A failure of
+  ours is 125 there, whatever it is. Whatever is not the program's own comes with a line on standard error that begins with ``sandlot:``.
 
 Laws:
 - An error is a line that says what happened and a line that says what to do; SANDLOT_DEBUG=1 shows the traceback as well.
@@ -24,7 +24,7 @@ from sandlot.cli.doctor import doctor
 from sandlot.cli.fs import commands, copy
 from sandlot.cli.output import visible
 from sandlot.cli.processes import commands as processes
-from sandlot.cli.processes import install
+from sandlot.cli.processes import install, once
 from sandlot.cli.records import filestore, history
 from sandlot.cli.repl import contexts, repl
 
@@ -50,6 +50,7 @@ app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
 app.command("repl")(repl.repl)
 app.add_typer(contexts.contexts, name="contexts")
 app.command("install")(install.install)
+app.command("execute")(once.execute)
 app.command("shell")(processes.shell)
 app.command("ps")(processes.ps)
 app.command("logs")(processes.logs)
@@ -82,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def dispatch(arguments: list[str]) -> int:
     """Run the command line; its exit status."""
-    ours = OURS if arguments[:1] in (["run"], ["exec"], ["repl"], ["install"], ["shell"]) else None
+    ours = OURS if arguments[:1] in (["run"], ["exec"], ["repl"], ["install"], ["execute"], ["shell"]) else None
     try:
         return app(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
     except typer.Abort:

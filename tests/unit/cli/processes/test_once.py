@@ -1,0 +1,97 @@
+"""``sandlot execute``: what it sends, what it shows, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service as service  # noqa: PLC0414 - a fixture
+from tests.unit.sdk.scripted import Reply, Script
+
+RESULT = {"status": "completed", "language": "python", "stdout": "42\n", "stderr": "oops\n", "exit_code": 0, "signal": None, "duration": 0.5}
+RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
+    return service
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "double.py"
+    path.write_text("print(int(input()) * 2)")
+    return path
+
+
+def done(**more: Any) -> Reply:  # noqa: ANN401 - JSON
+    line = json.dumps({"index": 0, "result": {**RESULT, **more}, "error": None}).encode() + b"\n"
+    return Reply(pieces=[line], headers={"Content-Type": "application/x-ndjson"})
+
+
+def test_what_is_given_is_sent_and_what_it_wrote_is_shown(there: Script, program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(done())
+    (program.parent / "in").write_text("21")
+    (program.parent / "out").write_text("42")
+    options = ["--stdin", str(program.parent / "in"), "--expect", str(program.parent / "out"), "--comparison", "numeric", "--tolerance", "0.5"]
+    assert dispatch(["execute", str(program), *options, "--timeout", "5", "--memory", "64M", "--template", "base"]) == 0
+    assert capfd.readouterr() == ("42\n", "oops\n")
+    assert there.seen[0].json()["items"] == [
+        {
+            "language": "python",
+            "code": "print(int(input()) * 2)",
+            "stdin": "21",
+            "timeout": 5,
+            "expected_output": "42",
+            "comparison": "numeric",
+            "tolerance": 0.5,
+            "limits": {"memory_bytes": 64 << 20},
+            "template": "base",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "told, status, said",
+    [
+        ({"status": "wrong_answer"}, 1, "sandlot: wrong answer\n"),
+        ({"status": "runtime_error", "exit_code": 3}, 3, "sandlot: runtime error\n"),
+        ({"status": "timeout", "exit_code": 137, "detail": "It was killed."}, 124, "sandlot: timeout: It was killed.\n"),
+        ({"status": "memory_exceeded", "exit_code": 137}, 137, "sandlot: memory exceeded\n"),
+    ],
+)
+def test_what_became_of_it_is_said_and_is_the_exit_status(
+    there: Script, program: Path, capfd: pytest.CaptureFixture[str], told: dict[str, Any], status: int, said: str
+) -> None:
+    there.say(done(**told))
+    assert dispatch(["execute", str(program)]) == status
+    assert capfd.readouterr() == ("42\n", f"oops\n{said}")
+
+
+def test_all_of_it_as_json(there: Script, program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(done())
+    assert dispatch(["execute", str(program), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["status"], told["cpu_s"], told["peak_bytes"], told["id"]) == ("completed", 0.25, 4096, "0123")
+
+
+def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(done())
+    for name, options, language in (("a.sh", [], "bash"), ("a.JS", [], "javascript"), ("a.txt", ["--language", "bash"], "bash")):
+        (tmp_path / name).write_text("")
+        assert dispatch(["execute", str(tmp_path / name), *options]) == 0
+        assert there.seen[-1].json()["items"][0]["language"] == language
+    assert dispatch(["execute", str(tmp_path / "a.txt")]) == 125
+    assert "--language" in capfd.readouterr().err
+
+
+def test_what_is_no_text_is_refused(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program.write_bytes(b"\xff")
+    assert dispatch(["execute", str(program)]) == 125
+    assert "no text" in capfd.readouterr().err
