@@ -27,21 +27,7 @@ from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, O
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId
 
-__all__ = [
-    "RUNNING",
-    "Cell",
-    "Event",
-    "Executed",
-    "Execution",
-    "Outcome",
-    "Position",
-    "begin",
-    "collected",
-    "execute",
-    "follow",
-    "interrupt",
-    "start",
-]
+__all__ = ["RUNNING", "Cell", "Executed", "Outcome", "Position"]
 
 MAX_BACKGROUND = 64
 """Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
