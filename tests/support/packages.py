@@ -66,6 +66,8 @@ class Served:
     cache: PackageCache
     origin: str
     allowed: bool = True
+    sandbox: str = "one"
+    """Whose connections they are, those that are opened from now on."""
     cut: list[SandlotError] = field(default_factory=list)
     """Connections that it cut, by why."""
 
@@ -94,7 +96,7 @@ async def served(
         assert task is not None
         connections.add(task)
         try:
-            await here.cache.serve(TcpStream(reader, writer), allowed=lambda: here.allowed)
+            await here.cache.serve(TcpStream(reader, writer), sandbox=here.sandbox, allowed=lambda: here.allowed)
         except SandlotError as error:
             here.cut.append(error)
             writer.transport.abort()

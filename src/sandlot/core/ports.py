@@ -109,11 +109,12 @@ class Greet(Protocol):
 class Packages(Protocol):
     """Package indexes, as sandboxes may read them."""
 
-    async def serve(self, stream: GuestStream, *, allowed: Callable[[], bool]) -> None:
+    async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
         """Answer one connection from inside until it ends.
 
         Args:
             stream: Its bytes, both ways: HTTP/1.1 requests, one after another. Hostile.
+            sandbox: Whose it is: what one sandbox asks at once is bounded.
             allowed: Whether the sandbox may have anything at this moment; asked for each request.
         """
         ...

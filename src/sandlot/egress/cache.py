@@ -25,6 +25,7 @@ from sandlot.egress.counters import Counters
 from sandlot.egress.disk.shelf import Shelf
 from sandlot.egress.disk.threads import Threads
 from sandlot.egress.sources.machine import Sources
+from sandlot.egress.turns import Turns
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class PackageCache:
         self._opening = asyncio.Lock()
         self._open: tuple[Registries, type[Connection]] | None = None
         self._closed = False
+        self._turns = Turns()
 
     async def start(self) -> None:
         """Make the folder, and sweep what dead services left half-written there.
@@ -74,18 +76,20 @@ class PackageCache:
             await opened[0].aclose()
         await self._threads.aclose()
 
-    async def serve(self, stream: Stream, *, allowed: Callable[[], bool]) -> None:
+    async def serve(self, stream: Stream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
         """Serve one connection of a program in a sandbox until it is over.
 
         Args:
             stream: Its bytes. It is ended here; who gave it forgets it.
+            sandbox: Whose it is. What one sandbox asks at once is bounded, so that others get their turn.
             allowed: Whether the sandbox may have packages; asked at every request and between the pieces of an answer, so it must be quick.
 
         Raises:
             SandlotError: The connection has to be cut: what was sent last must not pass for a whole answer.
         """
         registries, connection = await self._ready()
-        await connection(stream, allowed, registries.answer, self._counters).serve()
+        with self._turns.of(sandbox) as turns:
+            await connection(stream, allowed, registries.answer, turns, self._counters).serve()
 
     def counters(self) -> Counters:
         """What was counted until now."""
@@ -97,8 +101,7 @@ class PackageCache:
                 if self._closed:
                     raise UnavailableError("The service ends.", code=ErrorCode.SERVICE_STOPPING)
                 if self._open is None:
-                    registries, connection = await self._threads.run(_load)
-                    sources = await self._threads.run(self._sources)
+                    (registries, connection), sources = await asyncio.gather(self._threads.run(_load), self._threads.run(self._sources))
                     made = registries(sources, self._shelf, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin)
                     self._open = made, connection
         return self._open

@@ -71,14 +71,23 @@ class Connection:
         stream: Its bytes.
         allowed: Whether the sandbox may ask at all; asked anew at every request and between the pieces of an answer.
         answer: Answers a request; raises :class:`~sandlot.egress.answers.Refusal`.
+        turns: Of its sandbox; each request takes one until it is answered.
         counters: What is counted.
     """
 
-    def __init__(self, stream: Stream, allowed: Callable[[], bool], answer: Callable[[Request], Awaitable[Answer]], counters: Counters) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        allowed: Callable[[], bool],
+        answer: Callable[[Request], Awaitable[Answer]],
+        turns: asyncio.Semaphore,
+        counters: Counters,
+    ) -> None:
         self._stream = stream
         self._incoming = aiter(stream)
         self._allowed = allowed
         self._answer = answer
+        self._turns = turns
         self._counters = counters
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
 
@@ -112,11 +121,12 @@ class Connection:
         if size > BODY_MAX:
             await self._send(request, of_refusal(Refusal(413, "Nothing is uploaded here.", (("Connection", "close"),))))
             return False
-        answer = await self._answered(request)
-        try:
-            await self._send(request, answer)
-        finally:
-            await answer.close()
+        async with self._turns:
+            answer = await self._answered(request)
+            try:
+                await self._send(request, answer)
+            finally:
+                await answer.close()
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _event(self, patience: asyncio.Timeout | None = None) -> h11.Event:

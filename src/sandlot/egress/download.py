@@ -81,18 +81,26 @@ class Download:
         self._news = asyncio.Event()
         self._error: Exception | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._may_linger: Callable[[], bool] = lambda: False
         self.length: int | None = None
         self.verified = False
         self.over = False
         """Nobody may join any more."""
         self.task: asyncio.Task[None] | None = None
 
-    def start(self, ended: Callable[[Download], None]) -> None:
+    @property
+    def lingers(self) -> bool:
+        """Whether it goes on although nobody waits for it."""
+        return self._linger is not None and not self.over
+
+    def start(self, ended: Callable[[Download], None], may_linger: Callable[[], bool]) -> None:
         """Begin.
 
         Args:
             ended: Called once, at the end, with this.
+            may_linger: Whether it may go on for a moment when nobody waits for it.
         """
+        self._may_linger = may_linger
         self.task = asyncio.create_task(self._run(), name="package-download")
         self.task.add_done_callback(lambda _: ended(self))
 
@@ -110,7 +118,7 @@ class Download:
             return
         if self.over or self.task is None:
             await self._close()
-        elif self._draft is None or self.wanted.digest is None:
+        elif self._draft is None or self.wanted.digest is None or not self._may_linger():
             self.task.cancel()  # what has not begun waits behind nobody's back
         else:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.task.cancel)

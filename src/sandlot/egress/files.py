@@ -29,6 +29,8 @@ _BINARY = "application/octet-stream"
 _BAD_GATEWAY = 502
 _log = logging.getLogger(__name__)
 
+LINGERING = 4
+"""Downloads that go on for a moment although their clients have left."""
 PASSING = 8
 """Files that pass through without the disk, all sandboxes together: they come as slowly as they are taken, and others want upstream too."""
 GONE = "The package index has no such file."
@@ -171,7 +173,7 @@ class Files:
             self._running.add(download)
             if digest is not None:
                 self._downloads[digest] = download
-            download.start(self._forget)
+            download.start(self._forget, lambda: sum(each.lingers for each in self._running) < LINGERING)
         download.join()
         return download
 

@@ -30,7 +30,7 @@ from sandlot.egress.disk.opened import Opened
 from sandlot.egress.disk.threads import Threads
 from sandlot.egress.sources.values import Access, parted, place, shown
 
-AT_ONCE = 24
+AT_ONCE = 48
 """Requests under way, all sandboxes together."""
 TRIES = 3
 IDLE_S = 10.0

@@ -45,7 +45,7 @@ async def test_after_its_end_it_serves_nobody(tmp_path: Path) -> None:
         pass
     reader = asyncio.StreamReader()
     with pytest.raises(UnavailableError):
-        await cache.cache.serve(TcpStream(reader, None), allowed=lambda: True)  # type: ignore[arg-type]  # it is not even looked at
+        await cache.cache.serve(TcpStream(reader, None), sandbox="x", allowed=lambda: True)  # type: ignore[arg-type]  # it is not even looked at
 
 
 async def test_a_folder_that_cannot_be_used_stops_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandlot.egress import connection
+from sandlot.egress import connection, turns
 from sandlot.model.errors import SandlotError
 from tests.support.packages import Served
 from tests.support.until import until
@@ -81,7 +81,7 @@ async def test_an_audit_of_npm_is_told_that_there_is_none(cache: Served) -> None
 async def test_a_body_is_bounded(cache: Served) -> None:
     head = b"POST /npm/-/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n"
     async with opened(cache) as (reader, writer):
-        writer.write(head + bytes(connection.BODY_MAX + 100_000))
+        writer.write(head + bytes(connection.BODY_MAX + 1))
         assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
 
 
@@ -202,12 +202,28 @@ class Scripted:
 
 async def test_a_message_where_bytes_should_be_ends_it(cache: Served) -> None:
     stream = Scripted(PING, {"not": "bytes"}, PING)
-    await cache.cache.serve(stream, allowed=lambda: True)
+    await cache.cache.serve(stream, sandbox="x", allowed=lambda: True)
     assert (stream.written, stream.ended) == (PONG, True)
 
 
 async def test_a_stream_that_is_reset_is_over(cache: Served) -> None:
     stream = Scripted(PING, SandlotError("gone"))
     with pytest.raises(SandlotError, match="gone"):
-        await cache.cache.serve(stream, allowed=lambda: True)
+        await cache.cache.serve(stream, sandbox="x", allowed=lambda: True)
     assert stream.written == PONG
+
+
+async def test_a_sandbox_that_asks_for_much_at_once_waits_for_itself_alone(client: httpx.AsyncClient, cache: Served, registry: Upstream) -> None:
+    held = asyncio.Event()
+    for number in range(turns.AT_ONCE * 2):
+        registry.says[f"/simple/held{number}/"] = Said(b"x", hold_at=0, held=held)
+    registry.says["/registry/pkg"] = Said(b'{"versions": {}}', headers={"Content-Type": "application/json"})
+    asked = [asyncio.create_task(client.get(f"/pypi/simple/held{number}/")) for number in range(turns.AT_ONCE * 2)]
+    await until(lambda: len(registry.asked) == turns.AT_ONCE)
+    cache.sandbox = "another"
+    async with httpx.AsyncClient(base_url=cache.origin, trust_env=False) as other:
+        assert (await other.get("/npm/pkg")).status_code == 200
+    assert len(registry.asked) == turns.AT_ONCE + 1
+    held.set()
+    await asyncio.gather(*asked)
+    assert len(registry.asked) == turns.AT_ONCE * 2 + 1

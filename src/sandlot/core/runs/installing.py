@@ -33,7 +33,7 @@ def services_of(packages: Packages | None, box: Sandbox) -> Mapping[str, Service
         return {}
 
     async def serve(stream: GuestStream, _args: Mapping[str, Any]) -> None:
-        await packages.serve(stream, allowed=lambda: may_read(box))
+        await packages.serve(stream, sandbox=box.id, allowed=lambda: may_read(box))
 
     return {schema.PACKAGES: serve}
 

@@ -28,7 +28,7 @@ class Index:
     def __init__(self) -> None:
         self.answers: list[bool] = []
 
-    async def serve(self, stream: GuestStream, *, allowed: Callable[[], bool]) -> None:
+    async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
         asked = b""
         async for piece in stream:
             asked += piece
