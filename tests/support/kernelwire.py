@@ -18,6 +18,8 @@ from sandlot.link import payload
 from sandlot.protocol import values
 
 WAIT_S = 60.0
+AGAIN_S = 1.0
+"""When the guest says an interrupt again."""
 
 
 def install(folder: Path) -> None:
@@ -132,8 +134,24 @@ class Kernel:
         return self._told[cell]
 
     def interrupt(self) -> None:
-        """SIGINT for its group, as the guest sends it."""
+        """As the guest does it: a message, for kernels that hear no signal while they are busy, and SIGINT for the group."""
+        self.send({"op": "interrupt", "cell": self._last})
         os.killpg(self.process.pid, signal.SIGINT)
+
+    def stop(self, cell: str) -> Told:
+        """Interrupt a cell as the guest does, once a second until it ends."""
+        again_monotonic_s = 0.0
+
+        def is_over(told: Told) -> bool:
+            nonlocal again_monotonic_s
+            if told.order[-1:] == ["done"]:
+                return True
+            if time.monotonic() > again_monotonic_s:
+                self.interrupt()
+                again_monotonic_s = time.monotonic() + AGAIN_S
+            return False
+
+        return self.until(cell, is_over)
 
     def close(self) -> int:
         """The guest goes away; the program's exit status."""
@@ -150,7 +168,7 @@ class Kernel:
     def _hear(self, deadline: float) -> None:
         left = deadline - time.monotonic()
         assert left > 0, f"nothing more came: {self._told}"
-        ready, _, _ = select.select([self._ours.fileno(), *self._pipes], [], [], left)
+        ready, _, _ = select.select([self._ours.fileno(), *self._pipes], [], [], min(left, AGAIN_S))
         # The guest's order: what is in the pipes was written before the message that is there now.
         self._drain()
         if self._ours.fileno() in ready:

@@ -37,7 +37,7 @@ GUEST_ARGV = (
 _PLAIN = ("kernel.py", "shell.py", "sudo.py")
 """Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
 
-_OTHERS = ("shell.bash",)
+_OTHERS = ("javascript.mjs", "shell.bash")
 """Programs of other languages."""
 
 _KERNEL = "sandlot_kernel"

@@ -300,12 +300,18 @@ class Context(Owner):
 
     def _signal(self) -> None:
         if self.kernel is not None:
-            family.interrupt(self.kernel.pid)
+            self._interrupt_kernel(self.kernel)
             self._set_timer(AGAIN_S, self._signal_again)
+
+    def _interrupt_kernel(self, kernel: Kernel) -> None:
+        if self.language == "javascript" and self.cell is not None:
+            # node hears of a signal only when its event loop turns; a thread of its kernel listens all the time.
+            kernel.send({"op": "interrupt", "cell": self.cell.id})
+        family.interrupt(kernel.pid)
 
     def _signal_again(self) -> None:
         if self.kernel is not None:
-            family.interrupt(self.kernel.pid)
+            self._interrupt_kernel(self.kernel)
             self._set_timer(GRACE_S - AGAIN_S, lambda: self.kill("killed"))
 
     def _set_timer(self, delay_s: float, callback: Any) -> None:

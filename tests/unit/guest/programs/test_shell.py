@@ -101,8 +101,7 @@ def test_an_interrupt_ends_the_command_and_the_cell_and_nothing_else(shell: Kern
         cell = shell.begin(f"echo on; {code}")
         shell.until(cell, lambda told: told.stdout == "on\n")
         time.sleep(0.05)
-        shell.interrupt()
-        told = shell.finish(cell)
+        told = shell.stop(cell)
         assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("KeyboardInterrupt", "")]), code
     assert shell.run("echo $kept; kill -0 $job && echo there; jobs").stdout.startswith("yes\nthere\n[1]+  Running")
 
@@ -111,8 +110,7 @@ def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long
     code = "import time\nprint('on', flush=True)\ntry:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('caught')\n"
     cell = shell.begin(f'python3 -c "{code}"\nsleep 300\nsleep 300\necho never')
     shell.until(cell, lambda told: told.stdout == "on\n")
-    shell.interrupt()
-    told = shell.finish(cell)
+    told = shell.stop(cell)
     assert (told.stdout[:3], "never" in told.stdout, told.errors) == ("on\n", False, [("KeyboardInterrupt", "")])
 
 
@@ -184,8 +182,7 @@ def test_a_cells_environment_is_lent_to_it(shell: Kernel) -> None:
     assert shell.run("sh -c 'echo $WAS $NEW $plain'; echo $WAS $NEW $plain").stdout == "before\nbefore mine\n"
     cell = shell.begin("echo on; sleep 300", {"WAS": "lent"})
     shell.until(cell, lambda told: told.stdout == "on\n")
-    shell.interrupt()
-    shell.finish(cell)
+    shell.stop(cell)
     assert shell.run("echo $WAS").stdout == "before\n"
 
 

@@ -1,0 +1,525 @@
+// The JavaScript kernel: runs cells in one global scope, on the image's node, with nothing but what node brings.
+//
+// Started as `node javascript.mjs FD`; FD is a socket to the guest, with messages as in protocol/values.py, a 4-byte length before each.
+//
+// Laws:
+// - A cell is what a line is in node's own REPL and in a browser's console (V8's replMode, by way of node:inspector): const, let and
+//   class stay and may be declared again, await works at the top, the value of the last expression is the result.
+// - An error, also one that nobody catches later, ends at most the cell. process.exit() ends the cell and leaves the kernel.
+// - Timers, servers and pending promises live on between cells; what they print goes to the cell that started them.
+// - An interrupt ends a cell, also one that loops without end. It comes as a message as well as by SIGINT, which is for the cell's
+//   children: node hears of signals only between turns of its event loop. So a thread of its own reads what the guest says.
+//   Not one that loops in a later turn, after a timer for example: to terminate node there leaves its timers in disorder. The guest
+//   kills the kernel then.
+
+import { AsyncLocalStorage } from 'node:async_hooks';
+import { Buffer } from 'node:buffer';
+import fs from 'node:fs';
+import inspector from 'node:inspector';
+import module, { createRequire } from 'node:module';
+import path from 'node:path';
+import net from 'node:net';
+import { pathToFileURL } from 'node:url';
+import util from 'node:util';
+import { promiseHooks } from 'node:v8';
+import vm from 'node:vm';
+import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
+
+const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
+const INSIST_MS = 250; // how long the main thread may take to hear of an interrupt before what it runs is terminated
+const TEXT_LIMIT = 1024 * 1024; // characters of one textual representation that are sent
+const { stringify } = JSON;
+const { entries } = Object;
+const JSON_LIMIT = 64 * 1024;
+const PIECE = 256 * 1024; // bytes of one output message
+const DISPLAY = Symbol.for('sandlot.display'); // a method of this name gives a bundle: MIME type -> text or bytes
+const MOST = 6 * 1024 * 1024; // bytes of one display; the guest refuses messages of more than 8 MiB
+
+// -- values, as protocol/values.py has them ------------------------------------------------------------------------------------------
+
+function encode(value, parts = []) {
+  if (value === null || value === undefined) parts.push(Buffer.of(0xc0));
+  else if (typeof value === 'boolean') parts.push(Buffer.of(value ? 0xc3 : 0xc2));
+  else if (typeof value === 'number') {
+    const number = Buffer.alloc(9);
+    if (Number.isSafeInteger(value)) number.writeBigInt64BE(BigInt(value), 1)
+    else number.writeDoubleBE(value, 1);
+    number[0] = Number.isSafeInteger(value) ? 0xd3 : 0xcb;
+    parts.push(number);
+  } else if (typeof value === 'string') {
+    const raw = Buffer.from(value, 'utf8');
+    parts.push(head(raw.length, 0xdb), raw);
+  } else if (value instanceof Uint8Array) parts.push(head(value.length, 0xc6), value);
+  else if (Array.isArray(value)) {
+    parts.push(head(value.length, 0xdd));
+    for (const item of value) encode(item, parts);
+  } else {
+    const pairs = entries(value);
+    parts.push(head(pairs.length, 0xdf));
+    for (const [key, item] of pairs) {
+      encode(key, parts);
+      encode(item, parts);
+    }
+  }
+  return parts;
+}
+
+function head(size, code) {
+  const raw = Buffer.alloc(5);
+  raw[0] = code;
+  raw.writeUInt32BE(size, 1);
+  return raw;
+}
+
+// What the guest sends: maps, texts, bytes, booleans and small numbers.
+function decode(raw) {
+  let at = 0;
+  const take = (size) => raw.subarray(at, (at += size));
+  const number = (width) => (width ? take(width).readUIntBE(0, Math.min(width, 6)) : 0);
+  const map = (size) => {
+    const found = {};
+    for (; size > 0; size -= 1) {
+      const key = value();
+      found[key] = value();
+    }
+    return found;
+  };
+  const list = (size) => Array.from({ length: size }, () => value());
+  const text = (size) => take(size).toString('utf8');
+  function value() {
+    const code = raw[at];
+    at += 1;
+    if (code <= 0x7f) return code;
+    if (code >= 0xe0) return code - 0x100;
+    if (code <= 0x8f) return map(code - 0x80);
+    if (code <= 0x9f) return list(code - 0x90);
+    if (code <= 0xbf) return text(code - 0xa0);
+    if (code === 0xc0) return null;
+    if (code === 0xc2 || code === 0xc3) return code === 0xc3;
+    if (code >= 0xc4 && code <= 0xc6) return Buffer.from(take(number(1 << (code - 0xc4))));
+    if (code === 0xcb) return take(8).readDoubleBE(0);
+    if (code >= 0xcc && code <= 0xce) return number(1 << (code - 0xcc));
+    if (code === 0xcf) return Number(take(8).readBigUInt64BE(0));
+    if (code >= 0xd0 && code <= 0xd2) return take(1 << (code - 0xd0)).readIntBE(0, 1 << (code - 0xd0));
+    if (code === 0xd3) return Number(take(8).readBigInt64BE(0));
+    if (code >= 0xd9 && code <= 0xdb) return text(number(1 << (code - 0xd9)));
+    if (code === 0xdc || code === 0xdd) return list(number(2 << (code - 0xdc)));
+    if (code === 0xde || code === 0xdf) return map(number(2 << (code - 0xde)));
+    throw new Error(`code ${code} is not carried`);
+  }
+  return value();
+}
+
+// -- out: in order and at once, however busy this thread is ----------------------------------------------------------------------------
+
+const pause = new Int32Array(new SharedArrayBuffer(4));
+const { writeSync } = fs;
+
+// What is being sent; a cell that is terminated in the middle leaves the rest of a message to whoever sends next.
+let raw = null;
+let at = 0;
+
+function send(message) {
+  const parts = encode(message);
+  const made = Buffer.concat([Buffer.alloc(4), ...parts]);
+  made.writeUInt32BE(made.length - 4, 0);
+  flush();
+  at = 0;
+  raw = made;
+  flush();
+}
+
+function flush() {
+  while (raw !== null && at < raw.length) {
+    try {
+      at += writeSync(FD, raw, at);
+    } catch (error) {
+      if (error.code !== 'EAGAIN') process.kill(process.pid, 'SIGKILL'); // the guest is gone
+      Atomics.wait(pause, 0, 0, 2); // the socket does not block, because it is read from an event loop
+    }
+  }
+  raw = null;
+}
+
+// -- cells ------------------------------------------------------------------------------------------------------------------------------
+
+const owner = new AsyncLocalStorage(); // the cell that something belongs to, whenever it happens
+const session = new inspector.Session();
+const waiting = [];
+let running = null;
+let last = null; // the id of the last cell that began
+let count = 0;
+
+class Exit extends Error {}
+
+// Begin a cell. A thread that was told to terminate too late may end here; the cell is said again then, as long as it is not heard.
+function begin({ number, cell, code, env, silent, store_history: keeps }) {
+  if (cell !== last && keeps !== false && !silent) count += 1;
+  const current = { id: cell, silent, before: [] };
+  running = current;
+  last = cell;
+  send({ event: 'started', cell, count });
+  try {
+    lend(env, current.before);
+    const expression = prepare(code, `cell-${count}.js`);
+    hear(number);
+    heard[1] = 1;
+    owner.run(current, () => evaluate(current, expression));
+    process._tickCallback?.(); // what the cell awaits and has already: `for (;;) await null` never gives another turn
+    heard[1] = 0;
+  } catch (error) {
+    hear(number);
+    fail(current, error); // cells have broken what this program is made of
+  }
+}
+
+// A cell's promise that is collected before it is settled would end the process: the inspector then tells so from the middle of a
+// garbage collection. So it is kept, for good where it never settles. It is the first promise that comes into being.
+const kept = new Set();
+
+function evaluate(current, expression) {
+  let promise = null;
+  const stop = promiseHooks.onInit((made) => {
+    promise ??= made;
+    stop();
+  });
+  try {
+    session.post('Runtime.evaluate', { expression, replMode: true }, (error, told) => {
+      kept.delete(promise);
+      if (!error) over(current, told);
+    });
+  } finally {
+    stop();
+    kept.add(promise);
+  }
+}
+
+// What the inspector speaks of: the thing itself.
+function taken(remote) {
+  if (remote.objectId === undefined) {
+    if (remote.subtype === 'null') return null;
+    const text = remote.unserializableValue;
+    if (text === undefined) return remote.value;
+    return remote.type === 'bigint' ? BigInt(text.slice(0, -1)) : Number(text);
+  }
+  let found;
+  globalThis.__sandlot_run = (value) => {
+    found = value;
+  };
+  const body = 'function () { "use strict"; __sandlot_run(this) }';
+  session.post('Runtime.callFunctionOn', { objectId: remote.objectId, functionDeclaration: body });
+  session.post('Runtime.releaseObject', { objectId: remote.objectId });
+  return found;
+}
+
+function over(current, { result, exceptionDetails }) {
+  if (running !== current) return; // it was interrupted, and went on for itself
+  if (exceptionDetails !== undefined) {
+    fail(current, taken(exceptionDetails.exception ?? { type: 'undefined' }), exceptionDetails);
+    return;
+  }
+  const value = taken(result);
+  if (value !== undefined && !current.silent) owner.run(current, () => show(current.id, value, true));
+  done(current, true);
+}
+
+function done(current, ok) {
+  restore(current.before);
+  running = null;
+  send({ event: 'done', cell: current.id, ok, count });
+  if (waiting.length > 0) setImmediate(() => begin(waiting.shift()));
+}
+
+function tellError(cell, name, value, traceback) {
+  send({ event: 'error', cell, name, value: value.slice(0, TEXT_LIMIT), traceback });
+}
+
+function interrupted(current) {
+  heard[1] = 0;
+  owner.enterWith(undefined); // what was terminated restored nothing
+  tellError(current.id, 'KeyboardInterrupt', '', ['KeyboardInterrupt']);
+  done(current, false);
+}
+
+function fail(current, thrown, details) {
+  if (running !== current || thrown instanceof Exit) return;
+  const { name, value, traceback } = described(thrown);
+  if (name === 'SyntaxError' && details?.scriptId !== undefined) traceback[traceback.length] = `    at cell-${count}.js:${details.lineNumber + 1}:${details.columnNumber + 1}`;
+  tellError(current.id, name, value, traceback);
+  done(current, false);
+}
+
+// Whatever was thrown, which need not be an error nor let itself be looked at.
+function described(thrown) {
+  try {
+    if (util.types.isNativeError(thrown) || thrown instanceof Error) {
+      const name = String(thrown.name);
+      const value = String(thrown.message);
+      const traceback = `${name}${value ? `: ${value}` : ''}`.split('\n');
+      for (const line of String(thrown.stack ?? '').split('\n')) {
+        if (/^\s+at /.test(line) && !/node:|javascript\.mjs/.test(line)) traceback[traceback.length] = line;
+      }
+      if (thrown.cause !== undefined) traceback[traceback.length] = `  [cause]: ${inspect(thrown.cause)}`;
+      return { name, value, traceback };
+    }
+  } catch {
+    return { name: 'Error', value: '(cannot be printed)', traceback: ['Error: (cannot be printed)'] };
+  }
+  return { name: 'Uncaught', value: inspect(thrown), traceback: [`Uncaught ${inspect(thrown)}`] };
+}
+
+function inspect(value) {
+  try {
+    return util.inspect(value).slice(0, TEXT_LIMIT);
+  } catch (error) {
+    return `(cannot be printed: ${error?.name})`;
+  }
+}
+
+function show(cell, value, main) {
+  const data = { 'text/plain': inspect(value) };
+  try {
+    if (typeof value?.[DISPLAY] === 'function') Object.assign(data, value[DISPLAY]());
+    else if (isPlain(value)) {
+      const text = stringify(value);
+      if (text !== undefined && text.length <= JSON_LIMIT) data['application/json'] = text;
+    }
+  } catch {
+    // text/plain is there
+  }
+  for (const [mime, item] of entries(data)) {
+    if (typeof item !== 'string' && !(item instanceof Uint8Array)) data[mime] = stringify(item) ?? 'null';
+    if (data[mime].length > MOST / 4) delete data[mime];
+  }
+  send({ event: 'display', cell, data, main });
+}
+
+function isPlain(value) {
+  return Array.isArray(value) || (value !== null && typeof value === 'object' && [Object.prototype, null].includes(Object.getPrototypeOf(value)));
+}
+
+// A cell's environment is lent to it; what was there before.
+function lend(env, before) {
+  for (const name in env) {
+    before[before.length] = [name, process.env[name]];
+    process.env[name] = env[name];
+  }
+}
+
+function restore(before) {
+  for (const [name, value] of before) {
+    if (value === undefined) delete process.env[name];
+    else process.env[name] = value;
+  }
+}
+
+// -- imports ------------------------------------------------------------------------------------------------------------------------------
+
+// A cell as V8 takes it: with imports as calls of ours, because it is no module and has no loader.
+function prepare(code, name) {
+  const bare = masked(code);
+  let expression = code;
+  if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
+  // As in a console, what looks like an object is one.
+  if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
+  return `${expression}\n//# sourceURL=${name}`;
+}
+
+function compiles(code) {
+  try {
+    return Boolean(new vm.Script(code));
+  } catch {
+    return false;
+  }
+}
+
+function replaced(code, bare) {
+  const found = [];
+  const statement = /(?<=^|[;}\n])[ \t]*import\b\s*(?![.(\s])((?:[\w$*{},\s]|\bas\b)*?\bfrom\b)?(?=\s*["'`])/g;
+  for (const match of bare.matchAll(statement)) {
+    const start = match.index;
+    const rest = /^\s*(["'])(.*?)\1(?:\s*with\s*(\{[^}]*\}))?/s.exec(code.slice(start + match[0].length));
+    if (rest === null) continue;
+    const options = rest[3] ? `, { with: ${rest[3]} }` : '';
+    const call = `await __sandlot_import(${stringify(rest[2])}${options})`;
+    const lines = '\n'.repeat((match[0] + rest[0]).split('\n').length - 1);
+    found.push([start, start + match[0].length + rest[0].length, `${bound(match[1], call)}${lines}`]);
+  }
+  for (const match of bare.matchAll(/(?<![.\w$])import(?=\s*\()/g)) found.push([match.index, match.index + 6, '__sandlot_import']);
+  let text = code;
+  for (const [start, end, instead] of found.sort((one, other) => other[0] - one[0])) text = text.slice(0, start) + instead + text.slice(end);
+  return text;
+}
+
+// The clause of an import statement as declarations.
+function bound(clause, call) {
+  if (clause === undefined) return call;
+  const [, standard, star, names] = /^\s*([\w$]+)?\s*,?\s*(?:\*\s*as\s+([\w$]+))?\s*(?:\{([^}]*)\})?\s*from$/.exec(clause) ?? [];
+  const bindings = (names ?? '').split(',').map((entry) => entry.trim()).filter(Boolean).map((entry) => entry.replace(/\s+as\s+/, ': '));
+  if (standard) bindings.unshift(`default: ${standard}`);
+  if (star) return `const ${star} = ${call}${standard ? `, { default: ${standard} } = ${star}` : ''}`;
+  return `const { ${bindings.join(', ')} } = ${call}`;
+}
+
+// The code with what is in strings, comments and regular expressions blanked, every character at its place.
+function masked(code) {
+  const token = /\/\/[^\n]*|\/\*[\s\S]*?(?:\*\/|$)|"(?:\\[\s\S]|[^"\\\n])*"?|'(?:\\[\s\S]|[^'\\\n])*'?|`(?:\\[\s\S]|[^`\\])*`?|(?<=(?:^|[(,=:[!&|?{};+\-*%<>~^]|\breturn|\btypeof)\s*)\/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n[])+\//g;
+  return code.replace(token, (text) => (text.length < 2 ? text : text[0] + text.slice(1, -1).replace(/[^\n]/g, ' ') + text.at(-1)));
+}
+
+const here = () => path.join(process.cwd(), 'cell.js');
+const everybodys = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js'); // beside npm's global node_modules
+
+// Relative to where the cell is, then what is installed for everybody.
+if (isMainThread && typeof module.registerHooks === 'function') {
+  module.registerHooks({
+    resolve(specifier, context, nextResolve) {
+      if (context.parentURL !== import.meta.url) return nextResolve(specifier, context);
+      try {
+        return nextResolve(specifier, { ...context, parentURL: pathToFileURL(here()).href });
+      } catch (error) {
+        if (error.code !== 'ERR_MODULE_NOT_FOUND' || /^(\.|\/|\w+:)/.test(specifier)) throw error;
+        try {
+          return nextResolve(specifier, { ...context, parentURL: pathToFileURL(everybodys).href });
+        } catch {
+          throw error;
+        }
+      }
+    },
+  });
+}
+
+function hidden(name, value) {
+  Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
+}
+
+const requireHere = (id) => createRequire(here())(id);
+Object.defineProperties(requireHere, {
+  resolve: { value: (id, options) => createRequire(here()).resolve(id, options) },
+  cache: { get: () => createRequire(here()).cache },
+  main: { value: undefined },
+});
+
+// -- the world that cells see ---------------------------------------------------------------------------------------------------------------
+
+function stream(target, channel) {
+  target.write = (chunk, encoding, callback) => {
+    const data = typeof chunk === 'string' ? Buffer.from(chunk, typeof encoding === 'string' ? encoding : 'utf8') : Buffer.from(chunk);
+    const cell = owner.getStore()?.id ?? last;
+    if (cell !== null) for (let at = 0; at < data.length; at += PIECE) send({ event: 'output', cell, channel, data: data.subarray(at, at + PIECE) });
+    const then = typeof encoding === 'function' ? encoding : callback;
+    if (typeof then === 'function') process.nextTick(then);
+    return true;
+  };
+}
+
+function uncaught(thrown) {
+  if (thrown instanceof Exit) return;
+  process.stderr.write(`Uncaught ${described(thrown).traceback.join('\n')}\n`);
+}
+
+function world() {
+  process.exit = (code = process.exitCode ?? 0) => {
+    const current = owner.getStore() ?? running;
+    process.exitCode = undefined;
+    if (current !== null && current === running) {
+      if (Number(code)) tellError(current.id, 'ExitStatus', String(code), [`ExitStatus: ${code}`]);
+      done(current, !Number(code));
+    }
+    throw new Exit(`process.exit(${code})`);
+  };
+  stream(process.stdout, 1);
+  stream(process.stderr, 2);
+  process.on('uncaughtException', uncaught);
+  process.on('unhandledRejection', uncaught);
+  process.on('SIGINT', () => {});
+  process.argv.length = 1;
+  if (!process.env.NODE_PATH) {
+    process.env.NODE_PATH = path.join(path.dirname(everybodys), 'node_modules');
+    module._initPaths?.(); // deprecated nowhere, documented nowhere: node reads NODE_PATH when it starts
+    delete process.env.NODE_PATH;
+  }
+  hidden('require', requireHere);
+  hidden('module', { exports: {} });
+  hidden('exports', {});
+  hidden('__sandlot_import', (specifier, options) => import(specifier, options));
+  hidden('__sandlot_run', undefined);
+  hidden('display', (...values) => values.forEach((value) => show(owner.getStore()?.id ?? last, value, false)));
+}
+
+// -- in -----------------------------------------------------------------------------------------------------------------------------------
+
+// Between the threads: the number of the last message that was heard, and whether a cell has its first turn.
+const heard = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.heard;
+
+let began = false;
+
+function hear(number) {
+  Atomics.store(heard, 0, Math.max(number, heard[0]));
+}
+
+function take(message) {
+  if (message.number <= heard[0]) return; // said again
+  if (message.op === 'execute' && (running === null || running.id === message.cell)) {
+    begin(message);
+    return;
+  }
+  if (message.op === 'execute') waiting.push(message);
+  else if (message.op === 'interrupt' && running !== null && (message.cell ?? running.id) === running.id) interrupted(running);
+  else if (message.op === 'wake') {
+    Object.assign(process.env, message.env);
+    if (!began && message.cwd) process.chdir(message.cwd);
+    began = true;
+  }
+  hear(message.number);
+}
+
+// The thread that reads.
+function listen() {
+  let number = 0;
+  let inspected = null;
+  let unheard = [];
+  let newest = null; // the cell
+  const pass = (message) => {
+    message.number = number += 1;
+    if (message.op === 'execute') newest = message.cell;
+    unheard = unheard.filter((other) => other.number > heard[0]);
+    unheard.push(message);
+    parentPort.postMessage(message);
+    if (message.op === 'interrupt') setTimeout(insist, INSIST_MS);
+  };
+  // A thread that is not busy any more when it is told to terminate loses what it is told next: so all that is said again.
+  const insist = () => {
+    unheard = unheard.filter((message) => message.number > heard[0]);
+    if (unheard.length === 0) return;
+    if (heard[1] === 1 && unheard.some((message) => message.op === 'interrupt' && message.cell === newest)) {
+      if (inspected === null) {
+        inspected = new inspector.Session();
+        inspected.connectToMainThread();
+      }
+      inspected.post('Runtime.terminateExecution', () => {});
+    }
+    for (const message of unheard) parentPort.postMessage(message);
+    setTimeout(insist, INSIST_MS);
+  };
+  let buffer = Buffer.alloc(0);
+  const link = new net.Socket({ fd: FD, readable: true, writable: false });
+  link.on('data', (data) => {
+    buffer = Buffer.concat([buffer, data]);
+    while (buffer.length >= 4 && buffer.length >= 4 + buffer.readUInt32BE(0)) {
+      const size = buffer.readUInt32BE(0);
+      const message = decode(buffer.subarray(4, 4 + size));
+      buffer = buffer.subarray(4 + size);
+      pass(message);
+    }
+  });
+  for (const end of ['end', 'error', 'close']) link.on(end, () => process.kill(process.pid, 'SIGKILL'));
+}
+
+if (isMainThread) {
+  world();
+  session.connect();
+  const reader = new Worker(new URL(import.meta.url), { workerData: { fd: FD, heard }, stdout: false, stderr: false, env: {} });
+  reader.on('message', take);
+  send({ event: 'ready' });
+} else listen();
