@@ -141,6 +141,7 @@ class Processes:
         self._by_id[id_] = process
         self._by_pid[process.pid] = process
         self._guest.pids.watch()
+        self._guest.kernels.spares.make_way()
         return process
 
     def _on_terminal(self, process: Process, who: Account, args: dict[str, Any]) -> None:

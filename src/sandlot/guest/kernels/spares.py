@@ -2,6 +2,7 @@
 
 Laws:
 - Started a moment after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
+- While it imports ahead of any need, it stands still for commands, ``PAUSES`` looks long at most.
 - A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
   in all that is read when a program starts. Otherwise kernels are started directly.
 - The zygote runs as ``user`` and may say anything: a pid is taken for a kernel's only where it is a child of PID 1's, of that user,
@@ -19,7 +20,7 @@ from sandlot.guest.flow.loop import READ, log
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.kernel import HEAD, Ends, Kernel
 from sandlot.guest.spawn import UID, account, environment, start
-from sandlot.guest.tasks import Task, kill_tree
+from sandlot.guest.tasks import Task, kill_tree, send
 from sandlot.protocol import values
 from sandlot.protocol.lean import deque
 
@@ -39,6 +40,8 @@ AHEAD_S = 0.1
 TRIES = 50
 REFILL_S = 0.05
 START_S = 15.0
+PAUSES = 50
+PAUSE_S = 0.1
 FAILURES = 3
 """A zygote that ended so often before it gave a kernel is not started again."""
 LEAST_BYTES = 256 << 20
@@ -51,7 +54,7 @@ FD = struct.Struct("i")
 class Zygote:
     """The process that kernels are forked from."""
 
-    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_up", "is_warm", "pid", "seen")
+    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_still", "is_up", "is_warm", "pid", "seen")
 
     def __init__(
         self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
@@ -64,6 +67,7 @@ class Zygote:
         self.seen = seen
         self.is_up = False
         self.is_warm = False
+        self.is_still = False
         ours, theirs = socket.socketpair()
         try:
             argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
@@ -113,6 +117,12 @@ class Zygote:
             data = b""
         if not data:
             self._on_end()
+
+    def hold(self, *, still: bool) -> None:
+        """Let it stand still, or go on. Idempotent."""
+        if still != self.is_still:
+            self.is_still = still
+            send(self.pid, signal.SIGSTOP if still else signal.SIGCONT)
 
     def close(self) -> None:
         """End it; what it has forked lives on. Idempotent."""
@@ -167,10 +177,21 @@ class Spares:
         if self._zygote is None and not self._begin():
             return False
         self._waiting.append(taker)
+        if self._zygote is not None:
+            self._zygote.hold(still=False)
         if self._patience is None:
             self._patience = self._guest.loop.after(START_S, self._give_up)
         self._go_on()
         return True
+
+    def make_way(self, looks: int = PAUSES) -> None:
+        """A command runs: whoever imports for a need that may never come waits for its end."""
+        zygote = self._zygote
+        if zygote is None or zygote.is_warm or (zygote.is_still and looks == PAUSES):
+            return
+        zygote.hold(still=looks > 0 and not self._waiting and bool(self._guest.processes.running()))
+        if zygote.is_still:
+            self._guest.loop.after(PAUSE_S, lambda: self.make_way(looks - 1))
 
     def settle(self) -> None:
         """Nothing runs just now: refill."""
