@@ -1,0 +1,121 @@
+"""bash and JavaScript contexts in real sandboxes, on both runtimes. What the programs promise in detail, their unit tests try."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from sandlot.link.client import CellCall
+from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
+from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+
+
+class Told:
+    """What came of a cell."""
+
+    def __init__(self) -> None:
+        self.texts = {1: "", 2: ""}
+        self.errors: list[tuple[str, str]] = []
+        self.plain: list[str] = []
+        self.result: CellResult | None = None
+
+
+@pytest.fixture(scope="module", params=["gvisor", "container"])
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    """A sandbox that the tests of a module share."""
+    limits = replace(SMALL, pids=256, memory_bytes=512 * 1024 * 1024)
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=limits) as sandbox:
+        yield sandbox
+
+
+async def listen(call: CellCall, told: Told, until: str | None = None) -> Told:
+    async for item in call:
+        if isinstance(item, Output):
+            told.texts[item.channel] += item.data.decode("utf-8", "replace")
+            if until is not None and until in told.texts[1]:
+                return told
+        elif isinstance(item, CellError):
+            told.errors.append((item.name, item.value))
+        elif isinstance(item, Display):
+            told.plain.append(str(item.data["text/plain"]))
+        else:
+            assert isinstance(item, CellStarted)
+    told.result = await call.result()
+    return told
+
+
+async def run(inside: Inside, language: str, code: str, **options: float) -> Told:
+    return await listen(await inside.link.execute(code, kernel=language, **options), Told())  # type: ignore[arg-type]
+
+
+async def test_bash_keeps_its_state_and_tells_exit_statuses(inside: Inside) -> None:
+    told = await run(inside, "bash", "x=5; cd /tmp; f() { echo f$x; }; echo out; echo err >&2")
+    assert told.result is not None
+    assert (told.result.status, told.texts) == ("ok", {1: "out\n", 2: "err\n"})
+    assert (await run(inside, "bash", "f; pwd; id -un; cat")).texts == {1: "f5\n/tmp\nuser\n", 2: ""}
+    told = await run(inside, "bash", "set -e; false; echo never")
+    assert told.result is not None
+    assert (told.result.status, told.errors, told.texts) == ("error", [("ExitStatus", "1")], {1: "", 2: ""})
+    assert (await run(inside, "bash", "set +e; echo $x")).texts[1] == "5\n"
+    assert (await run(inside, "bash", "exit 3")).errors == [("ExitStatus", "3")]
+    assert (await run(inside, "bash", "echo [$x]")).texts[1] == "[]\n"
+
+
+async def test_javascript_keeps_its_state_and_shows_values(inside: Inside) -> None:
+    told = await run(inside, "javascript", "const x = 5; console.log('out'); console.error('err'); [x]")
+    assert told.result is not None
+    assert (told.result.status, told.texts, told.plain) == ("ok", {1: "out\n", 2: "err\n"}, ["[ 5 ]"])
+    assert (await run(inside, "javascript", "const x = (await import('node:fs')).readFileSync('/etc/hostname', 'utf8'); x")).plain == ["'sandbox\\n'"]
+    assert (await run(inside, "javascript", "null.y")).errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
+    assert (await run(inside, "javascript", "process.exit(3)")).errors == [("ExitStatus", "3")]
+    assert (await run(inside, "javascript", "x.length")).plain == ["8"]
+
+
+async def test_javascript_finds_what_npm_installed_meanwhile(inside: Inside) -> None:
+    assert (await run(inside, "javascript", "require('probe')")).errors != []
+    script = (
+        "mkdir -p /tmp/probe && cd /tmp/probe && echo 'exports.word = 7' > index.js && npm init -y >/dev/null"
+        " && npm install --silent --offline -g $(npm pack --silent)"
+    )
+    assert (await run(inside, "bash", f"({script})")).errors == []
+    assert (await run(inside, "javascript", "[require('probe').word, (await import('probe')).word]")).plain == ["[ 7, 7 ]"]
+
+
+@pytest.mark.parametrize(
+    "language,code,kept",
+    [
+        ("bash", "kept=yes; echo on; sleep 300; echo never", "echo $kept"),
+        ("bash", "kept=yes; echo on; while :; do :; done", "echo $kept"),
+        ("javascript", "var kept = 'yes'; console.log('on'); for (;;) {}", "console.log(kept)"),
+        ("javascript", "var kept = 'yes'; console.log('on'); await new Promise(() => {})", "console.log(kept)"),
+    ],
+)
+async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside, language: str, code: str, kept: str) -> None:
+    call = await inside.link.execute(code, kernel=language)
+    told = await listen(call, Told(), until="on\n")
+    await inside.link.interrupt(language)
+    await listen(call, told)
+    assert told.errors == [("KeyboardInterrupt", "")]
+    assert told.texts[1] == "on\n"
+    assert (await run(inside, language, kept)).texts[1] == "yes\n"
+
+
+@pytest.mark.parametrize(
+    "language,code", [("bash", "trap '' INT; while :; do :; done"), ("javascript", "setTimeout(() => { for (;;) {} }); await 1")]
+)
+async def test_a_cell_that_heeds_no_interrupt_costs_the_state_and_says_so(inside: Inside, language: str, code: str) -> None:
+    await run(inside, language, "kept=yes" if language == "bash" else "var kept = 'yes'")
+    told = await run(inside, language, code if language == "bash" else f"{code}; await new Promise(() => {{}})", timeout_s=0.5)
+    assert told.result is not None
+    assert told.result.status == "killed"
+    assert told.errors[-1][0] == "KernelDied"
+    told = await run(inside, language, "echo [$kept]" if language == "bash" else "console.log(typeof kept)")
+    assert told.texts[1] in {"[]\n", "undefined\n"}
+
+
+async def test_what_sudo_installs_is_users_to_replace(inside: Inside) -> None:
+    made = "/usr/local/lib/python3.11/dist-packages/probe"
+    told = await run(inside, "bash", f"sudo sh -c 'mkdir -p {made}/deep; touch {made}/deep/x'; stat -c %U {made}/deep/x; rm -r {made}")
+    assert (told.texts, told.errors) == ({1: "user\n", 2: ""}, [])
