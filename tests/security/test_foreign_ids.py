@@ -78,6 +78,11 @@ RIGHT: Mapping[str, Asked] = {
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
     "DELETE /agentsandbox/v1/files/{file}": Asked(last=True),
+    "POST /sandboxapi/v1/sessions/{session}/execute": Asked({"code": "1"}),
+    "POST /sandboxapi/v1/sessions/{session}/install": Asked({"packages": ["six"]}),
+    "POST /sandboxapi/v1/sessions/{session}/packages": Asked({"packages": ["six"]}),
+    "POST /sandboxapi/v1/sessions/{session}/close": Asked(last=True),
+    "DELETE /sandboxapi/v1/sessions/{session}": Asked(last=True),
 }
 """Requests that are more than their path."""
 
@@ -148,6 +153,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
     await until(is_logged)
     session = (await owner.post("/agentsandbox/v1/sessions", json={})).json()["session_id"]
     return {
+        "sandboxapi": await other_session(owner),
         "sandbox": url.rpartition("/")[2],
         "session": session,
         "process": ran["process"],
@@ -155,6 +161,13 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "file": await file(owner),
         "execution": executed["execution"],
     }
+
+
+async def other_session(owner: httpx.AsyncClient) -> str:
+    """The id of a new session of the other door that has some."""
+    made = (await owner.post("/sandboxapi/v1/sessions", json={"language": "python"})).json()
+    id_: str = made.get("session_id") or made["id"]
+    return id_
 
 
 async def file(owner: httpx.AsyncClient) -> str:
@@ -186,9 +199,15 @@ def named(text: str, ids: Mapping[str, str]) -> str:
     return re.sub(r"{(\w+)}", lambda found: ids[found[1]], text)
 
 
+def of_door(route: str, ids: Mapping[str, str]) -> Mapping[str, str]:
+    """The ids as a route's door has them: sessions are the door's own that made them."""
+    return {**ids, "session": ids["sandboxapi"]} if " /sandboxapi/" in route else ids
+
+
 async def status(two: Two, who: httpx.AsyncClient, route: str, ids: Mapping[str, str]) -> tuple[int, Any]:
     """What somebody is answered: status and, of a failure, its body without what differs by id."""
     method, _, path = route.partition(" ")
+    ids = of_door(route, ids)
     asked, url = RIGHT.get(route, Asked()), named(path, ids)
     if method == "WEBSOCKET":
         try:
@@ -211,8 +230,10 @@ async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two) -> 
     assert {route: answer for route, answer in heard.items() if answer[0] != 404} == {}
     # Those that end something come last, the largest of them at the very end.
     for route in sorted(asked, key=lambda route: (RIGHT.get(route, Asked()).last, -route.count("/"))):
-        # A file can be removed by two routes: each has one of its own.
+        # A file can be removed by two routes, and such a session as well: each has one of its own.
         ids = {**two.ids, "file": await file(two.owner)} if "{file}" in route else two.ids
+        if " /sandboxapi/" in route and RIGHT.get(route, Asked()).last:
+            ids = {**ids, "sandboxapi": await other_session(two.owner)}
         answer = await status(two, two.owner, route, ids)
         assert answer[0] not in {400, 404, 422}, f"{route}: {answer}, so a stranger's 404 says nothing"
 
