@@ -11,6 +11,7 @@ Laws:
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextvars
 import os
@@ -34,9 +35,10 @@ MACHINERY = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 class Interrupts:
     """SIGINT, and when it may strike. Its fields are the main thread's."""
 
-    __slots__ = ("cancel", "cancelled", "depth", "in_cell", "in_user_code", "pending")
+    __slots__ = ("_unraisable", "cancel", "cancelled", "depth", "in_cell", "in_user_code", "pending")
 
     def __init__(self) -> None:
+        self._unraisable: Any = None
         self.in_cell = False
         self.in_user_code = False
         self.depth = 0
@@ -50,6 +52,8 @@ class Interrupts:
     def install(self) -> None:
         """Take the signal (back)."""
         signal.signal(signal.SIGINT, self._came)
+        if sys.unraisablehook != self._swallowed:
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
 
     def enter(self) -> None:
         """User code begins; an interrupt that came before strikes now."""
@@ -65,6 +69,13 @@ class Interrupts:
         if self.pending and self.in_user_code and not self.depth:
             self.pending = False
             raise KeyboardInterrupt
+
+    def _swallowed(self, what: Any) -> None:
+        """An exception that Python cannot raise: an interrupt that struck in a finalizer strikes again after it."""
+        if self.in_cell and what.exc_type is KeyboardInterrupt:
+            _thread.interrupt_main()
+        elif callable(self._unraisable):
+            self._unraisable(what)
 
     def _came(self, _number: int, frame: FrameType | None) -> None:
         waits = frame is not None and frame.f_code.co_filename.startswith(MACHINERY)

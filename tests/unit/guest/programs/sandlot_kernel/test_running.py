@@ -126,3 +126,20 @@ def test_context_variables_stay_from_cell_to_cell(kernel: Process) -> None:
     assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.33333')"
     kernel.run("await asyncio.sleep(0)\ndecimal.getcontext().prec = 6")
     assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.333333')"
+
+
+def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Process) -> None:
+    cells = (
+        "while True: print('x' * 1000)",
+        "while True: display(1)",
+        "while True: subprocess.run(['true'])",
+        "while True: await asyncio.sleep(0)",
+        "while True: print('.', end='', flush=True)",
+    )
+    for number in range(40):
+        cell = kernel.begin(cells[number % len(cells)])
+        kernel.until(cell, "started")
+        time.sleep(number % 8 / 400)
+        os.kill(kernel.pid, signal.SIGINT)
+        assert errors_of(kernel.until(cell)) == ["KeyboardInterrupt"]
+    assert kernel.value("'whole'") == "'whole'"
