@@ -22,7 +22,16 @@ async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(
 
 
 def names_of_the_image(_inside: Inside) -> set[str]:
-    return {"MPLBACKEND", "MPLCONFIGDIR", "DEBIAN_FRONTEND", "PIP_DISABLE_PIP_VERSION_CHECK", "PIP_ROOT_USER_ACTION", "LC_ALL", "PYTHONUNBUFFERED"}
+    return {
+        "MPLBACKEND",
+        "MPLCONFIGDIR",
+        "NODE_PATH",
+        "DEBIAN_FRONTEND",
+        "PIP_DISABLE_PIP_VERSION_CHECK",
+        "PIP_ROOT_USER_ACTION",
+        "LC_ALL",
+        "PYTHONUNBUFFERED",
+    }
 
 
 async def test_root_is_root_and_sudo_works_without_setuid(inside: Inside) -> None:
