@@ -250,7 +250,14 @@ async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, co
     assert (await told(await inside.link.attach_cell(call.id)))[0] == "one\ntwo\n"
 
 
-@pytest.mark.parametrize("code", ["b'x' * (4 << 30)", "l = []\nwhile True: l.append(b'y' * (10 << 20))", "l = []\nwhile True: l.append(object())"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "b'x' * (4 << 30)",
+        "l = []\nwhile True: l.append(b'y' * (10 << 20))",
+        pytest.param("l = []\nwhile True: l.append(object())", marks=pytest.mark.soak),
+    ],
+)
 async def test_a_kernel_without_memory_is_killed_as_such_and_the_sandbox_lives_on(inside: Inside, context: str, code: str) -> None:
     _, others, result = await run(inside, context, code)
     assert result.status == "oom"

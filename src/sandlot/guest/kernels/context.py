@@ -142,6 +142,7 @@ class Context(Owner):
     def restart(self) -> None:
         """End the kernel; what waits is aborted, and the next cell starts a new one."""
         self._abort_all("The context was restarted before its turn came.")
+        self._is_plain = False  # whatever kept the other one from starting may be gone
         self._end()
 
     def remove(self) -> None:
