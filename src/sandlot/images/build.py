@@ -146,8 +146,8 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
     """
     sources = dict(payload.guest_sources())
     programs = dict(payload.programs())
-    # The python kernel runs on the image's python, which has everything; sudo.py on the guest's, beside the others.
-    own = {**sources, **{name: text for name, text in programs.items() if name.endswith(".py") and not payload.runs_on_the_image(name)}}
+    # Kernels run on the image's python and node, which have everything; sudo.py and shell.py on the guest's, beside the others.
+    own = {**sources, **{name: text for name, text in programs.items() if not payload.runs_on_the_image(name)}}
     interpreter.check_imports(own, base, beside=[name.removesuffix(".py") for name in programs])
 
     root = folder / TREE

@@ -81,8 +81,8 @@ def programs() -> Mapping[str, bytes]:
 
 
 def runs_on_the_image(name: str) -> bool:
-    """Whether one of ``programs()`` runs on the image's python, not on the guest's interpreter."""
-    return name == "kernel.py" or name.startswith(f"{_KERNEL}/")
+    """Whether one of ``programs()`` runs on the image's python, bash or node, not on the guest's interpreter."""
+    return name == "kernel.py" or name in _OTHERS or name.startswith(f"{_KERNEL}/")
 
 
 def digest() -> str:
