@@ -27,8 +27,10 @@ class Index:
 
     def __init__(self) -> None:
         self.answers: list[bool] = []
+        self.asked_by: set[str] = set()
 
     async def serve(self, stream: GuestStream, *, sandbox: str, allowed: Callable[[], bool]) -> None:
+        self.asked_by.add(sandbox)
         asked = b""
         async for piece in stream:
             asked += piece
@@ -112,6 +114,7 @@ async def test_a_sandbox_reads_the_indexes_by_default(http: httpx.AsyncClient, u
     done = await http.post(f"{url}/processes", json={"argv": ["python3", "-c", SAYS]})
     assert (done.json()["stderr"], done.json()["stdout"]) == ("", "open\n")
     assert index.answers == [True]
+    assert index.asked_by == {url.rpartition("/")[2]}
 
 
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
