@@ -58,7 +58,8 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if node is None:
             hint = "Use a template with Node.js, or install it."
             raise Refusal("unsupported", "This image has no Node.js, so it has no JavaScript context.", hint)
-        return [node, f"{PROGRAMS}/javascript.mjs"]
+        # A cell that is terminated leaves node's bookkeeping of asynchronous calls uneven; the check of that would end node.
+        return [node, "--no-force-async-hooks-checks", f"{PROGRAMS}/javascript.mjs"]
     raise Refusal("invalid_request", f"There is no language {language[:50]!r}.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
 
 

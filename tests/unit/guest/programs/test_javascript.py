@@ -22,7 +22,11 @@ def node() -> Path:
 def js(node: Path, tmp_path: Path) -> Generator[Kernel]:
     (tmp_path / "work").mkdir()
     install(tmp_path / "programs")
-    kernel = Kernel([str(node), str(tmp_path / "programs/javascript.mjs")], tmp_path / "work", {"NODE_PATH": str(tmp_path / "global/node_modules")})
+    kernel = Kernel(
+        [str(node), "--no-force-async-hooks-checks", str(tmp_path / "programs/javascript.mjs")],
+        tmp_path / "work",
+        {"NODE_PATH": str(tmp_path / "global/node_modules")},
+    )
     yield kernel
     assert kernel.close() == -signal.SIGKILL
 
@@ -225,7 +229,7 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Kernel) -> None:
 
 def test_a_kernel_that_ends_says_so_by_ending(node: Path, tmp_path: Path) -> None:
     install(tmp_path)
-    kernel = Kernel([str(node), str(tmp_path / "javascript.mjs")], tmp_path)
+    kernel = Kernel([str(node), "--no-force-async-hooks-checks", str(tmp_path / "javascript.mjs")], tmp_path)
     kernel.begin("process.kill(process.pid, 'SIGKILL')")
     assert kernel.process.wait(60) == -signal.SIGKILL
     kernel.close()
