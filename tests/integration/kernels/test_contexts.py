@@ -148,6 +148,16 @@ async def test_only_the_execution_that_was_meant_is_interrupted(inside: Inside, 
     assert (await told(waiting))[0] == "after\n"
 
 
+async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: Inside, context: str) -> None:
+    flood = await inside.link.execute("while True: print('x' * 1000)", kernel=context)
+    await asyncio.sleep(1)  # its follower takes nothing, so it stands still by now
+    (pid,) = [each.pid for each in await inside.link.kernels() if each.kernel == context]
+    await inside.sh(f"kill -9 {pid}")
+    text, _, result = await told(await inside.link.execute("print(1)", kernel=context))
+    assert (text, result.status) == ("1\n", "ok")
+    assert (await flood.result()).status == "died"
+
+
 async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
     for stop, expected in ((True, "aborted"), (False, "ok")):
         failing = await inside.link.execute("import time; time.sleep(0.3); 1/0", kernel=context, stop_on_error=stop)

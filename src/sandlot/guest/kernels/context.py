@@ -217,6 +217,7 @@ class Context(Owner):
         if self.kernel is not None and not self._verdict:
             self._verdict = verdict
             self.kernel.kill()
+            self._hurry(self.kernel)
 
     def reaped(self, status: int, peak_bytes: int) -> None:
         """The kernel's process ended by itself, or was killed by somebody else; its children end with it."""
@@ -226,6 +227,13 @@ class Context(Owner):
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
             self._verdict = "oom" if killed and self._kernels.memory.explains(peak_bytes) else "died"
         self.kernel.ended()
+        self._hurry(self.kernel)
+
+    def _hurry(self, kernel: Kernel) -> None:
+        """The kernel is gone: its end is told and the next one begins, also where nobody reads what it said."""
+        if self.cell is not None:
+            self.cell.outputs.rushes = True
+        kernel.read_on()
 
     def on_broken(self) -> None:
         """It breaks the wire."""
