@@ -33,6 +33,8 @@ const { entries } = Object;
 const JSON_LIMIT = 64 * 1024;
 const PIECE = 256 * 1024; // bytes of one output message
 const DISPLAY = Symbol.for('sandlot.display'); // a method of this name gives a bundle: MIME type -> text or bytes
+const LINES = 500; // the last ones of a traceback
+const LINE_CHARS = 2000;
 const MOST = 6 * 1024 * 1024; // bytes of one display; the guest refuses messages of more than 8 MiB
 
 // -- values, as protocol/values.py has them ------------------------------------------------------------------------------------------
@@ -230,8 +232,11 @@ function done(current, ok) {
   if (waiting.length > 0) setImmediate(() => begin(waiting.shift()));
 }
 
+// An error may quote megabytes; the guest refuses a message that is too long, and takes its kernel for broken.
 function tellError(cell, name, value, traceback) {
-  send({ event: 'error', cell, name, value: value.slice(0, TEXT_LIMIT), traceback });
+  const lines = [];
+  for (let at = Math.max(0, traceback.length - LINES); at < traceback.length; at += 1) lines[lines.length] = traceback[at].slice(0, LINE_CHARS);
+  send({ event: 'error', cell, name: name.slice(0, LINE_CHARS), value: value.slice(0, TEXT_LIMIT), traceback: lines });
 }
 
 function interrupted(current) {

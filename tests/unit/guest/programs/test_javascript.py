@@ -120,6 +120,15 @@ def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Kern
     assert js.run("x").plain == ["2"]
 
 
+@pytest.mark.parametrize("code", ["throw new Error('x'.repeat(9e6))", "throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"])
+def test_an_error_of_any_length_is_told_within_bounds(js: Kernel, code: str) -> None:
+    error = js.run(code).error
+    assert len(error["value"]) <= 1 << 20
+    assert len(error["traceback"]) <= 500
+    assert sum(len(line.encode()) for line in [error["value"], *error["traceback"]]) < 6 << 20
+    assert js.run("6 * 7").plain == ["42"]
+
+
 def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Kernel) -> None:
     cell = js.begin(
         "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
