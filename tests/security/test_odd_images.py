@@ -205,7 +205,7 @@ def test_modules_in_the_working_folder_and_a_poisoned_environment_reach_no_furth
             made.files.write(f"/workspace/{name}.py", "raise RuntimeError('shadowed')\n")
         made.commands.run(END_KERNEL, user="root")
         assert made.run_code("6 * 7").text == "42"
-        assert made.run_code("import json").error is not None, "to the cell the folder comes first, as it does everywhere"
+        assert made.run_code("import values").error is not None, "to the cell the folder comes first, as it does everywhere"
         assert made.commands.run("sudo id -u").stdout == "0\n"
     for name in ("PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONSTARTUP", "PYTHONPLATLIBDIR"):
         with service.create("whole", envs={name: "/nowhere"}) as made:

@@ -267,18 +267,21 @@ class Follower:
         return True
 
 
-def epitaph(status: str, *, began: bool, late: bool) -> str:
+def epitaph(status: str, language: str, *, began: bool, late: bool) -> str:
     """What became of a kernel that ended in the middle of a cell. Pure.
 
     Args:
         status: The cell's: killed, died or oom.
+        language: The cell's.
         began: Whether the kernel ever came as far as taking the cell.
-        late: Whether the cell was interrupted before.
+        late: Whether the cell was interrupted before, or the start took too long.
     """
     if status == "oom":
         return "The kernel was killed because the sandbox had no memory left; its variables are gone."
     if status == "killed":
         return "The kernel was killed: it did not stop when it was interrupted." if late else "The kernel was killed: it was started anew."
     if not began:
-        return "The program that runs the language did not start, so nothing was run; see stderr. Commands and files work without it."
+        when = "in time" if late else "at all"
+        program = "node" if language == "javascript" else language
+        return f"The image's {program} did not start {when}, so nothing was run; see stderr. Commands and files work without it."
     return "The kernel died; its variables are gone."

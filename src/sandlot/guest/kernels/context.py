@@ -4,8 +4,8 @@ Laws:
 - One cell at a time; the others wait in order. A cell's timeout begins when the cell does, not when it is sent.
 - An interrupt is SIGINT to the kernel's group, said again after ``AGAIN_S`` for those to whom the first did not get through;
   whoever does not heed it in ``GRACE_S`` is killed, with all that it has started.
-- A kernel that died is started anew by the next cell, and the cell that it died in says so. Its children die with it.
-- What waits is aborted where a cell before it that asked for that fails, and where the context is restarted or removed.
+- A kernel that died is started anew by the next cell; the cell that it died in says so. Its children die with it.
+- What waits is aborted where a cell before it that asked for that fails, or the context is restarted or removed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from sandlot.guest.kernels.service import Kernels
     from sandlot.guest.main import Guest
 
-AGAIN_S = 1.0
-GRACE_S = 2.0
+AGAIN_S, GRACE_S = 1.0, 2.0
 BEGUN_S = 0.3
 """How long an interrupt waits for a kernel to say that it has begun the cell: before that it may not hear of it."""
-START_S = 30.0
-"""How long a kernel may take to start."""
+START_S, LEAST_START_S = 30.0, 10.0
+"""How long a kernel may take to start: as long as the cell that waits for it may run, within these."""
+LATE = "late"
 
 
 class Context(Owner):
@@ -205,7 +205,8 @@ class Context(Owner):
         self.count = 0
         self._is_up = False
         self._verdict = ""
-        self._starting = self._guest.loop.after(START_S, lambda: self.kill("died"))
+        patience_s = max(LEAST_START_S, min(START_S, self.queue[0].timeout_s or START_S)) if self.queue else START_S
+        self._starting = self._guest.loop.after(patience_s, lambda: self.kill(LATE))
         self._wake(kernel)
         kernel.serve(self)
 
@@ -246,7 +247,7 @@ class Context(Owner):
         was_up, self._is_up = self._is_up, False
         self._quiet()
         if self.cell is not None:
-            self.cell.fail("KernelDied", epitaph(verdict, began=True, late=bool(self._why)))
+            self.cell.fail("KernelDied", epitaph(verdict, self.language, began=True, late=bool(self._why)))
             self._finish("killed" if verdict == "died" and self._why else verdict)
         elif not was_up and kernel is not None:
             self._never_started(kernel, verdict)
@@ -263,8 +264,9 @@ class Context(Owner):
             text = kernel.started_text
             if text:
                 cell.outputs.buffers[2].append(text.encode())
-            cell.fail("KernelDied", epitaph(verdict, began=False, late=False))
-            cell.finish(verdict, 0)
+            status = "died" if verdict == LATE else verdict
+            cell.fail("KernelDied", epitaph(status, self.language, began=False, late=verdict == LATE))
+            cell.finish(status, 0)
 
     # -- cells --------------------------------------------------------------------------------------------------------
 
