@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -78,7 +79,8 @@ async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> Non
     marked = await changes.mark(box, ["/workspace"], User.USER)
     async with box.using() as link:
         (program,) = await link.processes()
-    forging = f"kill -STOP {program.pid}; while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
+        await link.signal(program.process, int(signal.SIGSTOP))  # before it could answer
+    forging = f"while :; do cat /tmp/forged; done > /proc/{program.pid}/fd/2"
     _, _ = await processes.launch(box, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):
         await marked.changed()
