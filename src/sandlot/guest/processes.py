@@ -116,6 +116,8 @@ class Processes:
             return False
         process.reaped(status, usage)
         self._trim()
+        if not self._by_pid:
+            self._guest.kernels.spares.commands_ended()
         return True
 
     def running(self) -> list[Process]:

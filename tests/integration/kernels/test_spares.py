@@ -105,3 +105,13 @@ async def test_without_the_zygote_there_are_kernels_all_the_same(inside: Inside)
     assert await value(inside, other, "1") == "1"
     for each in (context, other):
         await inside.link.remove_kernel(each)
+
+
+async def test_a_zygote_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
+    await spare(inside)
+    stopped = (await inside.sh(f"pid=$({ZYGOTE}); kill -STOP $pid; echo $pid")).strip()
+    for _ in range(3):  # who has the one that waited already, who asks in vain, and who comes after that
+        context = await new(inside)
+        assert await value(inside, context, "1") == "1"
+        await inside.link.remove_kernel(context)
+    assert (await inside.sh(ZYGOTE)).strip() not in {"", stopped}

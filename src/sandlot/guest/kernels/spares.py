@@ -2,12 +2,14 @@
 
 Laws:
 - Started a moment after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
-- While it imports ahead of any need, it stands still for commands, ``PAUSES`` looks long at most.
+- Ahead of any need none is begun while a command runs, and one that is importing stands still for it: a sandbox that only ever
+  runs programs has its processor and its memory for them.
 - A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
   in all that is read when a program starts. Otherwise kernels are started directly.
 - The zygote runs as ``user`` and may say anything: a pid is taken for a kernel's only where it is a child of PID 1's, of that user,
   and known as nothing else.
-- Whoever waits is answered: with a kernel, or with none after ``START_S``.
+- Whoever waits is answered: with a kernel, or with none after ``START_S``, or ``ANSWER_S`` where all is imported. A zygote that
+  has not answered by then is ended, so that nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -36,12 +38,11 @@ if TYPE_CHECKING:
     Taker = Callable[[Kernel | None], object]
 
 AHEAD_S = 0.1
-"""After the begin of a life, and again while commands run: the first one is not to wait for what nobody may need."""
+"""After the begin of a life, and after a command's end: the next one is not to wait for what nobody may need."""
 TRIES = 50
+"""How often a refill is put off while something runs."""
 REFILL_S = 0.05
-START_S = 15.0
-PAUSES = 50
-PAUSE_S = 0.1
+START_S, ANSWER_S = 15.0, 5.0
 FAILURES = 3
 """A zygote that ended so often before it gave a kernel is not started again."""
 LEAST_BYTES = 256 << 20
@@ -135,7 +136,20 @@ class Zygote:
 class Spares:
     """The zygote, the spare, and who waits for one."""
 
-    __slots__ = ("_asked", "_failures", "_forking", "_guest", "_kernels", "_patience", "_spare", "_timer", "_tries", "_waiting", "_zygote")
+    __slots__ = (
+        "_asked",
+        "_failures",
+        "_forking",
+        "_guest",
+        "_is_put_off",
+        "_kernels",
+        "_patience",
+        "_spare",
+        "_timer",
+        "_tries",
+        "_waiting",
+        "_zygote",
+    )
 
     def __init__(self, guest: Guest, kernels: Kernels) -> None:
         self._guest = guest
@@ -149,6 +163,7 @@ class Spares:
         self._patience: Timer | None = None
         self._tries = 0
         self._failures = 0
+        self._is_put_off = False
 
     def woken(self) -> bool:
         """The sandbox begins a life; whether kernels will be made ahead."""
@@ -180,18 +195,23 @@ class Spares:
         if self._zygote is not None:
             self._zygote.hold(still=False)
         if self._patience is None:
-            self._patience = self._guest.loop.after(START_S, self._give_up)
+            is_warm = self._zygote is not None and self._zygote.is_warm
+            self._patience = self._guest.loop.after(ANSWER_S if is_warm else START_S, self._ended)
         self._go_on()
         return True
 
-    def make_way(self, looks: int = PAUSES) -> None:
+    def make_way(self) -> None:
         """A command runs: whoever imports for a need that may never come waits for its end."""
         zygote = self._zygote
-        if zygote is None or zygote.is_warm or (zygote.is_still and looks == PAUSES):
-            return
-        zygote.hold(still=looks > 0 and not self._waiting and bool(self._guest.processes.running()))
-        if zygote.is_still:
-            self._guest.loop.after(PAUSE_S, lambda: self.make_way(looks - 1))
+        if zygote is not None and not zygote.is_warm and not self._waiting:
+            zygote.hold(still=True)
+
+    def commands_ended(self) -> None:
+        """No command runs any more: go on with what was put off for them."""
+        if self._zygote is not None:
+            self._zygote.hold(still=False)
+        elif self._is_put_off:
+            self._later(AHEAD_S)
 
     def settle(self) -> None:
         """Nothing runs just now: refill."""
@@ -235,6 +255,9 @@ class Spares:
     def _ahead(self) -> None:
         """Make ready what somebody may need, where nothing else runs."""
         self._timer = None
+        self._is_put_off = self._zygote is None and bool(self._guest.processes.running())
+        if self._is_put_off:
+            return
         self._tries += 1
         if self._tries < TRIES and (self._guest.processes.running() or (self._zygote is not None and self._kernels.is_busy())):
             self._later(2 * AHEAD_S)
