@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from sandlot.core.node.budget import Budget
@@ -61,20 +61,37 @@ class Results:
             self._clears = False
             self._clear()
         known = [number for number, shown in enumerate(self.shown) if display.update and shown.display_id == display.display_id]
-        size = display_bytes(display)
-        self._room -= size
-        if self._room < 0 or (not known and len(self.shown) >= MAX_RESULTS) or not self._output.try_take(size):
+        shown = [replace(display, main=self.shown[number].main, update=False) for number in known] or [display]
+        # What it takes the place of goes before it comes: the last frame of an animation needs no more room than one frame.
+        before = [self.shown[number] for number in known]
+        self._give(before)
+        if (not known and len(self.shown) >= MAX_RESULTS) or not self._take(shown):
             self.omitted += 1
-            return
-        for number in known:
-            self._room += display_bytes(self.shown[number])
-            self.shown[number] = replace(display, main=self.shown[number].main, update=False)
-        if not known:
+            self._take(before, anyway=True)
+        elif known:
+            for number, new in zip(known, shown, strict=True):
+                self.shown[number] = new
+        else:
             self.shown.append(display)
 
     def _clear(self) -> None:
-        self._room += sum(display_bytes(shown) for shown in self.shown)
+        self._give(self.shown)
         self.shown.clear()
+
+    def _take(self, displays: Iterable[Display], *, anyway: bool = False) -> bool:
+        """Take what displays need, or nothing (False)."""
+        size = sum(map(display_bytes, displays))
+        if not anyway and (size > self._room or not self._output.try_take(size)):
+            return False
+        if anyway:
+            self._output.take_anyway(size)
+        self._room -= size
+        return True
+
+    def _give(self, displays: Iterable[Display]) -> None:
+        size = sum(map(display_bytes, displays))
+        self._output.give(size)
+        self._room += size
 
 
 def display_bytes(display: Display) -> int:

@@ -89,6 +89,14 @@ class Collected:
         self._take(COPIES * size)
         return True
 
+    def take_anyway(self, size: int) -> None:
+        """Count what stays after all, such as what nothing could take the place of."""
+        self._take(COPIES * size)
+
+    def give(self, size: int) -> None:
+        """What was counted along with it is no longer kept."""
+        self._take(-COPIES * size)
+
     def close(self) -> None:
         """Give back what was taken: the answer is what holds it now. Idempotent."""
         self._take(-self._taken_bytes)

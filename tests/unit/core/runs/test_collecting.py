@@ -7,6 +7,7 @@ import pytest
 from sandlot.core.node.budget import Budget
 from sandlot.core.runs import collecting
 from sandlot.core.runs.collecting import Results, display_bytes
+from sandlot.core.runs.outcomes import COPIES
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.specs import MIB
 
@@ -65,6 +66,36 @@ def test_a_budget_that_is_used_up_leaves_results_out() -> None:
     assert results.omitted == 10 - len(results.shown)
     results.close()
     assert budget.taken_bytes == 0
+
+
+def test_an_animation_needs_the_budget_of_one_frame() -> None:
+    budget = Budget(4 * COPIES * display_bytes(shown("x" * 1000)))
+    for frame in (lambda n: [shown(f"{n}" + "x" * 1000, id_="a", update=True)], lambda n: [Cleared(wait=True), shown(f"{n}" + "x" * 1000)]):
+        results = Results(budget)
+        for number in range(100):
+            for event in frame(number):
+                results.add(event)
+        assert (len(results.shown), results.omitted) == (1, 0)
+        assert str(texts(results)[0]).startswith("99x")
+        assert budget.taken_bytes == COPIES * display_bytes(results.shown[0])
+        results.close()
+        assert budget.taken_bytes == 0
+
+
+def test_an_update_that_is_too_large_leaves_what_was_there() -> None:
+    budget = Budget(3 * COPIES * display_bytes(shown("x" * 1000)))
+    results = Results(budget)
+    for text in ("a", "b" * 5000, "c"):
+        results.add(shown(text, id_="a", update=True))
+    assert (texts(results), results.omitted) == (["c"], 1)
+    results.close()
+    assert budget.taken_bytes == 0
+
+
+def test_one_that_is_too_large_takes_no_room_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MAX_RESULT_BYTES", 3000)
+    results = collected(shown("x" * 10_000), shown("small"))
+    assert (texts(results), results.omitted) == (["small"], 1)
 
 
 def test_metadata_counts() -> None:
