@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.link.types import Display
+from sandlot.link.types import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, User
 from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
@@ -115,3 +115,20 @@ async def test_a_zygote_that_does_not_answer_is_waited_for_by_one_and_by_no_othe
         assert await value(inside, context, "1") == "1"
         await inside.link.remove_kernel(context)
     assert (await inside.sh(ZYGOTE)).strip() not in {"", stopped}
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+async def test_one_that_ends_before_its_first_word_is_tried_again_and_then_plainly(inside: Inside, deaths: int) -> None:
+    folder = f"/tmp/dying{deaths}"
+    site = f"import os\nfd = os.open('{folder}/starts', os.O_CREAT | os.O_APPEND | os.O_RDWR)\nos.write(fd, b'x')\n"
+    site += f"if os.fstat(fd).st_size <= {deaths}:\n    os._exit(1)\nos.close(fd)\n"
+    await inside.sh(f'mkdir {folder}; echo "{site}" > {folder}/sitecustomize.py')
+    context = await new(inside, PYTHONPATH=folder)
+    call = await inside.link.execute("get_ipython()", kernel=context)
+    said = b"".join([item.data async for item in call if isinstance(item, Output)]).decode()
+    assert (await call.result()).status == ("ok" if deaths == 1 else "error")
+    assert ("did not start" in said) == ("plain" in said) == (deaths == 2), said
+    call = await inside.link.execute("import os; os._exit(1)", kernel=context)
+    assert (await call.result()).status == "died"
+    assert await value(inside, context, "get_ipython() is None") == "False", "the plain one was for once"
+    await inside.link.remove_kernel(context)

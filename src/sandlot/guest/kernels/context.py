@@ -14,9 +14,10 @@ import os
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.lean import signal
-from sandlot.guest.kernels import family, languages
+from sandlot.guest.kernels import family
 from sandlot.guest.kernels.cells import epitaph
-from sandlot.guest.kernels.kernel import Kernel, Owner, start_kernel
+from sandlot.guest.kernels.kernel import Kernel, Owner
+from sandlot.guest.kernels.starts import LATE, Starts
 from sandlot.guest.spawn import account, environment
 from sandlot.protocol.lean import deque
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 AGAIN_S, GRACE_S = 1.0, 2.0
 BEGUN_S = 0.3
 """How long an interrupt waits for a kernel to say that it has begun the cell: before that it may not hear of it."""
-START_S, LEAST_START_S = 30.0, 10.0
-"""How long a kernel may take to start: as long as the cell that waits for it may run, within these."""
-LATE = "late"
 
 
 class Context(Owner):
@@ -52,11 +50,9 @@ class Context(Owner):
     __slots__ = (
         "_guest",
         "_has_begun",
-        "_is_plain",
-        "_is_taking",
         "_is_up",
         "_kernels",
-        "_starting",
+        "_starts",
         "_timer",
         "_verdict",
         "_why",
@@ -85,11 +81,9 @@ class Context(Owner):
         self.queue: deque[Cell] = deque()
         self.count = 0
         self.is_removed = False
-        self._is_taking = False
         self._is_up = False
-        self._is_plain = False
         self._has_begun = False
-        self._starting: Timer | None = None
+        self._starts = Starts(guest, kernels, self)
         self._timer: Timer | None = None
         self._why = ""
         self._verdict = ""
@@ -101,7 +95,7 @@ class Context(Owner):
             return "busy"
         if self.kernel is not None:
             return "idle" if self._is_up else "starting"
-        return "starting" if self._is_taking else "stopped"
+        return "starting" if self._starts.is_taking else "stopped"
 
     def describe(self) -> dict[str, Any]:
         """A record of ``kernel.list``."""
@@ -142,7 +136,7 @@ class Context(Owner):
     def restart(self) -> None:
         """End the kernel; what waits is aborted, and the next cell starts a new one."""
         self._abort_all("The context was restarted before its turn came.")
-        self._is_plain = False  # whatever kept the other one from starting may be gone
+        self._starts.forget()
         self._end()
 
     def remove(self) -> None:
@@ -169,44 +163,16 @@ class Context(Owner):
         Raises:
             Refusal: The image has nothing that runs the language, or it does not start.
         """
-        if self.kernel is not None or self._is_taking:
-            return
-        languages.argv(self.language, self.environment())
-        if self.language == "python" and not self._is_plain:
-            self._is_taking = True
-            if self._kernels.spares.take(self.environment(), self._given):
-                return
-            self._is_taking = False
-        self._start()
+        if self.kernel is None and not self._starts.is_taking:
+            self._starts.begin()
 
-    def _given(self, kernel: Kernel | None) -> None:
-        """The spare one, or none."""
-        self._is_taking = False
-        if self.is_removed or self.kernel is not None:
-            if kernel is not None:
-                kernel.discard()
-            return
-        if kernel is not None:
-            self._adopt(kernel)
-            return
-        try:
-            self._start()
-        except Refusal as refusal:
-            self._refused(refusal)
-            self._next()
-
-    def _start(self) -> None:
-        env = self.environment()
-        argv = languages.argv(self.language, env, plain=self._is_plain)
-        self._adopt(start_kernel(self._guest, argv, env, self.cwd, self._kernels.new_number()))
-
-    def _adopt(self, kernel: Kernel) -> None:
+    def adopt(self, kernel: Kernel) -> None:
+        """This is its kernel from now on."""
         self.kernel = kernel
         self.count = 0
         self._is_up = False
         self._verdict = ""
-        patience_s = max(LEAST_START_S, min(START_S, self.queue[0].timeout_s or START_S)) if self.queue else START_S
-        self._starting = self._guest.loop.after(patience_s, lambda: self.kill(LATE))
+        self._starts.watch(self.queue[0].timeout_s if self.queue else None)
         self._wake(kernel)
         kernel.serve(self)
 
@@ -246,6 +212,8 @@ class Context(Owner):
         verdict, self._verdict = self._verdict, ""
         was_up, self._is_up = self._is_up, False
         self._quiet()
+        if was_up:
+            self._starts.forget()
         if self.cell is not None:
             self.cell.fail("KernelDied", epitaph(verdict, self.language, began=True, late=bool(self._why)))
             self._finish("killed" if verdict == "died" and self._why else verdict)
@@ -254,12 +222,10 @@ class Context(Owner):
         self._next()
 
     def _never_started(self, kernel: Kernel, verdict: str) -> None:
-        """A program ended before it was a kernel: try the plain one, or say so to the cell that waits."""
-        if verdict == "killed":
+        """A program ended before it was a kernel: try again, or say so to the cell that waits."""
+        if verdict == "killed" or self._starts.failed(verdict):
             return
-        if self.language == "python" and not self._is_plain and verdict == "died":
-            self._is_plain = True
-        elif self.queue:
+        if self.queue:
             cell = self.queue.popleft()
             text = kernel.started_text
             if text:
@@ -270,6 +236,17 @@ class Context(Owner):
 
     # -- cells --------------------------------------------------------------------------------------------------------
 
+    def refused(self, refusal: Refusal) -> None:
+        """There is no kernel to be had."""
+        self._refuse(refusal)
+        self._next()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self.queue:
+            cell = self.queue.popleft()
+            cell.fail("KernelError", refusal.message)
+            cell.finish("died", 0)
+
     def _next(self) -> None:
         """Begin the next cell, where there is one and a kernel for it."""
         while self.queue and self.cell is None and not self.is_removed:
@@ -277,7 +254,7 @@ class Context(Owner):
                 try:
                     self.boot()
                 except Refusal as refusal:
-                    self._refused(refusal)
+                    self._refuse(refusal)
                     continue
             if self.kernel is None or not self._is_up or self._verdict:
                 return
@@ -332,10 +309,10 @@ class Context(Owner):
 
     def _quiet(self) -> None:
         """No timer of a cell or a kernel that is gone."""
-        for timer in (self._timer, self._starting):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._starting = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._starts.settle()
 
     def cell_of(self, id_: str | None) -> Cell | None:
         """The cell that a kernel speaks of, where it is one of this context's."""
@@ -384,13 +361,6 @@ class Context(Owner):
         if cell.stop_on_error and status != "ok":
             self._abort_all("A cell before it failed.")
         self._kernels.finished()
-
-    def _refused(self, refusal: Refusal) -> None:
-        """There is no kernel to be had for the first that waits."""
-        if self.queue:
-            cell = self.queue.popleft()
-            cell.fail("KernelError", refusal.message)
-            cell.finish("died", 0)
 
     def _abort_all(self, why: str) -> None:
         while self.queue:

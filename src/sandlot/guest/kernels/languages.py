@@ -39,7 +39,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     Args:
         language: python, bash or javascript.
         env: What it will have.
-        plain: Without what the image may have installed beside its python.
+        plain: Without what the image may have installed beside its python, because with that it did not start.
 
     Raises:
         Refusal: The image has nothing that runs it.
@@ -48,7 +48,7 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         python = find_python(env)
         if python is None:
             raise Refusal("unsupported", "This image has no python, so it has no kernel.", "Run commands instead, or use a template with python.")
-        return [python, f"{PROGRAMS}/kernel.py", *(["--plain"] if plain else [])]
+        return [python, f"{PROGRAMS}/kernel.py", *(["--instead"] if plain else [])]
     if language == "bash":
         if not os.path.exists(SHELL):
             raise Refusal("unsupported", "This image has no bash, so it has no bash context.", "Run commands instead, or use a template with bash.")

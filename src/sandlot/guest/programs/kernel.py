@@ -1,6 +1,7 @@
 """The python kernel's program, on the image's python (3.8 or newer): starts a kernel, or a zygote that kernels are forked from.
 
-``kernel.py [--plain] FD`` serves the socket FD. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and says ``ready``, then imports
+``kernel.py [--plain | --instead] FD`` serves the socket FD, with the plain shell where that is said; by the second, which also tells
+the first cell, where the usual one did not start. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and says ``ready``, then imports
 the modules a and b where they are installed and says ``warm``. Meanwhile it answers: ``fork`` comes with three descriptors (the kernel's
 socket, stdout, stderr) and is answered by ``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still
 what lies on the disk.
@@ -32,6 +33,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 NAME = "sandlot_kernel"
 WARM = "numpy,pandas,matplotlib"
 BUILTINS = dict(vars(builtins))
+INSTEAD = "The usual kernel did not start, so this is a plain one: cells have no magics, and figures are not shown.\n"
 
 
 class Loader(SourceFileLoader):
@@ -247,7 +249,9 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path not in {"", HERE}]
     sys.meta_path.insert(0, Finder())
     if argv[0] != "--zygote":
-        serve(engine(plain=argv[0] == "--plain"), int(argv[-1]))
+        kernel = engine(plain=len(argv) > 1)
+        kernel.warning = kernel.warning or (INSTEAD if argv[0] == "--instead" else "")
+        serve(kernel, int(argv[-1]))
         return
     warm = argv[argv.index("--warm") + 1] if "--warm" in argv else WARM
     zygote = Zygote(int(argv[1]), [name for name in warm.split(",") if name])
