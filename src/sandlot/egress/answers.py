@@ -36,6 +36,21 @@ class Answer:
     close: Callable[[], Awaitable[None]] = field(default=_nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """How a file is taken, and by whom.
+
+    Args:
+        range_: The header ``Range``; None for the whole.
+        head: Its head alone is wanted.
+        sandbox: Who takes it.
+    """
+
+    range_: str | None = None
+    head: bool = False
+    sandbox: str = ""
+
+
 class Refusal(Exception):  # noqa: N818 - it is an answer, and mostly no error of ours
     """A request that is answered by a status and a line of text for a person.
 

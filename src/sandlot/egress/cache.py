@@ -29,7 +29,9 @@ from sandlot.egress.turns import Turns
 from sandlot.model.errors import ErrorCode, UnavailableError
 
 if TYPE_CHECKING:
+    from sandlot.egress.answers import Answer
     from sandlot.egress.connection import Connection, Stream
+    from sandlot.egress.registries.asked import Request
     from sandlot.egress.registries.registries import Registries
 
 ORIGIN = "http://127.0.0.1:4479"
@@ -88,8 +90,12 @@ class PackageCache:
             SandlotError: The connection has to be cut: what was sent last must not pass for a whole answer.
         """
         registries, connection = await self._ready()
+
+        async def answer(request: Request) -> Answer:
+            return await registries.answer(replace(request, sandbox=sandbox))
+
         with self._turns.of(sandbox) as turns:
-            await connection(stream, allowed, registries.answer, turns, self._counters).serve()
+            await connection(stream, allowed, answer, turns, self._counters).serve()
 
     def counters(self) -> Counters:
         """What was counted until now."""

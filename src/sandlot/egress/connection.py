@@ -169,7 +169,7 @@ class Connection:
             # npm asks for audits by POST, and takes this for a registry without.
             status = 404 if names[:2] == ("npm", "-") else 405
             raise Refusal(status, "This cache is for reading: GET and HEAD only.", (("Allow", "GET, HEAD"),))
-        return Request(names, folder, {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers})
+        return Request(names, folder, {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}, request.method == b"HEAD")
 
     async def _send(self, request: h11.Request, answer: Answer) -> None:
         unchanged = answer.status == _NOT_MODIFIED

@@ -26,7 +26,7 @@ HELD_BYTES: Final = 64 * 1024
 """What is held back of a file until the whole of it is known to be right."""
 LINGER_S: Final = 10.0
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
-"""Room that is asked for at once where the length is not known."""
+"""Room that is asked for at once: what has not come yet takes nothing of the others, whatever its length is said to be."""
 _TRIES: Final = 3
 _OK, _PARTIAL, _GONE = 200, 206, frozenset({401, 403, 404, 410})
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Download:
     """One download. It begins with :meth:`start`.
 
     Args:
-        wanted: The file. Where it has no digest it is nobody's but the one client's that it comes for, and not kept.
+        wanted: The file. It has a digest: what has none is never written down.
         upstream: Where it comes from.
         shelf: Where it goes.
         threads: For the disk.
@@ -118,10 +118,16 @@ class Download:
             return
         if self.over or self.task is None:
             await self._close()
-        elif self._draft is None or self.wanted.digest is None or not self._may_linger():
+        elif self.verified:
+            return  # it is being kept, which takes a moment
+        elif self._draft is None or not self._may_linger():
             self.task.cancel()  # what has not begun waits behind nobody's back
         else:
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self.task.cancel)
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.task is not None and not self.verified:
+            self.task.cancel()
 
     async def begun(self) -> int | None:
         """Wait until the length is known; None if upstream does not tell it.
@@ -222,7 +228,7 @@ class Download:
             try:
                 headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
                 async with self._upstream.get(url, headers) as reply:
-                    _check(reply)
+                    check(reply)
                     if self._draft is None:
                         await self._begin(reply.length)
                     skip = 0 if reply.status == _PARTIAL and reply.headers.get("content-range", "").startswith(f"bytes {done}-") else done
@@ -238,7 +244,7 @@ class Download:
 
     async def _begin(self, length: int | None) -> None:
         draft = await self._threads.open(self._shelf.draft)
-        if draft is None or not await self._threads.run(self._shelf.make_room, draft, length or _GROWTH_BYTES):
+        if draft is None or not await self._threads.run(self._shelf.make_room, draft, _growth(draft, length), length or 0):
             if draft is not None:
                 await self._threads.run(draft.close)
             raise NoRoomError
@@ -249,7 +255,9 @@ class Download:
     async def _take(self, piece: bytes) -> None:
         draft = self._draft
         assert draft is not None  # noqa: S101 - for the type checker: it was begun
-        if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(self._shelf.make_room, draft, _GROWTH_BYTES):
+        if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(
+            self._shelf.make_room, draft, _growth(draft, self.length)
+        ):
             raise NoRoomError
         await self._threads.run(self._write, draft, piece)
         self._tell(max(0, draft.size_bytes - HELD_BYTES))
@@ -278,7 +286,17 @@ class Download:
             await self._threads.run(draft.close)
 
 
-def _check(reply: Reply) -> None:
+def _growth(draft: Draft, length: int | None) -> int:
+    return _GROWTH_BYTES if length is None else max(1, min(_GROWTH_BYTES, length - draft.allocated_bytes))
+
+
+def check(reply: Reply) -> None:
+    """Whether an answer has a file.
+
+    Raises:
+        NotThereError: There is none.
+        UpstreamError: It is something else.
+    """
     if reply.status in _GONE:
         raise NotThereError
     if reply.status not in {_OK, _PARTIAL}:

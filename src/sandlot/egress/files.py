@@ -2,26 +2,30 @@
 
 Laws:
 - Any number of clients that want one file share one download of it.
-- What an index vouches for is verified on its way to the first client and kept; what nobody vouches for is passed through and not kept.
+- What an index vouches for is verified on its way to the first client and kept; what nobody vouches for is passed through, and neither it nor
+  the question how long a file is takes anything of the disk.
 - A shelf or a disk that is full costs speed, not packages: then files pass through, verified all the same.
+- What passes through comes as slowly as it is taken: each sandbox has a few such files at once, and who takes one too slowly loses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
-from sandlot.egress.answers import Answer, Headers, Refusal, span
+from sandlot.egress.answers import Answer, Headers, Refusal, Taking, of_bytes, span
 from sandlot.egress.counters import Counters
 from sandlot.egress.digests import Digest
 from sandlot.egress.disk.opened import Opened
 from sandlot.egress.disk.shelf import Kind, Shelf
 from sandlot.egress.disk.threads import Threads
-from sandlot.egress.download import HELD_BYTES, Download, Mismatch, NoRoomError, NotThereError, Wanted
+from sandlot.egress.download import HELD_BYTES, Download, Mismatch, NoRoomError, NotThereError, Wanted, check
 from sandlot.egress.sources.values import shown
+from sandlot.egress.turns import Turns
 from sandlot.egress.upstream import PIECE_BYTES, Upstream, UpstreamError, open_local
 
 _OK, _PARTIAL = 200, 206
@@ -31,10 +35,22 @@ _log = logging.getLogger(__name__)
 
 LINGERING = 4
 """Downloads that go on for a moment although their clients have left."""
-PASSING = 8
-"""Files that pass through without the disk, all sandboxes together: they come as slowly as they are taken, and others want upstream too."""
+PASSING = 24
+"""Files that pass through without the disk, all sandboxes together: half of what upstream is asked at once, because others want it too."""
+PASSING_EACH = 2
+"""Of these, a sandbox's."""
+PASSING_WAIT_S = 60.0
+"""How long a sandbox waits for the others'."""
+PACE_S = 60.0
+PACE_BYTES_S = 64 * 1024
+"""What has to be taken of a file that passes through, bytes a second, over so many seconds of waiting for the one who takes it."""
 GONE = "The package index has no such file."
 UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log says why."
+BUSY = "Too many files pass through the package cache at once, because it has no room or knows no digest of them. Try again."
+
+
+class _BusyError(UpstreamError):
+    """Others have all the turns."""
 
 
 class Files:
@@ -53,12 +69,15 @@ class Files:
         self._downloads: dict[Digest, Download] = {}
         self._running: set[Download] = set()
         self._passing = asyncio.Semaphore(PASSING)
+        self._passing_of = Turns(PASSING_EACH)
 
     async def aclose(self) -> None:
-        """End what is being downloaded."""
-        tasks = [download.task for download in self._running if download.task is not None]
-        for task in tasks:
-            task.cancel()
+        """End what is being downloaded. What has come to its end is kept first: who has it already counts on that."""
+        running = [(download, download.task) for download in self._running if download.task is not None]
+        tasks = [task for _, task in running]
+        for download, task in running:
+            if not download.verified:
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def kept(self, digest: Digest, range_: str | None) -> Answer | None:
@@ -77,17 +96,32 @@ class Files:
         self._counters.hits += 1
         return self._of_opened(opened, range_, _headers(digest))
 
-    async def answer(self, wanted: Wanted, upstream: Upstream, range_: str | None) -> Answer:
+    async def answer(self, wanted: Wanted, upstream: Upstream, taking: Taking) -> Answer:
         """The answer, wherever it comes from.
 
         Args:
             wanted: The file.
             upstream: Of its registry.
-            range_: The header ``Range``.
+            taking: How it is taken.
 
         Raises:
             Refusal: There is no such file or range, or it cannot be had.
         """
+        found = await self._found(wanted, taking.range_)
+        if found is not None:
+            return found
+        self._counters.misses += 1
+        try:
+            return await self._fetched(wanted, upstream, taking)
+        except NotThereError:
+            raise Refusal(404, GONE) from None
+        except _BusyError:
+            raise Refusal(503, BUSY, (("Retry-After", "10"),)) from None
+        except UpstreamError as error:
+            raise self.failed(error) from None
+
+    async def _found(self, wanted: Wanted, range_: str | None) -> Answer | None:
+        """The answer out of what lies on this machine; None if it is not there."""
         if wanted.digest is not None:
             # A second look: what was being downloaded at the first one may have been kept, and is no download any more.
             for _ in range(2):
@@ -101,13 +135,14 @@ class Files:
             if opened is not None:
                 self._counters.hits += 1
                 return self._of_opened(opened, range_, _headers(None))
-        self._counters.misses += 1
-        try:
-            return await self._downloaded(wanted, upstream, range_ if wanted.digest is not None else None)
-        except NotThereError:
-            raise Refusal(404, GONE) from None
-        except UpstreamError as error:
-            raise self.failed(error) from None
+        return None
+
+    async def _fetched(self, wanted: Wanted, upstream: Upstream, taking: Taking) -> Answer:
+        if taking.head:
+            return await self._headed(wanted, upstream)
+        if wanted.digest is None:
+            return await self._passed(wanted, upstream, taking.sandbox)
+        return await self._downloaded(wanted, upstream, taking)
 
     async def fetch(self, wanted: Wanted, upstream: Upstream) -> Opened | None:
         """A whole verified file, for the cache's own use; None where it cannot be had or kept.
@@ -183,7 +218,20 @@ class Files:
         if digest is not None and self._downloads.get(digest) is download:
             del self._downloads[digest]
 
-    async def _downloaded(self, wanted: Wanted, upstream: Upstream, range_: str | None) -> Answer:
+    async def _headed(self, wanted: Wanted, upstream: Upstream) -> Answer:
+        """What upstream says of a file before it sends it; not by HEAD, which signed links are not signed for."""
+        for number, url in enumerate(wanted.urls, 1):
+            try:
+                async with upstream.get(url, {"Accept-Encoding": "identity"}) as reply:
+                    check(reply)
+                    return Answer(_OK, _headers(wanted.digest), reply.length, of_bytes(_OK, b"", _BINARY).body)
+            except (NotThereError, UpstreamError):
+                if number == len(wanted.urls):
+                    raise
+        raise NotThereError
+
+    async def _downloaded(self, wanted: Wanted, upstream: Upstream, taking: Taking) -> Answer:
+        range_ = taking.range_
         download = self._join(wanted, upstream)
         try:
             # A range is answered out of a file that is verified, so that nobody collects all but the last bytes of a wrong one.
@@ -191,7 +239,7 @@ class Files:
             part = span(range_, length) if range_ and length is not None else None
         except NoRoomError:
             await download.leave()
-            return await self._passed(wanted, upstream)
+            return await self._passed(wanted, upstream, taking.sandbox)
         except BaseException:
             await download.leave()
             raise
@@ -206,7 +254,7 @@ class Files:
                         yield piece
             except NoRoomError:
                 try:
-                    async with aclosing(self._direct(wanted, upstream, start + given)) as pieces:
+                    async with aclosing(self._direct(wanted, upstream, start + given, taking.sandbox, _nobody)) as pieces:
                         async for piece in pieces:
                             yield piece
                 except NotThereError:
@@ -215,9 +263,10 @@ class Files:
         whole = (("Content-Range", f"bytes {start}-{start + (size or 0) - 1}/{length}"),) if part else ()
         return Answer(_PARTIAL if part else _OK, (*_headers(wanted.digest), *whole), size, body, _once(download))
 
-    async def _passed(self, wanted: Wanted, upstream: Upstream) -> Answer:
+    async def _passed(self, wanted: Wanted, upstream: Upstream, sandbox: str) -> Answer:
         """The file straight from upstream: nothing is kept."""
-        pieces = self._direct(wanted, upstream, 0)
+        lengths: list[int | None] = []
+        pieces = self._direct(wanted, upstream, 0, sandbox, lengths.append)
         first = await anext(pieces, b"")
 
         async def body() -> AsyncGenerator[bytes, None]:
@@ -225,22 +274,38 @@ class Files:
             async for piece in pieces:
                 yield piece
 
-        return Answer(_OK, _headers(wanted.digest), None, body, pieces.aclose)
+        return Answer(_OK, _headers(wanted.digest), lengths[-1] if lengths else None, body, pieces.aclose)
 
-    async def _direct(self, wanted: Wanted, upstream: Upstream, skip: int) -> AsyncGenerator[bytes, None]:
-        """The file straight from upstream, from some byte on; what has a digest is verified, its last bytes held back until then."""
-        async with self._passing, aclosing(self._straight(wanted, upstream, skip)) as pieces:
-            async for piece in pieces:
-                yield piece
+    async def _direct(self, wanted: Wanted, upstream: Upstream, skip: int, sandbox: str, told: _Told) -> AsyncGenerator[bytes, None]:
+        """The file straight from upstream, from some byte on; what has a digest is verified, its last bytes held back until then.
 
-    async def _straight(self, wanted: Wanted, upstream: Upstream, skip: int) -> AsyncGenerator[bytes, None]:
+        For a turn of its own a sandbox waits as long as it takes its other files; for one of all, a while.
+        """
+        with self._passing_of.of(sandbox) as own:
+            async with own:
+                try:
+                    async with asyncio.timeout(PASSING_WAIT_S):
+                        await self._passing.acquire()
+                except TimeoutError:
+                    raise _BusyError(f"{shown(wanted.urls[0])} found no turn to pass through") from None
+                try:
+                    async with aclosing(_paced(self._straight(wanted, upstream, skip, told))) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                finally:
+                    self._passing.release()
+
+    async def _straight(self, wanted: Wanted, upstream: Upstream, skip: int, told: _Told) -> AsyncGenerator[bytes, None]:
         running = wanted.digest.running() if wanted.digest else None
         for number, url in enumerate(wanted.urls, 1):
             async with upstream.get(url, {"Accept-Encoding": "identity"}) as reply:
-                if reply.status != _OK:
+                try:
+                    check(reply)
+                except (NotThereError, UpstreamError):
                     if number == len(wanted.urls):
-                        raise NotThereError
+                        raise
                     continue
+                told(reply.length)
                 held = b""
                 async for piece in reply.pieces(decoded=False):
                     if running is None or wanted.digest is None:
@@ -258,6 +323,29 @@ class Files:
                 if held:
                     yield held
                 return
+
+
+_Told = Callable[[int | None], None]
+"""Is told how long a file is."""
+
+
+def _nobody(_: int | None) -> None:
+    """Nobody wants to know."""
+
+
+async def _paced(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Pieces as they are taken, until they are taken too slowly: upstream's own time does not count."""
+    waited_s, taken_bytes = 0.0, 0
+    async with aclosing(pieces):
+        async for piece in pieces:
+            given_s = time.monotonic()
+            yield piece
+            waited_s += time.monotonic() - given_s
+            taken_bytes += len(piece)
+            if waited_s >= PACE_S:
+                if taken_bytes < PACE_BYTES_S * waited_s:
+                    raise UpstreamError(f"the sandbox took {taken_bytes} bytes in {waited_s:.0f} s of a file that passes through")
+                waited_s, taken_bytes = 0.0, 0
 
 
 def _headers(digest: Digest | None) -> Headers:

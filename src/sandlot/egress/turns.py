@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 AT_ONCE = 12
 """A quarter of what upstream is asked at once by all together. pip asks one thing at a time, npm fifteen, uv up to fifty."""
@@ -13,14 +13,19 @@ AT_ONCE = 12
 
 @dataclass(slots=True)
 class _Sandbox:
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    turns: asyncio.Semaphore
     connections: int = 0
 
 
 class Turns:
-    """Those of all sandboxes that have a connection."""
+    """Those of all sandboxes that have a connection.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: How many each has.
+    """
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
         self._sandboxes: dict[str, _Sandbox] = {}
 
     @contextmanager
@@ -30,7 +35,7 @@ class Turns:
         Args:
             sandbox: Its id.
         """
-        found = self._sandboxes.setdefault(sandbox, _Sandbox())
+        found = self._sandboxes.setdefault(sandbox, _Sandbox(asyncio.Semaphore(self._at_once)))
         found.connections += 1
         try:
             yield found.turns

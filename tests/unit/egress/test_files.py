@@ -7,16 +7,20 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from sandlot.egress import download
+from sandlot.egress import download, files
+from sandlot.egress.disk.opened import Draft
+from sandlot.egress.disk.shelf import Kind, Shelf
 from sandlot.egress.sources.machine import Sources
 from sandlot.egress.sources.values import Pypi
+from sandlot.egress.upstream import UpstreamError
 from tests.support.packages import MIB, Served, served, sources_of
 from tests.support.until import until
 from tests.support.upstream import Asked, Said, Upstream
@@ -147,6 +151,56 @@ async def test_a_head_tells_the_length_and_the_file_follows(client: httpx.AsyncC
     response = await client.head(path)
     assert (response.status_code, response.headers["content-length"], response.headers["accept-ranges"]) == (200, str(len(DATA)), "bytes")
     assert (await client.get(path)).content == DATA
+    assert registry.paths.count(f"/f/{NAME}") == 2
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, registry: Upstream, *, hashed: bool) -> None:
+    large = bytes(700_000)
+    digest = f"sha256-{hashlib.sha256(large).hexdigest()}" if hashed else "unknown"
+    registry.says["/simple/other/"] = page(large, hashed=hashed, name="other-1.0.tar.gz")
+    registry.says["/f/other-1.0.tar.gz"] = Said(large, hold_at=600_000)
+    registry.says["/simple/pkg/"] = page(DATA[:600_000])
+    registry.says[f"/f/{NAME}"] = Said(DATA[:600_000])
+    kept = f"/pypi/files/pkg/sha256-{hashlib.sha256(DATA[:600_000]).hexdigest()}/unknown/{NAME}"
+    async with served(tmp_path / "p", sources_of(registry.origin), max_bytes=MIB) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        assert (await client.get(kept)).status_code == 200
+        other = f"/pypi/files/other/{digest}/unknown/other-1.0.tar.gz"
+        assert (await client.head(other)).headers["content-length"] == str(len(large))
+        if not hashed:
+            async with client.stream("GET", other) as response:
+                assert response.headers["content-length"] == str(len(large))
+        assert cache.cache.counters().evictions == 0
+        assert (await client.get(kept)).content == DATA[:600_000]
+    assert registry.paths.count(f"/f/{NAME}") == 1
+
+
+async def test_what_has_not_come_yet_takes_no_room(tmp_path: Path, registry: Upstream, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "_GROWTH_BYTES", MIB)
+    held = Said(DATA, hold_at=MIB // 2)
+    registry.says[f"/f/{NAME}"] = held
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        asked = asyncio.create_task(client.get(path))
+        await until(lambda: any(each.stat().st_size for each in (tmp_path / "p/tmp").iterdir()))
+        assert [each.stat().st_size for each in (tmp_path / "p/tmp").iterdir()] == [MIB]
+        held.held.set()
+        assert (await asked).content == DATA
+
+
+async def test_what_a_client_has_is_kept_although_the_service_ends(
+    tmp_path: Path, registry: Upstream, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, slow = Shelf.keep, threading.Event()
+
+    def keep_slowly(shelf: Shelf, draft: Draft, kind: Kind, name: str, *, durable: bool = True) -> None:
+        slow.wait(0.5)
+        keep(shelf, draft, kind, name, durable=durable)
+
+    monkeypatch.setattr(Shelf, "keep", keep_slowly)
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        assert (await client.get(path)).content == DATA
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        assert (await client.get(path)).content == DATA
     assert registry.paths.count(f"/f/{NAME}") == 1
 
 
@@ -211,6 +265,52 @@ async def test_a_file_that_is_larger_than_the_store_is_verified_and_passed_throu
             await client.get(path)
         assert cache.cache.counters().mismatches == 1
     assert list((tmp_path / "small/files").iterdir()) == []
+
+
+async def test_who_takes_what_passes_through_too_slowly_loses_it_and_others_get_theirs(
+    tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PASSING", 3)
+    large, name = bytes(32 * MIB), "large-1.0.tar.gz"
+    registry.says["/simple/large/"] = page(large, hashed=False, name=name)
+    registry.says[f"/f/{name}"] = Said(large)
+    path = f"/pypi/files/large/unknown/unknown/{name}"
+    async with AsyncExitStack() as stack:
+        cache = await stack.enter_async_context(served(tmp_path / "p", sources_of(registry.origin)))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
+        slow = [asyncio.create_task(stack.enter_async_context(asking(client, path))) for _ in range(6)]
+        await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH)
+        cache.sandbox = "two"
+        async with httpx.AsyncClient(base_url=cache.origin, timeout=60) as other:
+            assert (await other.get(path)).content == large
+            assert registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 1, "one sandbox has no more turns"
+            for sandbox in ("three", "four"):
+                cache.sandbox = sandbox
+                greedy = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
+                slow.append(asyncio.create_task(stack.enter_async_context(asking(greedy, path))))
+            await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 2)
+            monkeypatch.setattr(files, "PASSING_WAIT_S", 0.05)
+            response = await other.get(path)
+            assert (response.status_code, response.headers["retry-after"], response.text.strip()) == (503, "10", files.BUSY)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_the_pace_is_what_is_taken_and_not_what_upstream_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PACE_S", 0.05)
+
+    async def slowly() -> AsyncGenerator[bytes, None]:
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            yield b"x"
+
+    assert [piece async for piece in files._paced(slowly())] == [b"x"] * 3  # noqa: SLF001 - its time is not the network's here
+    pieces = files._paced(slowly())  # noqa: SLF001
+    await anext(pieces)
+    await asyncio.sleep(0.1)
+    with pytest.raises(UpstreamError, match="took 1 bytes"):
+        await anext(pieces)
 
 
 @pytest.fixture

@@ -166,18 +166,19 @@ class Shelf:
             draft.path.rename(path)
         draft.kept = True
 
-    def make_room(self, draft: Draft, need_bytes: int) -> bool:
+    def make_room(self, draft: Draft, need_bytes: int, whole_bytes: int = 0) -> bool:
         """Give a draft so much more of the disk; what was longest unused goes for it.
 
         Args:
             draft: Who needs it.
             need_bytes: How much.
+            whole_bytes: How much it will be in the end, as far as that is known: for what can never be whole here nothing goes.
 
         Returns:
             False where it cannot be had: it is more than the shelf may hold, or what there is is in use, or the disk is full.
         """
         need_bytes = -(-need_bytes // PAGE_BYTES) * PAGE_BYTES
-        if need_bytes > self._max_bytes:
+        if max(need_bytes, whole_bytes) > self._max_bytes:
             return False
         with self._making_room:
             self._total_bytes += need_bytes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from sandlot.egress.answers import Refusal
+from sandlot.egress.answers import Refusal, Taking
 
 TARGET_MAX = 2048
 """Bytes of a request's target."""
@@ -25,11 +25,23 @@ class Request:
         segments: Of its path, decoded; none is empty, ``.`` or ``..``, none has a backslash.
         folder: Whether the path ends with a slash.
         headers: In lower case; of one that came more than once the last.
+        head: The head of the answer alone is wanted.
+        sandbox: Who asks.
     """
 
     segments: tuple[str, ...]
     folder: bool
     headers: Mapping[str, str]
+    head: bool = False
+    sandbox: str = ""
+
+    def taking(self, etag: str) -> Taking:
+        """How a file is taken.
+
+        Args:
+            etag: Of the file, with its quotes.
+        """
+        return Taking(self.range(etag), self.head, self.sandbox)
 
     def range(self, etag: str) -> str | None:
         """The header ``Range``; None where it holds for another version of the file only (``If-Range``).

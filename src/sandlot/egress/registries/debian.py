@@ -99,7 +99,7 @@ class DebianRegistry:
         return await self._file(request, self._index_urls(archive, suite, names, digest), digest)
 
     async def _file(self, request: Request, urls: Iterable[str], digest: Digest | None) -> Answer:
-        return await self._files.answer(Wanted(tuple(urls), digest), self._upstream, request.range(f'"{digest}"'))
+        return await self._files.answer(Wanted(tuple(urls), digest), self._upstream, request.taking(f'"{digest}"'))
 
     async def _digest(self, archive: str, names: list[str]) -> Digest | None:
         """What a file of the pool has to be, as the indexes say that were served."""

@@ -70,7 +70,7 @@ class NpmRegistry:
             found = packuments.find(table, file) if table else None
             if found is not None:
                 url, digest = found
-                return await self._files.answer(Wanted((url,), digest), self._upstream, request.range(f'"{digest}"'))
+                return await self._files.answer(Wanted((url,), digest), self._upstream, request.taking(f'"{digest}"'))
         return _not_found(f"The registry that this host uses has no {file} of {name}.")
 
     def _of(self, name: str, *, short: bool) -> Page:

@@ -79,7 +79,7 @@ class PypiRegistry:
         if place is None or (wants_metadata and not (place.has_metadata and place.metadata == metadata)):
             raise Refusal(404, "No package index that this host uses has that file any more.")
         urls = tuple(f"{url}{_METADATA}" for url in place.urls) if wants_metadata else place.urls
-        return await self._files.answer(Wanted(urls, expected), self._upstream, range_)
+        return await self._files.answer(Wanted(urls, expected), self._upstream, request.taking(f'"{expected}"'))
 
     async def _place(self, project: str, filename: str, digest: Digest | None) -> rendering.Place | None:
         """Where a file comes from: by what is known of the project, and only where that does not have it by what is fresh."""
