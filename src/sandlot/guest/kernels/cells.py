@@ -6,6 +6,8 @@ Laws:
 - While a cell runs, a follower that does not read stops its kernel. One that is interrupted, or over, stops nobody any more:
   what its follower has not read by then may be lost, and is told as lost.
 - A cell that is over still takes what its threads and children write, for as long as it is remembered.
+- Results take up to ``EVENTS_BYTES``, of which what was cleared or updated gives its part back; one that does not fit is left out,
+  which the first of them says. Errors have room of their own, so that no result keeps them from being told.
 """
 
 from __future__ import annotations
@@ -28,10 +30,20 @@ if TYPE_CHECKING:
     from sandlot.guest.flow.outputs import Reader
 
 EVENTS_BYTES = MESSAGE_MAX_BYTES - 65536
-"""Results of one cell that are kept and sent; more are left out, and an error event says so."""
+"""Results of one cell that are kept."""
+ERRORS_BYTES = 1 << 20
+"""Errors, beside that; where one does not fit any more, those before it are told without what they said."""
+LEFT_OUT = "A result was left out here, and maybe others after it: this cell's results are too large together."
 EVENT_BYTES = 512
-"""At least so much memory each of them counts for."""
+"""So much memory each event takes besides, at least."""
+EVENTS_MOST = EVENTS_BYTES // EVENT_BYTES
+ERRORS_MOST = 256
+"""Of that number, for errors alone."""
 RUNS = 4096
+ERROR_LINES = 25
+"""What is kept of the traceback of an error that takes all that errors may: each line has up to 32 KB."""
+CLEARED = {"event": "clear", "wait": False}
+FORGOTTEN = {"event": "error", "name": "Error", "value": "It was forgotten: many errors came after it.", "traceback": []}
 EVENTS = 0
 """In an order, where the number of a channel stands: an event."""
 
@@ -98,14 +110,22 @@ class Cell:
 
     __slots__ = (
         "_began_s",
-        "_events_bytes",
+        "_clears",
+        "_errors",
+        "_errors_bytes",
+        "_has_left_out",
         "_loop",
+        "_results_bytes",
+        "_sizes",
+        "_updates",
+        "asked_bytes",
         "code",
         "count",
         "env",
         "events",
         "id",
         "kernel",
+        "on_late",
         "on_sent",
         "outputs",
         "readers",
@@ -128,39 +148,99 @@ class Cell:
         self.stop_on_error = bool(args["stop_on_error"])
         self.outputs = CellOutputs()
         self.events: list[dict[str, Any]] = []
-        self._events_bytes = 0
+        self._sizes: dict[int, int] = {}  # of the results that stand: those not cleared or updated since
+        self._updates: dict[str, int] = {}  # the last update of each display
+        self._errors: list[int] = []
+        self._results_bytes = self._errors_bytes = 0
+        self._has_left_out = False
+        self._clears = False
         self.readers: list[Follower] = []
         self.result: dict[str, Any] | None = None
         self.count = 0
         self._began_s: float | None = None
         self.on_sent: Callable[[], object] | None = None
         """Called when there may be room for more output: whoever stopped reading it goes on."""
+        self.on_late: Callable[[], object] | None = None
+        """Called when it may have grown although it is over."""
+        self.asked_bytes = len(self.code.encode("utf-8", "surrogatepass")) + sum(len(name) + len(value) for name, value in self.env.items())
+        """What it takes of memory until it is over."""
 
     @property
     def kept_bytes(self) -> int:
         """Memory that it takes."""
-        return self.outputs.kept_bytes + min(self._events_bytes, EVENTS_BYTES) + len(self.code)
+        return self.outputs.kept_bytes + self._results_bytes + self._errors_bytes + EVENT_BYTES * len(self.events) + self.asked_bytes
 
     def begin(self) -> None:
         """Its turn has come."""
         self._began_s = time.monotonic()
 
     def tell(self, event: dict[str, Any], size: int) -> None:
-        """Keep an event and pass it on."""
-        size = max(size, EVENT_BYTES)
-        self._events_bytes += size
-        if self._events_bytes > EVENTS_BYTES:
-            if self._events_bytes - size > EVENTS_BYTES:
-                return
-            event = {
-                "event": "error",
-                "name": "OutputLimit",
-                "value": "Further results were left out: they are too large.",
-                "traceback": [],
-            }
-        self.events.append(event)
-        self.outputs.order.note(EVENTS, len(self.events))
-        self.pump()
+        """Keep an event and pass it on.
+
+        Args:
+            event: It.
+            size: How long its message was.
+        """
+        kind = event["event"]
+        if kind == "display":
+            kept = self._show(event, size)
+        elif kind == "error":
+            kept = self._blame(event, size)
+        else:
+            kept = event if len(self.events) < EVENTS_MOST - ERRORS_MOST else None
+            if kind == "clear" and not event["wait"]:
+                self._clear()
+            self._clears = kind == "clear" and event["wait"]
+        if kept is not None:
+            self.events.append(kept)
+            self.outputs.order.note(EVENTS, len(self.events))
+            self.pump()
+
+    def _show(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
+        """What is to be kept of a result."""
+        if self._clears:
+            self._clears = False
+            self._clear()
+        id_ = event.get("display_id") if event.get("update") else None
+        before = None if id_ is None else self._updates.get(id_)
+        given_back = 0 if before is None else self._sizes[before]
+        if len(self.events) >= EVENTS_MOST - ERRORS_MOST or self._results_bytes - given_back + size > EVENTS_BYTES:
+            if self._has_left_out:
+                return None
+            self._has_left_out = True
+            return _display({"text/plain": LEFT_OUT})
+        if before is not None:
+            del self._sizes[before]
+            self.events[before] = _display({}, id_)
+        if id_ is not None:
+            self._updates[id_] = len(self.events)
+        self._sizes[len(self.events)] = size
+        self._results_bytes += size - given_back
+        return event
+
+    def _clear(self) -> None:
+        """Nothing that was shown so far stands: who comes later is told that it was cleared."""
+        for number in self._sizes:
+            self.events[number] = CLEARED
+        self._sizes.clear()
+        self._updates.clear()
+        self._results_bytes = 0
+
+    def _blame(self, event: dict[str, Any], size: int) -> dict[str, Any] | None:
+        """What is to be kept of an error."""
+        if len(self.events) >= EVENTS_MOST:
+            return None
+        if size > ERRORS_BYTES:
+            event = {**event, "traceback": event["traceback"][-ERROR_LINES:]}
+            size = ERRORS_BYTES
+        if self._errors_bytes + size > ERRORS_BYTES:
+            for number in self._errors:
+                self.events[number] = FORGOTTEN
+            self._errors.clear()
+            self._errors_bytes = 0
+        self._errors.append(len(self.events))
+        self._errors_bytes += size
+        return event
 
     def fail(self, name: str, text: str) -> None:
         """Tell an error of which no kernel speaks."""
@@ -170,6 +250,8 @@ class Cell:
         """The cell is over."""
         self.count = count
         self.code = ""
+        self.env = {}
+        self.asked_bytes = 0
         self.result = self._state(status)
         self.outputs.rushes = True
         self.on_sent = None
@@ -210,6 +292,8 @@ class Cell:
                 follower.call.result(**(self.result or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()
+        if self.result is not None and self.on_late is not None:
+            self.on_late()
 
     def _gone(self, follower: Follower) -> None:
         self._leave(follower)
@@ -265,6 +349,10 @@ class Follower:
             self.call.event(event["event"], **{key: item for key, item in event.items() if key != "event"})
             self._next_event += 1
         return True
+
+
+def _display(data: dict[str, Any], update_of: str | None = None) -> dict[str, Any]:
+    return {"event": "display", "data": data, "main": False, "metadata": {}, "display_id": update_of, "update": update_of is not None}
 
 
 def epitaph(status: str, language: str, *, began: bool, late: bool) -> str:

@@ -6,7 +6,7 @@ Laws:
   ``CONTEXTS``.
 - What waits is bounded, in number and in bytes of code.
 - A cell is known by the id of its call: asked again, or attached to, it is the same cell. The last ``KEPT`` that are over, and at
-  most ``KEPT_BYTES`` of what they gave, are remembered.
+  most ``KEPT_BYTES`` of what they gave, are remembered; what threads and children add later counts as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTEXTS = 32
 WAITING = 64
 """Cells of one context."""
 WAITING_BYTES = 16 * 1024 * 1024
-"""Code of all that wait."""
+"""Code and environments of all that wait."""
 KEPT = 64
 KEPT_BYTES = 16 * 1024 * 1024
 NAME_CHARS = 64
@@ -99,12 +99,12 @@ class Kernels:
             context = self._context(call.args["kernel"], call.args["language"])
             if context.kernel is None:
                 languages.argv(context.language, context.environment())
-            waiting = [cell for each in self._contexts.values() for cell in each.queue]
-            size = sum(len(cell.code) for cell in waiting) + len(call.args["code"])
+            waiting = [one for each in self._contexts.values() for one in each.queue]
+            cell = Cell(self._guest.loop, call.id, call.args)
+            size = sum(each.asked_bytes for each in [*waiting, cell])
             if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
                 raise Refusal("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
-            cell = Cell(self._guest.loop, call.id, call.args)
-            self._cells[call.id] = cell
+            self.remember(cell)
             cell.attach(call, 0, 0, 0)
             context.submit(cell)
             self._trim()
@@ -198,6 +198,11 @@ class Kernels:
         """A mark for a kernel's family."""
         self._number += 1
         return self._number
+
+    def remember(self, cell: Cell) -> None:
+        """A new cell; forgotten again when it is over and others need the room."""
+        self._cells[cell.id] = cell
+        cell.on_late = self._trim
 
     def cell_of(self, id_: str, kernel: str) -> Cell | None:
         """A remembered cell, where it is that context's."""

@@ -8,7 +8,7 @@ import pytest
 
 from sandlot.guest.flow.loop import Loop
 from sandlot.guest.kernels import cells
-from sandlot.guest.kernels.cells import EVENTS_BYTES, Cell
+from sandlot.guest.kernels.cells import Cell
 
 ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 
@@ -109,18 +109,6 @@ def test_more_changes_than_are_remembered_lose_their_order_and_nothing_else(monk
     said = {kind: "".join(str(text) for each, text in call.told if each == kind) for kind in (1, 2, "display", "started")}
     assert said == {1: "out0 more0 out1 more1 out2 more2 ", 2: "err0 err1 err2 ", "display": "012", "started": "0"}
     assert call.told.index((1, "more2 ")) < call.told.index(("display", 2))
-
-
-def test_results_beyond_what_is_kept_are_left_out_and_that_is_said_once() -> None:
-    cell = made()
-    for _ in range(3):
-        cell.tell({"event": "display"}, EVENTS_BYTES // 2)
-    cell.tell({"event": "display"}, 1)
-    assert [event["event"] for event in cell.events] == ["display", "display", "error"]
-    many = made()
-    for _ in range(100_000):
-        many.tell({"event": "display"}, 1)
-    assert len(many.events) < 20_000
 
 
 def test_one_that_is_over_or_interrupted_stops_nobody() -> None:
