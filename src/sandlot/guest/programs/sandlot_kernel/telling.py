@@ -3,6 +3,8 @@
 Laws:
 - text/plain is cut at ``PLAIN_CHARS`` and says so. Any other representation beyond ``ITEM_BYTES``, or that would make the message
   longer than the wire takes, is left out, and text/plain or the metadata say so: half an image is none.
+- Metadata and representations share ``BUNDLE_BYTES``; metadata comes first, because it is small. An entry of it that is not is
+  ``NO_ROOM`` as a whole, however its parts refer to each other.
 - Binary MIME types travel as bytes, also where an object gives base64; JSON travels as text.
 - A traceback has frames of cells and libraries, none of the kernel or of IPython's inside, and is plain text.
 """
@@ -26,9 +28,16 @@ PART_CHARS = PLAIN_CHARS - 1024
 """Of a text or bytes that is longer, so that what says so still fits."""
 ITEM_BYTES = 6 * 1024 * 1024
 BUNDLE_BYTES = 7 * 1024 * 1024
+MIME_TYPES = 64
+"""Representations of one object, as the guest takes them (``protocol.schema.LIMITS``)."""
+MIME_CHARS = 201
+METADATA_BYTES = 512 * 1024
+METADATA_VALUES = 10000
+"""In all, however they are nested; a message may have 100,000."""
 METADATA_DEPTH = 8
 METADATA_ITEMS = 64
 METADATA_KEY = 255
+NO_ROOM = "[left out: too large for metadata]"
 TRACEBACK_LINES = 500
 VALUE_CHARS = 8000
 BINARY = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"))
@@ -57,10 +66,13 @@ def bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dict[str, A
         metadata: By MIME type or any name, whatever JSON has.
     """
     told: dict[str, Any] = {}
-    left_out = {}
-    room = BUNDLE_BYTES
+    left_out: dict[str, int] = {}
+    about, taken = _about(metadata)
+    room = BUNDLE_BYTES - taken
     for mime, item in sorted(dict(data).items(), key=lambda entry: str(entry[0]) != "text/plain"):
-        carried = _carried(str(mime), item) if "/" in str(mime) else None
+        if len(told) + len(left_out) >= MIME_TYPES:
+            break
+        carried = _carried(str(mime), item) if "/" in str(mime) and len(str(mime)) <= MIME_CHARS else None
         if carried is None:
             continue
         size = len(carried) if isinstance(carried, bytes) else len(carried.encode("utf-8", "replace"))
@@ -69,10 +81,9 @@ def bundle(data: Any, metadata: Any = None) -> tuple[dict[str, Any], dict[str, A
             continue
         told[str(mime)] = carried
         room -= size
-    about = {str(name)[:METADATA_KEY]: _plain(item, METADATA_DEPTH) for name, item in list(dict(metadata or {}).items())[:METADATA_ITEMS]}
     for mime, size in left_out.items():
         if len(about) < METADATA_ITEMS:
-            about[mime[:METADATA_KEY]] = {"left_out_bytes": size}
+            about[mime] = {"left_out_bytes": size}
     if left_out and not told:
         told["text/plain"] = "\n".join(f"[{mime} of {size:,} bytes was left out: it is too large]" for mime, size in left_out.items())
     return told, about
@@ -169,16 +180,69 @@ def _finite(item: Any) -> Any:
     return [_finite(value) for value in item] if isinstance(item, (list, tuple)) else item
 
 
-def _plain(item: Any, depth: int) -> Any:
-    """A value that the wire carries."""
+def _about(metadata: Any) -> tuple[dict[str, Any], int]:
+    """Metadata as the wire has it, and its size in bytes."""
+    about: dict[str, Any] = {}
+    room = _Room()
+    for name, item in list(dict(metadata or {}).items())[:METADATA_ITEMS]:
+        before = room.bytes, room.values
+        try:
+            key = room.text(str(name)[:METADATA_KEY])
+            about[key] = _plain(item, METADATA_DEPTH, room)
+        except _NoRoomError:
+            room.bytes, room.values = before
+            about[str(name)[:METADATA_KEY]] = NO_ROOM
+    return about, METADATA_BYTES - room.bytes
+
+
+class _NoRoomError(Exception):
+    """An entry of metadata is more than there is room for."""
+
+
+class _Room:
+    """What metadata may still take."""
+
+    def __init__(self) -> None:
+        self.bytes = METADATA_BYTES
+        self.values = METADATA_VALUES
+
+    def take(self, size: int) -> None:
+        """One value of so many bytes, and what is before it on the wire."""
+        self.bytes -= size + 9
+        self.values -= 1
+        if self.bytes < 0 or self.values < 0:
+            raise _NoRoomError
+
+    def text(self, text: str) -> str:
+        """Take a text's room."""
+        self.take(len(text.encode("utf-8", "replace")))
+        return text
+
+
+def _plain(item: Any, depth: int, room: _Room) -> Any:
+    """A value that the wire carries.
+
+    Raises:
+        _NoRoomError: There is more of it than there is room.
+    """
+    if depth and isinstance(item, dict):
+        room.take(0)
+        return {room.text(str(key)[:METADATA_KEY]): _plain(value, depth - 1, room) for key, value in list(item.items())[:METADATA_ITEMS]}
+    if depth and isinstance(item, (list, tuple)):
+        room.take(0)
+        return [_plain(value, depth - 1, room) for value in item[:METADATA_ITEMS]]
+    made = _scalar(item)
+    if isinstance(made, str):
+        return room.text(made)
+    room.take(0)
+    return made
+
+
+def _scalar(item: Any) -> Any:
     if item is None or isinstance(item, (bool, str)):
         return item if type(item) in {bool, type(None)} else str(item)[:VALUE_CHARS]
     if isinstance(item, int):
         return int(item) if -(1 << 63) <= item < 1 << 63 else str(item)[:VALUE_CHARS]
     if isinstance(item, float):
         return float(item) if math.isfinite(item) else None
-    if depth and isinstance(item, dict):
-        return {str(key)[:METADATA_KEY]: _plain(value, depth - 1) for key, value in list(item.items())[:METADATA_ITEMS]}
-    if depth and isinstance(item, (list, tuple)):
-        return [_plain(value, depth - 1) for value in item[:METADATA_ITEMS]]
     return str(item)[:VALUE_CHARS]

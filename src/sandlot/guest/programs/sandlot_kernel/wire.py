@@ -3,6 +3,7 @@
 Laws:
 - A message goes out whole or, where the cell was interrupted while nobody read, its rest goes out before the next one: the wire is
   never torn.
+- A message that the guest would not take, and end the kernel for, is told as far as it fits, and says so.
 - Waiting for room can be interrupted; everything else that changes state cannot (see ``running.Interrupts``).
 - The socket lies at a high descriptor, where programs that close "all" descriptors seldom reach.
 """
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 HEAD = struct.Struct(">I")
 MESSAGE_MAX_BYTES = 8 * 1024 * 1024
 """The guest takes no longer one (``protocol.connection.MESSAGE_MAX_BYTES``)."""
+SHORT_CHARS = 2000
+SHORT_LINES = 100
+TOO_LARGE = "[left out: it is too large to be told]"
 PIECE = 65536
 HIGH = 700
 """The lowest descriptor for what is ours; far below RLIMIT_NOFILE's usual 1,024."""
@@ -36,6 +40,49 @@ def high(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
     except OSError:  # a lower RLIMIT_NOFILE
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def encoded(message: dict[str, Any]) -> bytes:
+    """A message as the guest takes it: as it is, or what fits of it."""
+    try:
+        raw: bytes = values.encode(message)
+    except (values.BadValue, RecursionError):
+        return bytes(values.encode(shortened(message)))
+    # A value has a byte at least: few bytes are few values.
+    is_much = len(raw) > MESSAGE_MAX_BYTES or (len(raw) > values.MAX_ITEMS and _items(message) > values.MAX_ITEMS)
+    return bytes(values.encode(shortened(message))) if is_much else raw
+
+
+def shortened(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of the same kind with all that is needed, as little as possible of the rest, and a word about that.
+
+    Args:
+        message: One of the kernel's: its values are texts, numbers, a result's representations, a traceback's lines.
+    """
+    told: dict[str, Any] = {}
+    for name, item in message.items():
+        if name == "data" and message["event"] == "display":
+            told[name] = {"text/plain": TOO_LARGE}
+        elif isinstance(item, str):
+            told[name] = _short(item)
+        elif isinstance(item, (list, tuple)):
+            told[name] = [_short(line) for line in item[-SHORT_LINES:]] + [TOO_LARGE]
+        elif isinstance(item, (bytes, bytearray)):
+            told[name] = bytes(item[:PIECE])
+        elif not isinstance(item, dict):
+            told[name] = item  # metadata is left out
+    return told
+
+
+def _short(text: Any) -> str:
+    return str.__str__(text)[:SHORT_CHARS] if isinstance(text, str) else TOO_LARGE
+
+
+def _items(value: Any) -> int:
+    """How many values a value has, as the guest counts them."""
+    if isinstance(value, dict):
+        return 2 * len(value) + sum(map(_items, value.values()))
+    return len(value) + sum(map(_items, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class Wire:
@@ -58,7 +105,7 @@ class Wire:
 
     def put(self, message: dict[str, Any]) -> None:
         """Append a message to what goes out; the caller holds the lock of the output."""
-        raw = values.encode(message)
+        raw = encoded(message)
         self._out += HEAD.pack(len(raw))
         self._out += raw
 

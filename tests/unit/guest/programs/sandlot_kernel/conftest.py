@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import importlib
+import sys
+from collections.abc import Callable, Generator
+from types import ModuleType
 
 import pytest
 
-from tests.support.kernels import Process
+from tests.support.kernels import Process, ship
 
 
 @pytest.fixture(scope="module", params=["ipython", "plain"])
@@ -22,3 +25,14 @@ def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
     running = Process(tmp_path_factory.mktemp("kernel"))
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[[str], ModuleType]]:
+    """Imports the kernel's modules as they lie in a sandbox, where ``values`` is beside them."""
+    folder = str(ship(tmp_path_factory.mktemp("shipped")).parent)
+    sys.path.insert(0, folder)
+    yield lambda name: importlib.import_module(f"sandlot_kernel.{name}")
+    sys.path.remove(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandlot_kernel"]:
+        del sys.modules[name]

@@ -7,10 +7,11 @@ from types import TracebackType
 
 import pytest
 
-from sandlot.guest.kernels.messages import checked
+from sandlot.guest.kernels.messages import checked, is_mime_type
 from sandlot.guest.programs.sandlot_kernel import telling
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.schema import LIMITS
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,39 @@ def test_a_traceback_begins_at_the_first_cell() -> None:
     assert stripped.tb_frame.f_code.co_filename == "<cell 1>"
     assert stripped.tb_next is not None
     assert stripped.tb_next.tb_next is None
+
+
+def _knotted() -> list[object]:
+    knot: list[object] = []
+    knot.extend([knot] * 64)
+    return knot
+
+
+@pytest.mark.parametrize(
+    "much",
+    [[[[1] * 64] * 64] * 64, {str(n): "ä" * 8000 for n in range(64)}, _knotted()],
+    ids=["values", "texts", "knot"],
+)
+def test_metadata_that_is_too_large_is_left_out_and_said_and_the_rest_stays(much: object) -> None:
+    data, about = telling.bundle({"text/plain": "t", "image/x-1": b"p" * 6_000_000}, {"before": 1, "much": much, "after": [{"a": None}]})
+    assert about == {"before": 1, "much": telling.NO_ROOM, "after": [{"a": None}]}
+    assert set(data) == {"text/plain", "image/x-1"}
+
+
+def test_metadata_and_representations_fit_one_message_together() -> None:
+    about = {str(n): ["m" * 7999] * 60 for n in range(64)}
+    given = {f"image/x-{n}": b"p" * 500_000 for n in range(64)} | {"text/plain": "ä" * 3_000_000}
+    data, told = telling.bundle(given, about)
+    raw = values.encode({"event": "display", "cell": "c", "data": data, "main": True, "metadata": told})
+    assert len(raw) <= MESSAGE_MAX_BYTES
+    assert checked(values.decode(raw))["metadata"] == told
+    assert told["0"] == about["0"]
+    assert told["63"] == telling.NO_ROOM
+
+
+def test_names_of_representations_are_bounded_in_length_and_number() -> None:
+    data, about = telling.bundle({"a/" + "x" * 9_000_000: "long"} | {f"a/{n}": "many" for n in range(200_000)})
+    assert len(data) == telling.MIME_TYPES == LIMITS["mime_types"]
+    assert about == {}
+    assert is_mime_type("a" * 100 + "/" + "b" * 100)
+    assert len("a" * 100 + "/" + "b" * 100) == telling.MIME_CHARS
