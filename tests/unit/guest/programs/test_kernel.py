@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from sandlot.link import payload
+from sandlot.protocol import values
+from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from tests.support.kernels import Kernel, Peer, Process, errors_of, ship, text_of, values_of
 
 
 @pytest.fixture(scope="module", params=["ipython", "plain"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
     running = Process(tmp_path_factory.mktemp("kernel"), *(["--plain"] if request.param == "plain" else []))
+    running.run("pass")  # the first cell is told why it is a plain kernel
     yield running
     running.close()
 
@@ -139,11 +142,37 @@ def test_entropy_parts_the_ways_of_clones(kernel: Process) -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_a_wake_brings_an_environment_and_a_folder(kernel: Process, tmp_path: Path) -> None:
-    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {"WOKEN": "1"}, "cwd": str(tmp_path)})
-    assert kernel.value("import os; os.environ['WOKEN'], os.getcwd()") == str(("1", str(tmp_path)))
-    kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {}, "cwd": "/nonexistent"})
-    assert kernel.value("os.getcwd()") == repr(str(tmp_path))
+@pytest.mark.parametrize("flags", [[], ["--plain"]], ids=["ipython", "plain"])
+def test_a_wake_brings_an_environment_and_before_the_first_cell_a_folder(tmp_path: Path, flags: list[str]) -> None:
+    kernel = Process(tmp_path, *flags)
+    try:
+        (tmp_path / "given").mkdir()
+        (tmp_path / "chosen").mkdir()
+        for given in (str(tmp_path / "given"), "/nonexistent"):
+            kernel.send({"op": "wake", "entropy": b"a" * 64, "env": {"WOKEN": "1"}, "cwd": given})
+        here = str(tmp_path / "given")
+        assert kernel.text("import os; print(os.environ['WOKEN'], os.environ['PWD'], os.getcwd())").endswith(f"1 {here} {here}\n")
+        kernel.run("os.chdir('../chosen')")
+        kernel.send({"op": "wake", "entropy": b"b" * 64, "env": {"WOKEN": "2"}, "cwd": here})
+        assert kernel.text("print(os.environ['WOKEN'], os.getcwd())") == f"2 {tmp_path / 'chosen'}\n", "a second life goes on where the cell was"
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize(
+    "code,events",
+    [
+        ("display('x', metadata={'a': [[[1] * 64] * 64] * 64})", ["display"]),
+        ("display('x', metadata={str(n): {'t': ['m' * 8000] * 64} for n in range(61)})", ["display"]),
+        ("display('x', display_id='i' * 9_000_000)", ["display"]),
+        ("raise type('E' * 9_000_000, (Exception,), {})()", ["error"]),
+        ("raise ValueError('v\\n' * 5_000_000)", ["error"]),
+    ],
+)
+def test_nothing_that_a_cell_tells_is_more_than_the_guest_takes(kernel: Process, code: str, events: list[str]) -> None:
+    told = kernel.run(f"{code};")
+    assert [message["event"] for message in told] == events
+    assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in told)
 
 
 def test_the_environment_of_a_cell_is_lent_to_it(kernel: Process) -> None:

@@ -4,6 +4,7 @@ Laws:
 - An exception, also SystemExit and KeyboardInterrupt, ends the cell and leaves the kernel and its variables.
 - Every message about a cell names it, also after it is done.
 - A cell's environment is lent to it: what was there before comes back.
+- The folder is the guest's to choose before the first cell; from then on it is the cells'.
 - There is nobody to ask: ``input``, ``getpass`` and debuggers fail at once and say what to do.
 """
 
@@ -173,7 +174,7 @@ class Engine:
             self._lend(message)
         elif message["op"] == "wake":
             os.environ.update(message.get("env") or {})
-            if message.get("cwd"):
+            if message.get("cwd") and not self._number:
                 _change_folder(message["cwd"])
             reseed(message["entropy"])
 
