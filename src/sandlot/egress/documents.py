@@ -4,6 +4,8 @@ Laws:
 - A page is fresh for its time and asks upstream nothing meanwhile; then it is asked for with what identifies it (ETag, Last-Modified).
 - Upstream that does not answer costs freshness, not packages: the old page is served, and the log says so.
 - Any number of clients that want one page share one refresh; who leaves takes nothing from the others.
+- What the shelf has of a page is looked at, byte by byte, before a service gives it for the first time: a failed power supply leaves files of
+  the right length and the wrong bytes.
 - A page is made of all its inputs or not at all: an index that does not answer is not taken for one that has nothing.
 """
 
@@ -37,6 +39,8 @@ MISSING_S: Final = 60.0
 """How long it is believed that there is no such page: who has just published one wants to see it."""
 MISSING: Final = 4096
 """So many of them are remembered."""
+SOUND: Final = 65536
+"""So many bodies are known to be sound; then all are looked at anew."""
 UNREACHABLE = "The package index that this host uses does not answer. Try again; the service's log says why."
 TOO_LARGE = f"The package index's page is larger than {MAX_BYTES // 2**20} MiB."
 
@@ -99,6 +103,7 @@ class Documents:
         self._ttl_s = ttl_s
         self._flights: dict[str, _Flight] = {}
         self._missing: OrderedDict[str, float] = OrderedDict()
+        self._sound: set[str] = set()
         self._large = asyncio.Lock()
         self._makers = asyncio.Semaphore(2)
 
@@ -182,11 +187,30 @@ class Documents:
             opened = self._shelf.open(Kind.BODIES, digest)
             if opened is None:
                 return None
-            opened.close()
-            if opened.size_bytes != size:  # torn when the power failed
+            try:
+                sound = opened.size_bytes == size and self._is_sound(opened, digest)
+            finally:
+                opened.close()
+            if not sound:
                 self._shelf.remove(Kind.BODIES, digest)
                 return None
         return known
+
+    def _is_sound(self, opened: Opened, digest: str) -> bool:
+        """Whether a body is what its name says: once is enough, because what makes it another one ends this service too."""
+        if digest in self._sound:
+            return True
+        running, offset = hashlib.sha256(), 0
+        while piece := opened.read(PIECE_BYTES, offset):
+            running.update(piece)
+            offset += len(piece)
+        if running.hexdigest() != digest:
+            _log.warning("a page of the package cache is not what it was: it is fetched anew")
+            return False
+        if len(self._sound) >= SOUND:
+            self._sound.clear()
+        self._sound.add(digest)
+        return True
 
     async def _refresh(self, page: Page, known: Known | None, upstream: Upstream) -> Document:
         """Ask upstream, and make the page anew if anything of it is."""

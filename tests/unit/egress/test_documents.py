@@ -188,6 +188,17 @@ async def test_torn_and_strange_files_of_the_store_are_made_anew(tmp_path: Path,
     assert len(registry.asked) == 7
 
 
+async def test_a_page_of_zeros_is_made_anew_by_the_next_service(tmp_path: Path, registry: Upstream) -> None:
+    registry.says["/simple/pkg/"] = page(1, ETag='"one"')
+    for _ in range(2):
+        async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+            assert await versions(client) == ["1"]
+        for path in (tmp_path / "p/bodies").rglob("*"):
+            if path.is_file():
+                path.write_bytes(bytes(path.stat().st_size))
+    assert [each.headers.get("if-none-match") for each in registry.asked] == [None, None]
+
+
 async def test_a_client_that_has_it_is_told_so(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(1)
     first = await client.get(PAGE)

@@ -135,7 +135,8 @@ class DebianRegistry:
                 return self._tables[digest]
             name = hashlib.sha256(f"table of {digest}".encode()).hexdigest()
             records = await self._threads.run(self._shelf.read, Kind.BODIES, name)
-            if records is None or len(records) % packages.RECORD:
+            records = packages.unsealed(records) if records is not None else None
+            if records is None:
                 opened = await self._files.fetch(Wanted(tuple(urls), digest), self._upstream)
                 if opened is None:
                     return b""
@@ -145,7 +146,7 @@ class DebianRegistry:
                     return b""
                 finally:
                     opened.close()
-                await self._threads.run(self._shelf.put, Kind.BODIES, name, records)
+                await self._threads.run(self._shelf.put, Kind.BODIES, name, packages.sealed(records))
             self._tables[digest] = records
             while len(self._tables) > TABLES:
                 del self._tables[next(iter(self._tables))]

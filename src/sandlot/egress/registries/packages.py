@@ -22,6 +22,7 @@ SUFFIXES = (".xz", ".gz", "")
 MAX_BYTES = 1024 * 1024 * 1024
 """Of one Packages index, unpacked; Debian's main has 50 MB."""
 _BLOCK_BYTES = 1024 * 1024
+_SEAL = 32
 _KEY = 16
 RECORD = _KEY + 32
 """Bytes of a record."""
@@ -65,6 +66,17 @@ def table(descriptor: int) -> bytes:
                 raise ValueError(str(error)) from error
         _collect(rest, path, records)
     return b"".join(key + records[key] for key in sorted(records))
+
+
+def sealed(records: bytes) -> bytes:
+    """A table as it is kept: its SHA-256 goes before it."""
+    return hashlib.sha256(records).digest() + records
+
+
+def unsealed(kept: bytes) -> bytes | None:
+    """A table out of what :func:`sealed` made of it; None where it is not that any more."""
+    records = kept[_SEAL:]
+    return records if hashlib.sha256(records).digest() == kept[:_SEAL] else None
 
 
 def find(records: bytes, path: str) -> Digest | None:

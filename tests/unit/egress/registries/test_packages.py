@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.egress.digests import Digest
-from sandlot.egress.registries.packages import find, release, table
+from sandlot.egress.registries.packages import RECORD, find, release, sealed, table, unsealed
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gz": gzip.compress, "xz": lzma.compress}
 
@@ -65,3 +65,9 @@ def test_a_release_file_names_files() -> None:
         "main/binary-amd64/Packages.xz": Digest("sha256", digest(2)),
     }
     assert release("nothing") == {}
+
+
+def test_a_table_that_is_not_what_it_was_is_none() -> None:
+    assert unsealed(sealed(b"x" * RECORD)) == b"x" * RECORD
+    for torn in (b"", bytes(32 + RECORD), sealed(b"x" * RECORD)[:-1]):
+        assert unsealed(torn) is None
