@@ -323,6 +323,18 @@ async def test_whatever_a_kernel_started_ends_with_it_and_what_commands_started_
     await inside.link.signal(call.id, 9)
 
 
+async def test_a_child_with_a_lower_limit_of_its_own_ends_with_its_kernel(inside: Inside) -> None:
+    code = "for kind in f d; do (ulimit -$kind 1000000; setsid sleep 1416 > /dev/null 2>&1 &); done; sleep 0.3; ulimit -f"
+    context = (await inside.link.create_kernel(new_context_id(), "bash")).kernel
+    _, _, result = await run(inside, context, code)
+    assert result.status == "ok"
+    family = "ps -eo args | grep -c '[s]leep 1416' || true"
+    assert await inside.sh(family) == "2\n"
+    await inside.link.restart(context)
+    assert await inside.sh(family) == "0\n"
+    await inside.link.remove_kernel(context)
+
+
 async def test_what_a_process_took(inside: Inside) -> None:
     code = "x = bytearray(80 << 20)\nx[::4096] = b'1' * len(x[::4096])\nfor _ in range(3_000_000): pass"
     _, _, result = await inside.run("python3", "-c", code)

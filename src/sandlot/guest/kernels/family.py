@@ -1,8 +1,11 @@
 """The families of kernels: whatever a kernel started, wherever it went, told from everything else in the sandbox.
 
 A child leaves its parent by being orphaned, its group and session by setsid(2), its environment by exec with another one. What it
-keeps, over fork and exec and all of these, is a limit that nothing else has: so each kernel gets its own, of a resource that no
+keeps, over fork and exec and all of these, is a limit that nothing else has: so each kernel gets its own, of resources that no
 program comes near. Who starts programs without it (``sudo``, commands) is the guest itself.
+
+Anybody may lower a limit of his own, as ``ulimit -f`` does. So there are two, and one of them is enough to be told by; a process
+that lowers both on purpose, and has left its parents as well, is its kernel's no more: it ends with the sandbox.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from sandlot.guest.spawn import Taking, account
 from sandlot.guest.tasks import PASSES, send, tasks, tree
 
 MARK = 1 << 61
-"""The least that marks: the largest file that a family may write is 2 EiB and some bytes (RLIMIT_FSIZE, getrlimit(2))."""
-_KIND = resource.RLIMIT_FSIZE
+"""The least that marks: 2 EiB and some bytes of a file (RLIMIT_FSIZE) and of data (RLIMIT_DATA, getrlimit(2))."""
+_KINDS = (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
 
 
 def mark(pid: int, number: int) -> None:
@@ -27,10 +30,11 @@ def mark(pid: int, number: int) -> None:
         number: The kernel's, from 1.
     """
     with Taking(account("user")):  # without CAP_SYS_RESOURCE one may limit those that are the same user
-        try:
-            resource.prlimit(pid, _KIND, (MARK + number, MARK + number))
-        except OSError:
-            return  # it has ended
+        for kind in _KINDS:
+            try:
+                resource.prlimit(pid, kind, (MARK + number, MARK + number))
+            except OSError:
+                return  # it has ended
 
 
 def marked(number: int, pids: list[int]) -> set[int]:
@@ -39,7 +43,7 @@ def marked(number: int, pids: list[int]) -> set[int]:
     with Taking(account("user")):
         for pid in pids:
             try:
-                if resource.prlimit(pid, _KIND)[1] == MARK + number:
+                if any(resource.prlimit(pid, kind)[1] == MARK + number for kind in _KINDS):
                     found.add(pid)
             except OSError:
                 continue  # it has ended, or is another user's
