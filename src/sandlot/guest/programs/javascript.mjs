@@ -35,7 +35,14 @@ const PIECE = 256 * 1024; // bytes of one output message
 const DISPLAY = Symbol.for('sandlot.display'); // a method of this name gives a bundle: MIME type -> text or bytes
 const LINES = 500; // the last ones of a traceback
 const LINE_CHARS = 2000;
-const MOST = 6 * 1024 * 1024; // bytes of one display; the guest refuses messages of more than 8 MiB
+const MESSAGE_LIMIT = 8 * 1024 * 1024; // bytes; the guest takes no longer message (protocol/connection.py)
+const ITEMS_LIMIT = 100000; // values in one, in all (protocol/values.py)
+const ITEM_LIMIT = 6 * 1024 * 1024; // bytes of one representation
+const BUNDLE_LIMIT = 7 * 1024 * 1024; // bytes of all representations of one display
+const MIME_TYPES = 64; // representations of one display; protocol/schema.py's number
+const MIME_CHARS = 201;
+const TOO_LARGE = '[left out: it is too large to be told]';
+const slice = Function.prototype.call.bind(String.prototype.slice); // whatever cells make of it
 
 // -- values, as protocol/values.py has them ------------------------------------------------------------------------------------------
 
@@ -122,13 +129,41 @@ let raw = null;
 let at = 0;
 
 function send(message) {
-  const parts = encode(message);
-  const made = Buffer.concat([Buffer.alloc(4), ...parts]);
-  made.writeUInt32BE(made.length - 4, 0);
+  let made = framed(message);
+  // A value has a byte at least: few bytes are few values.
+  if (made.length - 4 > MESSAGE_LIMIT || (made.length > ITEMS_LIMIT && items(message) > ITEMS_LIMIT)) made = framed(shortened(message));
   flush();
   at = 0;
   raw = made;
   flush();
+}
+
+function framed(message) {
+  const made = Buffer.concat([Buffer.alloc(4), ...encode(message)]);
+  made.writeUInt32BE(made.length - 4, 0);
+  return made;
+}
+
+// How many values a value has, as the guest counts them.
+function items(value) {
+  if (value === null || typeof value !== 'object' || value instanceof Uint8Array) return 0;
+  const pairs = entries(value);
+  let number = pairs.length * (Array.isArray(value) ? 1 : 2);
+  for (const pair of pairs) number += items(pair[1]);
+  return number;
+}
+
+// The last check: the guest ends a kernel that says more than it takes. All that a message must have, and little of the rest.
+function shortened(message) {
+  const told = {};
+  for (const [name, item] of entries(message)) {
+    if (typeof item === 'string') told[name] = slice(item, 0, LINE_CHARS);
+    else if (item === null || typeof item !== 'object') told[name] = item;
+  }
+  if (message.event === 'display') told.data = { 'text/plain': TOO_LARGE };
+  if (message.event === 'output') told.data = Buffer.from(TOO_LARGE);
+  if (message.event === 'error') told.traceback = [TOO_LARGE];
+  return told;
 }
 
 function flush() {
@@ -292,11 +327,44 @@ function show(cell, value, main) {
   } catch {
     // text/plain is there
   }
-  for (const [mime, item] of entries(data)) {
-    if (typeof item !== 'string' && !(item instanceof Uint8Array)) data[mime] = stringify(item) ?? 'null';
-    if (data[mime].length > MOST / 4) delete data[mime];
+  const { told, metadata } = bundle(data);
+  send({ event: 'display', cell, data: told, main, ...(entries(metadata).length > 0 ? { metadata } : {}) });
+}
+
+// What of the representations is told: text is cut, half an image is none. Together they fit one message.
+function bundle(data) {
+  const told = {};
+  const metadata = {};
+  const texts = [];
+  let room = BUNDLE_LIMIT;
+  let number = 0;
+  for (const [mime, item] of [['text/plain', data['text/plain']], ...entries(data)]) {
+    if (mime in told || mime in metadata || mime.length > MIME_CHARS || number === MIME_TYPES) continue;
+    const carried = representation(mime, item);
+    if (carried === null) continue;
+    number += 1;
+    const size = typeof carried === 'string' ? Buffer.byteLength(carried) : carried.byteLength;
+    if (size <= ITEM_LIMIT && size <= room) {
+      told[mime] = carried;
+      room -= size;
+    } else {
+      metadata[mime] = { left_out_bytes: size };
+      texts[texts.length] = `[${mime} of ${size} bytes was left out: it is too large]`;
+    }
   }
-  send({ event: 'display', cell, data, main });
+  if (texts.length > 0 && entries(told).length === 0) told['text/plain'] = texts.join('\n');
+  return { told, metadata };
+}
+
+// A text or bytes; null where there is none.
+function representation(mime, item) {
+  try {
+    const made = typeof item === 'string' || item instanceof Uint8Array ? item : (stringify(item) ?? 'null');
+    if (mime !== 'text/plain' || typeof made !== 'string' || made.length <= TEXT_LIMIT) return made;
+    return `${slice(made, 0, TEXT_LIMIT)}\n[... cut after ${TEXT_LIMIT} of ${made.length} characters]`;
+  } catch {
+    return null; // it refers to itself, for example
+  }
 }
 
 function isPlain(value) {

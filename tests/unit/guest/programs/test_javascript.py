@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.guest.kernels.messages import checked
 from sandlot.images.store import ImageStore, cache_from
+from sandlot.protocol import values
+from sandlot.protocol.connection import MESSAGE_MAX_BYTES
+from sandlot.protocol.schema import LIMITS
 from tests.support.kernelwire import Kernel, install
 
 
@@ -126,6 +130,55 @@ def test_an_error_of_any_length_is_told_within_bounds(js: Kernel, code: str) -> 
     assert len(error["value"]) <= 1 << 20
     assert len(error["traceback"]) <= 500
     assert sum(len(line.encode()) for line in [error["value"], *error["traceback"]]) < 6 << 20
+    assert js.run("6 * 7").plain == ["42"]
+
+
+RICH = "({{ [Symbol.for('sandlot.display')]: () => ({}) }})"
+
+
+@pytest.mark.parametrize(
+    "bundle,kept,left_out",
+    [
+        ("{'text/html': 'h'.repeat(2e6)}", {"text/html": 2_000_000}, {}),
+        ("{'image/png': Buffer.alloc(6e6)}", {"image/png": 6_000_000}, {}),
+        ("{'image/png': Buffer.alloc(7e6)}", {}, {"image/png": 7_000_000}),
+        ("{'text/html': 'é'.repeat(4e6), 'text/markdown': 'm'}", {"text/markdown": 1}, {"text/html": 8_000_000}),
+        (
+            "Object.fromEntries([1, 2, 3, 4, 5, 6].map((n) => [`image/x-${n}`, Buffer.alloc(14e5)]))",
+            {f"image/x-{n}": 1_400_000 for n in (1, 2, 3, 4, 5)},
+            {"image/x-6": 1_400_000},
+        ),
+        ("{'application/json': (() => { const a = []; a.push(a); return a })(), 'text/html': 'h'}", {"text/html": 1}, {}),
+        ("{['a/' + 'x'.repeat(9e6)]: 'long', 'text/html': 'h'}", {"text/html": 1}, {}),
+    ],
+)
+def test_representations_fit_one_message_and_what_is_left_out_is_said(
+    js: Kernel, bundle: str, kept: dict[str, int], left_out: dict[str, int]
+) -> None:
+    (display,) = js.run(RICH.format(bundle)).displays
+    assert {mime: len(item) for mime, item in display["data"].items() if mime != "text/plain"} == kept
+    assert display.get("metadata", {}) == {mime: {"left_out_bytes": size} for mime, size in left_out.items()}
+    assert checked(display)
+    assert js.run("6 * 7").plain == ["42"]
+
+
+def test_a_text_is_cut_and_says_so(js: Kernel) -> None:
+    (plain,) = js.run(RICH.format("{'text/plain': 't'.repeat(3e6)}")).plain
+    assert plain.endswith("\n[... cut after 1048576 of 3000000 characters]")
+    (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e5}, (_, n) => [`a/${n}`, 'many']))")).displays
+    assert len(display["data"]) == LIMITS["mime_types"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["throw new Error('x'.repeat(9e6))", "throw new Error('a\\n'.repeat(2e5))"],
+)
+def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_what_bounds_them(js: Kernel, code: str) -> None:
+    """Here nothing of an error is cut where it should be: the last check is all there is."""
+    js.run("Object.defineProperty(String.prototype, 'slice', { value() { return String(this) } }); Math.max = () => 0")
+    message = js.run(code).error
+    assert len(values.encode(message)) <= MESSAGE_MAX_BYTES
+    assert message["name"] == "Error"
     assert js.run("6 * 7").plain == ["42"]
 
 
