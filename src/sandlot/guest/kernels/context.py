@@ -153,7 +153,7 @@ class Context(Owner):
     def woken(self) -> None:
         """The sandbox begins a life: a kernel that lived before parts from its clones in randomness and environment."""
         if self.kernel is not None:
-            self._wake(self.kernel)
+            self._wake(self.kernel, "")  # it stays where its cells have gone
 
     # -- the kernel's life --------------------------------------------------------------------------------------------
 
@@ -173,11 +173,11 @@ class Context(Owner):
         self._is_up = False
         self._verdict = ""
         self._starts.watch(self.queue[0].timeout_s if self.queue else None)
-        self._wake(kernel)
+        self._wake(kernel, self.cwd)
         kernel.serve(self)
 
-    def _wake(self, kernel: Kernel) -> None:
-        kernel.send({"op": "wake", "entropy": self._guest.entropy, "env": {**self._guest.env, **self.env}, "cwd": self.cwd})
+    def _wake(self, kernel: Kernel, cwd: str) -> None:
+        kernel.send({"op": "wake", "entropy": self._guest.entropy, "env": {**self._guest.env, **self.env}, "cwd": cwd})
 
     def kill(self, verdict: str) -> None:
         """Kill the kernel and its family; its cell says so by the verdict."""
