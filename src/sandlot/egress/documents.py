@@ -19,6 +19,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,7 +35,9 @@ from sandlot.egress.upstream import PIECE_BYTES, Reply, Upstream, UpstreamError,
 MAX_BYTES: Final = 48 * 1024 * 1024
 """Of one page as upstream has it."""
 SMALL_BYTES: Final = 4 * 1024 * 1024
-"""Beyond that, one at a time: a page takes about eight times its size while it is read."""
+"""Beyond that, one at a time until it is made: a page takes about eight times its size meanwhile."""
+BODIES: Final = 32
+"""Pages that are being fetched and made at once; what has come and is not made yet lies in memory."""
 MISSING_S: Final = 60.0
 """How long it is believed that there is no such page: who has just published one wants to see it."""
 MISSING: Final = 4096
@@ -86,6 +89,17 @@ class _Flight:
     waiting: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """What one refresh asks with: the shared inputs that are here already, and what it holds until it is over."""
+
+    upstream: Upstream
+    shared: Mapping[str, Document]
+    alone: AsyncExitStack
+    is_alone: bool = False
+    entering: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Documents:
     """The pages of all registries.
 
@@ -106,6 +120,7 @@ class Documents:
         self._sound: set[str] = set()
         self._large = asyncio.Lock()
         self._makers = asyncio.Semaphore(2)
+        self._bodies = asyncio.Semaphore(BODIES)
 
     async def aclose(self) -> None:
         """End what is being fetched."""
@@ -214,14 +229,23 @@ class Documents:
 
     async def _refresh(self, page: Page, known: Known | None, upstream: Upstream) -> Document:
         """Ask upstream, and make the page anew if anything of it is."""
+        try:
+            # First of all and without a turn: these are refreshes as well, and need one.
+            shared = {each.url: await self.get(whole(f"shared/{each.url}", each.url), upstream) for each in page.inputs if each.shared}
+        except UpstreamError as error:
+            return self._old(known, error)
+        async with self._bodies, AsyncExitStack() as alone:
+            return await self._remade(page, known, _Asking(upstream, shared, alone))
+
+    async def _remade(self, page: Page, known: Known | None, asking: _Asking) -> Document:
         before = known.inputs if known is not None else (None,) * len(page.inputs)
         try:
-            found = await _all([self._ask(each, old, upstream) for each, old in zip(page.inputs, before, strict=True)])
+            found = await _all([self._ask(each, old, asking) for each, old in zip(page.inputs, before, strict=True)])
             if known is not None and not any(each.changed for each in found):
                 return await self._again(page, Known(time.time(), tuple(each.state for each in found), known.variants))
             # What has not changed was not sent; the page is made of it all the same.
             sent = [
-                each if each.got is not None or not each.state.there else await self._ask(input_, None, upstream)
+                each if each.got is not None or not each.state.there else await self._ask(input_, None, asking)
                 for input_, each in zip(page.inputs, found, strict=True)
             ]
         except UpstreamError as error:
@@ -238,9 +262,9 @@ class Documents:
             return self._nothing(page)
         return await self._threads.run(self._kept, page, tuple(each.state for each in sent), made)
 
-    async def _ask(self, each: Input, old: State | None, upstream: Upstream) -> _Asked:
+    async def _ask(self, each: Input, old: State | None, asking: _Asking) -> _Asked:
         if each.shared:
-            return await self._ask_shared(each, old, upstream)
+            return await self._ask_shared(each, old, asking)
         if each.listing:
             names = await self._threads.run(_listing, each.url)
             digest = hashlib.sha256(names).hexdigest()
@@ -250,7 +274,7 @@ class Documents:
         headers = {"Accept": each.accept}
         if old is not None and old.there:
             headers |= {name: value for name, value in (("If-None-Match", old.etag), ("If-Modified-Since", old.modified)) if value}
-        async with upstream.get(each.url, headers) as reply:
+        async with asking.upstream.get(each.url, headers) as reply:
             if reply.status == _NOT_MODIFIED and old is not None:
                 return _Asked(old, None, changed=False)
             if reply.status in _NO_PAGE:
@@ -259,14 +283,14 @@ class Documents:
                 return _Asked(State(each.url, there=False), None, old is None or old.there)
             if reply.status != _OK:
                 raise UpstreamError(f"{shown(each.url)}: status {reply.status}")
-            body = await self._read(reply)
+            body = await self._read(reply, asking)
             digest = hashlib.sha256(body).hexdigest()
             state = State(each.url, True, reply.headers.get("etag", ""), reply.headers.get("last-modified", ""), digest)
             media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
             return _Asked(state, Got(reply.url, media_type, body), old is None or old.digest != digest)
 
-    async def _ask_shared(self, each: Input, old: State | None, upstream: Upstream) -> _Asked:
-        document = await self.get(whole(f"shared/{each.url}", each.url), upstream)
+    async def _ask_shared(self, each: Input, old: State | None, asking: _Asking) -> _Asked:
+        document = asking.shared[each.url]
         if document.missing:
             return _Asked(State(each.url, there=False), None, old is None or old.there)
         digest = document.variants["body"]
@@ -274,6 +298,8 @@ class Documents:
         if isinstance(body, Opened):
             opened = body
             try:
+                if opened.size_bytes > SMALL_BYTES:
+                    await self._be_alone(asking)
                 body = await self.read(opened, opened.size_bytes, 0)
             finally:
                 opened.close()
@@ -281,22 +307,23 @@ class Documents:
             raise UpstreamError(f"{shown(each.url)} was removed to make room")
         return _Asked(State(each.url, there=True, digest=digest), Got(each.url, "text/html", body, flat=True), old is None or old.digest != digest)
 
-    async def _read(self, reply: Reply) -> bytes:
+    async def _read(self, reply: Reply, asking: _Asking) -> bytes:
         pieces, size = [], 0
-        alone = False
-        try:
-            async for piece in reply.pieces(decoded=True):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_BYTES:
-                    raise TooLargeError(f"{shown(reply.url)} is larger than {MAX_BYTES} bytes")
-                if size > SMALL_BYTES and not alone:
-                    await self._large.acquire()
-                    alone = True
-            return b"".join(pieces)
-        finally:
-            if alone:
-                self._large.release()
+        async for piece in reply.pieces(decoded=True):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BYTES:
+                raise TooLargeError(f"{shown(reply.url)} is larger than {MAX_BYTES} bytes")
+            if size > SMALL_BYTES:
+                await self._be_alone(asking)
+        return b"".join(pieces)
+
+    async def _be_alone(self, asking: _Asking) -> None:
+        """Wait until no other page is large, and be the one until the refresh is over. Several inputs of one page may be large."""
+        async with asking.entering:
+            if not asking.is_alone:
+                await asking.alone.enter_async_context(self._large)
+                asking.is_alone = True
 
     async def _again(self, page: Page, known: Known) -> Document:
         await self._threads.run(self._write, page, known)

@@ -7,12 +7,17 @@ import gzip
 import hashlib
 import json
 import os
+import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sandlot.egress import documents
+from sandlot.egress.pages import Got
+from sandlot.egress.registries import simple
 from sandlot.egress.sources.machine import Sources
 from sandlot.egress.sources.values import Pypi
 from tests.support.packages import Served, served, sources_of
@@ -136,6 +141,37 @@ async def test_a_page_that_is_too_large_is_refused_and_others_go_on(
         response = await client.get(f"/pypi/simple/{name}/")
         assert (response.status_code, "larger than" in response.text) == (502, True)
     assert len(await versions(client)) == 20
+
+
+async def test_of_large_pages_one_is_read_and_made_at_a_time(tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "SMALL_BYTES", 1_000)
+    making, most, lock = 0, 0, threading.Lock()
+    read = simple.read
+
+    def read_slowly(pages: Iterable[Got], project: str) -> tuple[list[simple.SimpleFile], list[str] | None]:
+        nonlocal making, most
+        with lock:
+            making += 1
+            most = max(most, making)
+        time.sleep(0.1)
+        with lock:
+            making -= 1
+        return read(pages, project)
+
+    monkeypatch.setattr(simple, "read", read_slowly)
+    links = b"".join(b'<a href="pkg%d-1.tar.gz"></a>' % number for number in range(100))
+    registry.says["/links.html"] = Said(links, headers={"Content-Type": "text/html"})
+    registry.says["/more.html"] = Said(links, headers={"Content-Type": "text/html"})
+    for number in range(4):
+        for index in ("a", "b"):
+            registry.says[f"/{index}/pkg{number}/"] = page(*range(100))
+    sources = Sources(
+        pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/"), links=(f"{registry.origin}/links.html", f"{registry.origin}/more.html"))
+    )
+    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin, timeout=60) as client:
+        answers = await asyncio.gather(*(client.get(f"/pypi/simple/pkg{number}/") for number in range(4)))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert most == 1
 
 
 async def test_an_index_of_several_that_does_not_answer_is_no_index_without_the_package(tmp_path: Path, registry: Upstream) -> None:
