@@ -1,0 +1,78 @@
+"""What a cell is lent and gives back, what is told of it, and randomness of one's own."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from tests.support.kernels import Process, errors_of, text_of
+
+
+@pytest.fixture(scope="module")
+def engine(shipped: Callable[[str], ModuleType]) -> ModuleType:
+    return shipped("engine")
+
+
+def test_the_same_entropy_is_the_same_randomness(engine: ModuleType) -> None:
+    state, names = random.getstate(), tempfile._name_sequence  # type: ignore[attr-defined]  # noqa: SLF001
+    try:
+        drawn = []
+        for entropy in (b"a" * 64, b"b" * 64, b"a" * 64):
+            engine.reseed(entropy)
+            drawn.append(random.random())
+            assert tempfile._name_sequence is None  # type: ignore[attr-defined]  # noqa: SLF001
+        assert drawn[0] == drawn[2] != drawn[1]
+    finally:
+        random.setstate(state)
+        tempfile._name_sequence = names  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def test_every_message_names_its_cell_also_those_that_come_late(kernel: Process) -> None:
+    first = kernel.begin(
+        "go = threading.Event()\nlate = threading.Thread(target=lambda: (go.wait(), display('late')))\nlate.start()\ndisplay('soon')"
+    )
+    told = kernel.until(first)
+    assert [message["event"] for message in told] == ["started", "display", "done"]
+    assert {message["cell"] for message in told} == {first}
+    second = kernel.begin("go.set(); late.join()")
+    assert [(message["event"], message["cell"]) for message in kernel.until(second)] == [
+        ("started", second),
+        ("display", first),
+        ("done", second),
+    ]
+
+
+@pytest.mark.parametrize("code", ["os.environ['LENT'] = 'mine'", "del os.environ['LENT']", "os.environ.clear()", "raise SystemExit"])
+def test_what_was_lent_comes_back_whatever_the_cell_made_of_it(kernel: Process, code: str) -> None:
+    kernel.run("kept = dict(os.environ)\nos.environ['LENT'] = 'before'\nos.environ.pop('NEW', None)")
+    kernel.run(code, env={"LENT": "during", "NEW": "1"})
+    assert kernel.text("print(os.environ['LENT'], 'NEW' in os.environ)") == "before False\n"
+    kernel.run("os.environ.update(kept)")
+
+
+def test_what_a_replaced_stream_still_keeps_belongs_to_the_cell(kernel: Process) -> None:
+    cell = kernel.begin("import io\nkept = sys.stdout\nsys.stdout = io.TextIOWrapper(kept.buffer)\nprint('kept back')")
+    told = kernel.until(cell)
+    assert text_of(told) == "kept back\n"
+    kernel.run("sys.stdout.detach()\nsys.stdout = kept")
+    assert kernel.text("print('again')") == "again\n"
+
+
+def test_a_failed_cell_says_that_it_failed_and_the_next_one_not(kernel: Process) -> None:
+    for code, is_ok in (("1 / 0", False), ("1", True), ("raise SystemExit(0)", False), ("def", False), ("2", True)):
+        assert kernel.until(kernel.begin(code))[-1]["ok"] is is_ok, code
+
+
+def test_a_debuggers_prompt_says_that_there_is_nobody(kernel: Process) -> None:
+    for code in ("import pdb; pdb.set_trace(); 1", "breakpoint()"):
+        (error,) = [message for message in kernel.run(code) if message["event"] == "error"]
+        assert error["value"].startswith("There is nobody at the debugger's prompt."), code
+
+
+def test_a_cell_that_cancels_itself_is_cancelled_and_not_interrupted(kernel: Process) -> None:
+    assert errors_of(kernel.run("raise asyncio.CancelledError")) == ["CancelledError"]
+    assert errors_of(kernel.run("asyncio.current_task().cancel()\nawait asyncio.sleep(1000)")) == ["CancelledError"]
