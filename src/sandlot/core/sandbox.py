@@ -85,6 +85,44 @@ class Activity:
         self.quiet_since_s = self._clock.monotonic_s()
 
 
+class Presence:
+    """Who is there for something that goes on: how many, and whether they have all been away for long."""
+
+    __slots__ = ("_away", "_here", "attended", "people", "turn")
+
+    def __init__(self) -> None:
+        self._away = asyncio.Event()
+        self._here = asyncio.Event()
+        self.people = 0
+        self.attended = False
+        """Whether somebody sees to its end."""
+        self.turn = asyncio.Lock()
+        """Held by who begins it: whoever comes meanwhile joins."""
+
+    def enter(self) -> None:
+        """Somebody comes."""
+        self.people += 1
+        self._here.set()
+        self._away.clear()
+
+    def leave(self) -> None:
+        """Somebody goes."""
+        self.people -= 1
+        if not self.people:
+            self._away.set()
+            self._here.clear()
+
+    async def away(self, for_s: float) -> None:
+        """Return once nobody has been there for so many seconds."""
+        while True:
+            await self._away.wait()
+            try:
+                async with asyncio.timeout(for_s):
+                    await self._here.wait()
+            except TimeoutError:
+                return
+
+
 class Sandbox:
     """One sandbox.
 
@@ -103,6 +141,7 @@ class Sandbox:
         "activity",
         "adopted",
         "background",
+        "begun",
         "budget",
         "changing",
         "claimed",
@@ -115,6 +154,7 @@ class Sandbox:
         "expires_at",
         "idempotency_key",
         "idle_timeout_s",
+        "inherited",
         "inputs",
         "installs",
         "instance",
@@ -125,6 +165,7 @@ class Sandbox:
         "monthly",
         "name",
         "owner",
+        "present",
         "ready",
         "recording",
         "ref",
@@ -184,6 +225,12 @@ class Sandbox:
         self.tasks: set[asyncio.Task[None]] = set()
         self.background: set[ProcessId] = set()
         """Cells in the background that are attended to."""
+        self.begun: dict[ProcessId, None] = {}
+        """Cells that were begun lately, oldest first."""
+        self.present: dict[ProcessId, Presence] = {}
+        """Who is there for the cells in the foreground that can be asked for again."""
+        self.inherited = state is not State.CREATING
+        """Whether an earlier service made it: it may know runs that this one has not heard of."""
         self.journal: Journal | None = None
         self.monthly: Monthly | None = None
         self.inputs: dict[ProcessId, Input] = {}
@@ -330,6 +377,13 @@ class Sandbox:
         except TimeoutError:
             pass  # the answer then says that the reason is not known
         return self.ended_error()
+
+    def forget(self) -> None:
+        """Every trace of it is removed: let go of what was only for the time that it lived."""
+        self.instance = self.link = None
+        for each in (self.inputs, self.begun, self.present):
+            each.clear()
+        self.background.clear()
 
     def keep(self, task: asyncio.Task[None]) -> None:
         """Hold on to a task of this sandbox until it is done; its end cancels what is left."""

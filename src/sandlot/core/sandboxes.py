@@ -389,9 +389,7 @@ class Sandboxes:
             self._left[box.id] = box
         elif box.told:
             box.spec = dataclasses.replace(box.spec, env={})
-            box.instance = box.link = None
-            box.inputs.clear()
-            box.background.clear()
+            box.forget()
             self._remember(box)
 
     def _remember(self, box: Sandbox) -> None:

@@ -171,12 +171,12 @@ def test_events_come_one_by_one_and_the_execution_last(service: Script, sandbox:
     assert (told[5].stdout, told[5].exit_code, len(told)) == ("a", 1, 6)
 
 
-def test_who_stops_iterating_hangs_up_and_interrupts_only_what_was_gone_back_to(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)))
+def test_who_stops_iterating_says_so(service: Script, sandbox: Sandbox) -> None:
+    service.say(events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
     stream = sandbox.stream_code("x")
     next(stream)
     stream.close()
-    assert [seen.method for seen in service.seen] == ["POST"]
+    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", f"{BASE}/code"), ("POST", f"{BASE}/code/e1/interrupt")]
     service.seen.clear()
     service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
     stream = sandbox.stream_code("x")

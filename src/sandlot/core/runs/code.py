@@ -3,8 +3,9 @@
 Laws:
 - The guest has the queue: one cell at a time for each context, in the order in which they were asked for, and waiting takes nothing of
   a cell's own timeout. Cells, begun or waiting, outlive the service.
-- A client that goes away from a cell that it ran in the foreground interrupts that one, and no other; the context and its variables
-  stay. From one in the background nobody's leaving takes anything.
+- A client that goes away from a cell that it ran in the foreground interrupts that one, and no other, unless somebody else is there for it
+  (:mod:`sandlot.core.runs.execution`); the context and its variables stay. From one in the background nobody's leaving takes anything.
+- A cell that is asked for again under its id is joined: it is begun, counted and logged once.
 - A cell that waits or runs keeps its sandbox from being idle.
 - What is collected of a cell is bounded: its output like a process's, its results by size, number and the sandbox's budget.
 """
@@ -12,116 +13,27 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.runs import contexts
-from sandlot.core.runs.cells import RUNNING, Cell, Executed, Outcome, Position, outcome_of
+from sandlot.core.runs.cells import RUNNING, Cell, Executed, Outcome, Position
 from sandlot.core.runs.collecting import Results
+from sandlot.core.runs.execution import Execution
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.processes import STDERR, STDOUT
-from sandlot.core.sandbox import GRACE_S, Hold, Sandbox
+from sandlot.core.sandbox import GRACE_S, Presence, Sandbox
 from sandlot.link.client import CellCall, Link
-from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
-from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
-from sandlot.model.ids import ProcessId
+from sandlot.link.types import CellStarted
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotError, TimeoutExceededError
+from sandlot.model.ids import ProcessId, new_process_id
 
-__all__ = ["RUNNING", "Cell", "Executed", "Outcome", "Position"]
+__all__ = ["RUNNING", "Cell", "Executed", "Execution", "Outcome", "Position"]
 
 MAX_BACKGROUND = 64
 """Cells of one sandbox that run or wait in the background: each takes one of the 192 calls that a link carries at once."""
-
-Event = Output | Lost | CellStarted | Display | Cleared | CellError
-
-
-class Execution:
-    """One cell that somebody follows. Iterate it, then ask for the outcome; in the end close it.
-
-    Args:
-        box: Where it runs.
-        call: The link's end of it.
-        line: Its line in the log.
-        owned: Whether it ends with whoever follows.
-        start: Where it is followed from.
-    """
-
-    __slots__ = ("_box", "_call", "_closed", "_hold", "_line", "_over", "_owned", "position")
-
-    def __init__(self, box: Sandbox, call: CellCall, *, line: Line | None = None, owned: bool, start: Position | None = None) -> None:
-        self._box = box
-        self._line = line
-        self._hold = box.hold()
-        self._call = call
-        self._owned = owned
-        self._over = False
-        self._closed = False
-        self.position = start or Position()
-
-    @property
-    def id(self) -> ProcessId:
-        """Its id."""
-        return self._call.id
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """What it gives as it comes, until its end. One that is not iterated stops the cell.
-
-        Raises:
-            SandboxEndedError: The sandbox ended meanwhile; says why.
-            NotFoundError: ``context_not_found``, or ``execution_not_found`` for a cell that is not remembered.
-        """
-        try:
-            async for event in self._call:
-                self._note(event)
-                yield event
-        except (SandboxEndedError, UnavailableError) as error:
-            raise await self._box.explain(error) from None
-        except NotFoundError as error:
-            raise contexts.not_found(error) from None
-
-    async def outcome(self) -> Outcome:
-        """How it ended; waits for that.
-
-        Raises:
-            SandboxEndedError: The sandbox ended first; says why.
-        """
-        try:
-            result = await self._call.result()
-        except (SandboxEndedError, UnavailableError) as error:
-            self._over = True
-            raise await self._box.explain(error) from None
-        except NotFoundError as error:
-            self._over = True
-            raise contexts.not_found(error) from None
-        self._over = True
-        outcome = outcome_of(self._call.id, result)
-        if self._line is not None and outcome.status != RUNNING:
-            self._line.end(outcome.status, duration_s=outcome.duration_s)
-        return outcome
-
-    async def close(self) -> None:
-        """Stop following; one that is owned and not done is interrupted, or aborted where it waits. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._hold.release()
-        if self._line is not None:
-            self._line.cut()
-        if self._owned and not self._over:
-            self._box.keep(asyncio.create_task(_interrupt(self._box, self._call)))
-        else:
-            await self._call.aclose()
-
-    def _note(self, event: Event) -> None:
-        """Count, and let the log see what it gives."""
-        at = self.position
-        if isinstance(event, Output | Lost):
-            end = event.offset + (len(event.data) if isinstance(event, Output) else event.bytes)
-            self.position = Position(at.events, end, at.stderr) if event.channel == STDOUT else Position(at.events, at.stdout, end)
-        else:
-            self.position = Position(at.events + 1, at.stdout, at.stderr)
-        if self._line is not None:
-            _note(self._line, event)
+REMEMBERED = 256
+"""Ids of the cells of a sandbox that were begun last: more than a guest remembers cells."""
 
 
 async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Execution:  # noqa: A002 - the word
@@ -137,8 +49,21 @@ async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
         NotFoundError: ``context_not_found``.
         SandlotError: There is no such context, or the sandbox has ended.
     """
-    call = await _submit(box, cell, id, certain=cell.context is not None)
-    return Execution(box, call, line=_line(box, cell, call.id, label), owned=True)
+    certain = cell.context is not None
+    if id is None:
+        return await _begun(box, cell, new_process_id(), label, certain=certain)
+    presence = box.present.setdefault(id, Presence())
+    presence.enter()
+    try:
+        async with presence.turn:
+            if await _is_known(box, id):
+                async with box.using() as link:
+                    return Execution(box, await link.attach_cell(id), owned=True, presence=presence)
+            return await _begun(box, cell, id, label, certain=certain, presence=presence)
+    finally:
+        presence.leave()
+        if not presence.attended and not presence.people and box.present.get(id) is presence:
+            del box.present[id]
 
 
 async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> ProcessId:  # noqa: A002 - the word
@@ -155,20 +80,24 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
         LimitError: ``limit_exceeded``: too many run or wait in the background.
         SandlotError: There is no such context, or the sandbox has ended.
     """
-    if len(box.background) >= MAX_BACKGROUND and id not in box.background:
+    if id is not None and (id in box.background or await _is_known(box, id)):
+        return id  # begun before: somebody attends to it, or it is over
+    if len(box.background) >= MAX_BACKGROUND:
         raise LimitError(
             f"{MAX_BACKGROUND} executions run or wait in the background of sandbox {box.id}, which is the most.",
             code=ErrorCode.LIMIT_EXCEEDED,
             hint="Wait until some have ended, or interrupt them.",
             fields={"sandbox": box.id, "max_background": MAX_BACKGROUND},
         )
-    call = await _submit(box, cell, id, certain=True)
-    if call.id in box.background:  # begun twice: somebody attends to it
-        await call.aclose()
-    else:
-        box.background.add(call.id)
-        box.keep(asyncio.create_task(_attend(box, call, _line(box, cell, call.id, label), box.hold())))
-    return call.id
+    chosen = id or new_process_id()
+    box.background.add(chosen)  # its place is taken before anything is waited for
+    try:
+        execution = await _begun(box, cell, chosen, label, certain=True)
+    except BaseException:
+        box.background.discard(chosen)
+        raise
+    box.keep(asyncio.create_task(_attend(box, execution)))
+    return chosen
 
 
 async def follow(
@@ -196,7 +125,8 @@ async def follow(
     """
     async with box.using() as link:
         call = await link.attach_cell(check_id(execution), events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from, wait=to_end)
-    return Execution(box, call, owned=False, start=Position(events_from, stdout_from or 0, stderr_from or 0))
+    at = Position(events_from, stdout_from or 0, stderr_from or 0)
+    return Execution(box, call, owned=False, presence=box.present.get(call.id), start=at)
 
 
 async def execute(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessId | None = None) -> Executed:  # noqa: A002 - the word
@@ -288,16 +218,8 @@ async def interrupt(box: Sandbox, execution: str) -> bool:
         raise contexts.not_found(error) from None
 
 
-def _note(line: Line, event: Event) -> None:
-    """Let the log see what a cell gives."""
-    if isinstance(event, Output | Lost):
-        line.add(event)
-    elif isinstance(event, CellError):
-        line.raised(event)
-
-
-async def _submit(box: Sandbox, cell: Cell, id_: ProcessId | None, *, certain: bool) -> CellCall:
-    """Give a cell to the guest; ``certain``: return only once the guest has taken it."""
+async def _begun(box: Sandbox, cell: Cell, id_: ProcessId, label: Label, *, certain: bool, presence: Presence | None = None) -> Execution:
+    """Give a cell to the guest, count and log it; ``certain``: return only once the guest has taken it."""
     with box.counted():
         async with box.using() as link:
             call = await link.execute(
@@ -311,15 +233,36 @@ async def _submit(box: Sandbox, cell: Cell, id_: ProcessId | None, *, certain: b
                 stop_on_error=cell.stop_on_error,
                 id=id_,
             )
+            execution = Execution(box, call, owned=True, presence=presence)
             if certain:
                 try:
                     await _taken(link, call)
-                except NotFoundError as error:
-                    raise contexts.not_found(error) from None
-                except BaseException:
-                    box.keep(asyncio.create_task(_interrupt(box, call)))
+                except BaseException as error:
+                    await execution.close()
+                    if isinstance(error, NotFoundError):
+                        raise contexts.not_found(error) from None
                     raise
-    return call
+    execution.line = _line(box, cell, id_, label)
+    box.begun[id_] = None
+    while len(box.begun) > REMEMBERED:
+        del box.begun[next(iter(box.begun))]
+    return execution
+
+
+async def _is_known(box: Sandbox, id_: ProcessId) -> bool:
+    """Whether the guest remembers a cell. It is asked only where it may: a round trip is long for one that is new."""
+    if id_ not in box.begun and not box.inherited:
+        return False
+    try:
+        async with box.using() as link:
+            look = await link.attach_cell(id_, wait=False)
+            try:
+                await look.result()
+            finally:
+                await look.aclose()
+    except NotFoundError:
+        return False
+    return True
 
 
 async def _taken(link: Link, call: CellCall) -> None:
@@ -356,34 +299,16 @@ async def _gather(box: Sandbox, execution: Execution, results: Results, timeout_
         ) from None
 
 
-async def _interrupt(box: Sandbox, call: CellCall) -> None:
-    """Nobody waits for a cell any more. One that ignores the interrupt loses its kernel: the guest sees to that."""
-    with suppress(SandlotError):
-        async with box.using() as link:
-            await link.interrupt(execution=call.id)
-    await call.aclose()
-
-
-async def _attend(box: Sandbox, call: CellCall, line: Line | None, hold: Hold) -> None:
+async def _attend(box: Sandbox, execution: Execution) -> None:
     """Follow a cell in the background for the log, and keep the sandbox from being idle until it is over."""
     try:
-        async for event in call:
-            if line is not None:
-                _note(line, event)
-        outcome = outcome_of(call.id, await call.result())
-        if line is not None:
-            line.end(outcome.status, duration_s=outcome.duration_s)
-    except SandlotError:
-        if line is not None:
-            line.cut()
-    except asyncio.CancelledError:
-        if line is not None:
-            line.cut()
-        raise
+        with suppress(SandlotError):
+            async for _ in execution:
+                pass
+            await execution.outcome()
     finally:
-        box.background.discard(call.id)
-        hold.release()
-        await call.aclose()
+        box.background.discard(execution.id)
+        await execution.release()
 
 
 def _line(box: Sandbox, cell: Cell, id_: ProcessId, label: Label) -> Line | None:

@@ -16,7 +16,7 @@ from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code.contexts import AsyncContexts
-from sandlot.sdk._async.code.following import ended, run
+from sandlot.sdk._async.code.following import answered, ended, run
 from sandlot.sdk._async.code.handle import AsyncCodeHandle, Callbacks
 from sandlot.sdk._async.handle import tell_rest
 from sandlot.sdk.cells.contexts import Context, id_of
@@ -123,7 +123,7 @@ class AsyncCoding:
             answer = await self._client.request("POST", self._code, body={**body, "background": True}, headers=_once(), once=True)
             return AsyncCodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return Execution.parse(await self._client.request("POST", self._code, body=body, headers=_once(), once=True, read_timeout_s=None))
+            return await answered(self._client, self._code, body, _once())
         transcript = Transcript()
         async with aclosing(run(self._client, self._code, body, transcript, _once())) as pieces:
             async for piece in pieces:

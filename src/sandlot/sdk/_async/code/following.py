@@ -34,29 +34,60 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    while not transcript.id:
-        tries += 1
-        try:
-            async with client.event_stream("POST", path, body=body, headers=headers) as events:
-                async for event in events:
-                    piece = transcript.take(event)
-                    if piece is not None:
-                        yield piece
-            if transcript.over():
-                return
-            error: SandlotError = cut_short("code")
-        except SandlotError as caught:
-            error = caught
-        await again(error, tries)
     try:
+        while not transcript.id:
+            tries += 1
+            try:
+                async with client.event_stream("POST", path, body=body, headers=headers) as events:
+                    async for event in events:
+                        piece = transcript.take(event)
+                        if piece is not None:
+                            yield piece
+                if transcript.over():
+                    return
+                error: SandlotError = cut_short("code")
+            except SandlotError as caught:
+                error = caught
+            await again(error, tries)
         async with aclosing(follow(client, path, transcript)) as pieces:
             async for piece in pieces:
                 yield piece
     finally:
-        if not transcript.over():
-            # Nobody is interrupted by leaving a cell that was gone back to.
+        if transcript.id and not transcript.over():
+            # The service waits a while for whoever went away without a word.
             with backend.shielded(), suppress(SandlotError):
                 await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+
+
+async def answered(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+    """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        body: The request.
+        headers: With the request's Idempotency-Key.
+    """
+    try:
+        return Execution.parse(await client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+    except Exception:
+        raise
+    except BaseException:
+        with backend.shielded(), suppress(SandlotError):
+            await _leave(client, path, body, headers)
+        raise
+
+
+async def _leave(client: AsyncClient, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
+    transcript = Transcript()
+    async with client.event_stream("POST", path, body=body, headers=headers) as events:
+        async for event in events:
+            transcript.take(event)
+            if transcript.id:
+                break
+        if transcript.id and not transcript.over():
+            await interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 async def follow(client: AsyncClient, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:

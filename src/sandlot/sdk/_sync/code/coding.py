@@ -17,7 +17,7 @@ from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code.contexts import Contexts
-from sandlot.sdk._sync.code.following import ended, run
+from sandlot.sdk._sync.code.following import answered, ended, run
 from sandlot.sdk._sync.code.handle import Callbacks, CodeHandle
 from sandlot.sdk._sync.handle import tell_rest
 from sandlot.sdk.cells.contexts import Context, id_of
@@ -124,7 +124,7 @@ class Coding:
             answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=_once(), once=True)
             return CodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return Execution.parse(self._client.request("POST", self._code, body=body, headers=_once(), once=True, read_timeout_s=None))
+            return answered(self._client, self._code, body, _once())
         transcript = Transcript()
         with closing(run(self._client, self._code, body, transcript, _once())) as pieces:
             for piece in pieces:

@@ -35,29 +35,60 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
         headers: With the request's Idempotency-Key.
     """
     tries = 0
-    while not transcript.id:
-        tries += 1
-        try:
-            with client.event_stream("POST", path, body=body, headers=headers) as events:
-                for event in events:
-                    piece = transcript.take(event)
-                    if piece is not None:
-                        yield piece
-            if transcript.over():
-                return
-            error: SandlotError = cut_short("code")
-        except SandlotError as caught:
-            error = caught
-        again(error, tries)
     try:
+        while not transcript.id:
+            tries += 1
+            try:
+                with client.event_stream("POST", path, body=body, headers=headers) as events:
+                    for event in events:
+                        piece = transcript.take(event)
+                        if piece is not None:
+                            yield piece
+                if transcript.over():
+                    return
+                error: SandlotError = cut_short("code")
+            except SandlotError as caught:
+                error = caught
+            again(error, tries)
         with closing(follow(client, path, transcript)) as pieces:
             for piece in pieces:
                 yield piece
     finally:
-        if not transcript.over():
-            # Nobody is interrupted by leaving a cell that was gone back to.
+        if transcript.id and not transcript.over():
+            # The service waits a while for whoever went away without a word.
             with backend.shielded(), suppress(SandlotError):
                 interrupt(client, f"{path}/{wire.segment(transcript.id)}")
+
+
+def answered(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
+    """Run a cell in the foreground and wait for its answer; whoever stops waiting interrupts the cell.
+
+    Args:
+        client: The service.
+        path: Of the sandbox's code.
+        body: The request.
+        headers: With the request's Idempotency-Key.
+    """
+    try:
+        return Execution.parse(client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+    except Exception:
+        raise
+    except BaseException:
+        with backend.shielded(), suppress(SandlotError):
+            _leave(client, path, body, headers)
+        raise
+
+
+def _leave(client: Client, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    """Interrupt a cell whose id nobody has told yet: asked for again as events, its id comes first."""
+    transcript = Transcript()
+    with client.event_stream("POST", path, body=body, headers=headers) as events:
+        for event in events:
+            transcript.take(event)
+            if transcript.id:
+                break
+        if transcript.id and not transcript.over():
+            interrupt(client, f"{path}/{wire.segment(transcript.id)}")
 
 
 def follow(client: Client, path: str, transcript: Transcript) -> Generator[Piece]:

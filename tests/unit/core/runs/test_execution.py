@@ -1,0 +1,103 @@
+"""Who is there for a cell: several that asked for it, those who come back for it, and nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandlot.core.runs import code, execution
+from sandlot.core.runs.cells import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.ids import new_process_id
+from tests.support.service import Bench
+from tests.support.until import until
+
+SLOW = Cell("import time\nfor n in range(20):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('end')", timeout_s=None)
+ENDLESS = Cell("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.1)", timeout_s=None)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 0.3)
+
+
+async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, box: Sandbox, short: None) -> None:
+    id_ = new_process_id()
+    first = await code.start(box, SLOW, id=id_)
+    second = asyncio.create_task(code.execute(box, SLOW, id=id_))
+    await until(lambda: box.present[id_].people == 2)
+    await first.close()
+    done = await second
+    assert (done.outcome.status, done.stdout.text().splitlines()[-1]) == ("ok", "end")
+    await until(lambda: not box.present)
+    await until(lambda: box.activity.held == 0)
+    record = await at.service.core.executions.get(OPERATOR, id_)
+    assert (record.status, record.stdout) == ("ok", done.stdout.text())
+
+
+async def test_whoever_comes_back_in_time_finds_it_running(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 30.0)
+    id_ = new_process_id()
+    await (await code.start(box, SLOW, id=id_)).close()
+    assert box.activity.held == 1, "a cell that goes on keeps its sandbox busy"
+    assert (await code.execute(box, SLOW, id=id_)).outcome.status == "ok"
+    await until(lambda: not box.present)
+
+
+async def test_whoever_follows_it_meanwhile_counts(box: Sandbox, short: None) -> None:
+    id_ = new_process_id()
+    first = await code.start(box, SLOW, id=id_)
+    followed = await code.follow(box, id_)
+    await first.close()
+    async for _ in followed:
+        pass
+    assert (await followed.outcome()).status == "ok"
+    await followed.close()
+
+
+async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, box: Sandbox, short: None) -> None:
+    await code.execute(box, Cell("0"))  # an interrupt strikes a kernel that has started
+    id_ = new_process_id()
+    first, second = [await code.start(box, ENDLESS, id=id_) for _ in range(2)]
+    await second.close()
+    await first.close()
+    await until(lambda: not box.present)
+    done = await code.collected(box, id_, wait_s=None)
+    assert done.outcome.status == "error"
+    await until(lambda: box.activity.held == 0)
+    assert (await at.service.core.executions.get(OPERATOR, id_)).status == "killed"
+
+
+async def test_one_that_nobody_can_ask_for_again_is_interrupted_at_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
+    running = await code.start(box, ENDLESS)
+    await running.close()
+    assert (await code.collected(box, running.id, wait_s=None)).outcome.status in {"error", "aborted"}
+
+
+async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, box: Sandbox) -> None:
+    assert box.monthly is not None
+    id_, before = new_process_id(), box.monthly.used(box.owner)
+    first, second = await asyncio.gather(*(code.execute(box, SLOW, id=id_) for _ in range(2)))
+    third = await code.execute(box, SLOW, id=id_)
+    assert first.stdout.text() == second.stdout.text() == third.stdout.text()
+    assert box.monthly.used(box.owner) == before + 1
+    waiting = new_process_id()
+    assert [await code.begin(box, Cell("1"), id=waiting) for _ in range(2)] == [waiting] * 2
+    await until(lambda: not box.background)
+    assert await code.begin(box, Cell("1"), id=waiting) == waiting
+    assert box.monthly.used(box.owner) == before + 2
+    page = await at.service.core.executions.page(OPERATOR)
+    assert sorted((each.id, each.status) for each in page) == sorted([(id_, "ok"), (waiting, "ok")])
+
+
+async def test_the_bound_on_the_background_holds_however_many_ask_at_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MAX_BACKGROUND", 3)
+    asked = await asyncio.gather(*(code.begin(box, ENDLESS) for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(each, BaseException) for each in asked) == 2
+    for id_ in list(box.background):
+        await code.interrupt(box, id_)
+    await until(lambda: not box.background)
+    await code.begin(box, Cell("1"))
