@@ -3,7 +3,8 @@
 Laws:
 - Nobody gets the last bytes of a file before the whole is what its index says; a file that is not is cut off and kept by nobody.
 - Who leaves takes nothing from the others. When the last one has left, it goes on for a moment, because clients come back, and then ends.
-- A connection that breaks is taken up where it broke.
+- A connection that breaks is taken up where it broke, and at the next place where the same file is said to be if it is gone there.
+- A place that gives a wrong file is asked last from then on; where nobody has had a byte of it, the next place is asked at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINGER_S: Final = 10.0
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
 """Room that is asked for at once: what has not come yet takes nothing of the others, whatever its length is said to be."""
 _TRIES: Final = 3
-_OK, _PARTIAL, _GONE = 200, 206, frozenset({401, 403, 404, 410})
+_OK, _PARTIAL, _BEYOND, _GONE = 200, 206, 416, frozenset({401, 403, 404, 410})
 _log = logging.getLogger(__name__)
 
 
@@ -77,12 +78,15 @@ class Download:
         self._draft: Draft | None = None
         self._running = wanted.digest.running() if wanted.digest is not None else None
         self._ready_bytes = 0
+        self._is_given = False
         self._followers = 0
         self._news = asyncio.Event()
         self._error: Exception | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._may_linger: Callable[[], bool] = lambda: False
         self.length: int | None = None
+        self.wrong: list[str] = []
+        """Where wrong files came from."""
         self.verified = False
         self.over = False
         """Nobody may join any more."""
@@ -177,6 +181,7 @@ class Download:
             most = min(PIECE_BYTES, self._ready_bytes - offset, PIECE_BYTES if length is None else start + length - offset)
             if draft is None or most <= 0:
                 return
+            self._is_given = True
             piece = await self._threads.run(draft.read, most, offset)
             offset += len(piece)
             yield piece
@@ -202,33 +207,58 @@ class Download:
                 await self._close()
 
     async def _fetch(self) -> None:
+        begun: list[str] = []
+        wrong: Mismatch | None = None
         for number, url in enumerate(self.wanted.urls, 1):
+            begun.append(url)
             try:
                 await self._fetch_from(url)
+                self._verify(url)
                 break
-            except (NotThereError, UpstreamError):
-                if number == len(self.wanted.urls) or self._draft is not None:
+            except Mismatch as error:
+                self.wrong += begun
+                if number == len(self.wanted.urls) or self._is_given:
                     raise
+                wrong, begun = error, []
+                await self._begin_anew()
+            except (NotThereError, UpstreamError) as error:
+                if number == len(self.wanted.urls):
+                    raise wrong or error from None
         draft = self._draft
         if draft is None:
             raise NotThereError
+        self.verified = True
+        self._tell(draft.size_bytes)
+        if self.wanted.digest is not None:
+            await self._threads.run(self._shelf.keep, draft, Kind.FILES, str(self.wanted.digest))
+
+    def _verify(self, url: str) -> None:
         digest = self.wanted.digest
         if digest is not None and self._running is not None and self._running.hexdigest() != digest.value:
             self._counters.mismatches += 1
-            raise Mismatch(f"{shown(self.wanted.urls[0])} is not what its index says ({digest.algorithm})")
-        self.verified = True
-        self._tell(draft.size_bytes)
-        if digest is not None:
-            await self._threads.run(self._shelf.keep, draft, Kind.FILES, str(digest))
+            raise Mismatch(f"{shown(url)} is not what its index says ({digest.algorithm})")
+
+    async def _begin_anew(self) -> None:
+        """With another draft."""
+        draft, self._draft = self._draft, None
+        self._running = self.wanted.digest.running() if self.wanted.digest is not None else None
+        self._ready_bytes = 0
+        if draft is not None:
+            await self._threads.run(draft.close)
 
     async def _fetch_from(self, url: str) -> None:
         """All of it into the draft, taken up again where it breaks."""
+        version = ""
         for attempt in range(_TRIES):
             done = self._draft.size_bytes if self._draft else 0
+            if done and done == self.length:
+                return
             try:
-                headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
-                async with self._upstream.get(url, headers) as reply:
-                    check(reply)
+                again = {"Range": f"bytes={done}-", **({"If-Range": version} if version else {})} if done else {}
+                async with self._upstream.get(url, {"Accept-Encoding": "identity", **again}) as reply:
+                    if self._is_whole(reply, done):
+                        return
+                    version = _version(reply)
                     if self._draft is None:
                         await self._begin(reply.length)
                     skip = 0 if reply.status == _PARTIAL and reply.headers.get("content-range", "").startswith(f"bytes {done}-") else done
@@ -238,9 +268,26 @@ class Download:
                         if fresh:
                             await self._take(fresh)
                 return
+            except Mismatch:
+                raise
             except UpstreamError:
                 if self._draft is None or attempt + 1 == _TRIES:
                     raise
+
+    def _is_whole(self, reply: Reply, done: int) -> bool:
+        """Whether there is nothing more to come: it broke off behind the last byte.
+
+        Raises:
+            NotThereError: It is not there, or no more.
+            UpstreamError: It is something else, or another file than it was.
+        """
+        if done and reply.status == _BEYOND and reply.headers.get("content-range", "").strip() == f"bytes */{done}":
+            return True
+        check(reply)
+        if done and reply.status == _OK and None not in {reply.length, self.length} and reply.length != self.length:
+            self._counters.mismatches += 1
+            raise Mismatch(f"{shown(reply.url)} has become another file in the middle of its download")
+        return False
 
     async def _begin(self, length: int | None) -> None:
         draft = await self._threads.open(self._shelf.draft)
@@ -284,6 +331,12 @@ class Download:
         draft, self._draft = self._draft, None
         if draft is not None:
             await self._threads.run(draft.close)
+
+
+def _version(reply: Reply) -> str:
+    """What ``If-Range`` may have (RFC 9110, section 13.1.5); empty where there is nothing."""
+    etag = reply.headers.get("etag", "")
+    return etag if etag.startswith('"') else "" if etag else reply.headers.get("last-modified", "")
 
 
 def _growth(draft: Draft, length: int | None) -> int:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from sandlot.egress.answers import Answer, Headers, Refusal, Taking, of_bytes, span
@@ -44,6 +46,8 @@ PASSING_WAIT_S = 60.0
 PACE_S = 60.0
 PACE_BYTES_S = 64 * 1024
 """What has to be taken of a file that passes through, bytes a second, over so many seconds of waiting for the one who takes it."""
+WRONG = 1024
+"""Places that gave a wrong file and are asked last for it: so many are remembered."""
 GONE = "The package index has no such file."
 UNREACHABLE = "The file could not be fetched from the package index that this host uses. Try again; the service's log says why."
 BUSY = "Too many files pass through the package cache at once, because it has no room or knows no digest of them. Try again."
@@ -67,6 +71,7 @@ class Files:
         self._threads = threads
         self._counters = counters
         self._downloads: dict[Digest, Download] = {}
+        self._wrong: OrderedDict[tuple[Digest, str], None] = OrderedDict()
         self._running: set[Download] = set()
         self._passing = asyncio.Semaphore(PASSING)
         self._passing_of = Turns(PASSING_EACH)
@@ -204,7 +209,7 @@ class Files:
         digest = wanted.digest
         download = self._downloads.get(digest) if digest is not None else None
         if download is None or download.over:
-            download = Download(wanted, upstream, self._shelf, self._threads, self._counters)
+            download = Download(self._ordered(wanted), upstream, self._shelf, self._threads, self._counters)
             self._running.add(download)
             if digest is not None:
                 self._downloads[digest] = download
@@ -212,9 +217,22 @@ class Files:
         download.join()
         return download
 
+    def _ordered(self, wanted: Wanted) -> Wanted:
+        """A file's places, those last where it was a wrong one."""
+        digest = wanted.digest
+        return wanted if digest is None else replace(wanted, urls=tuple(sorted(wanted.urls, key=lambda url: (digest, url) in self._wrong)))
+
+    def _note_wrong(self, digest: Digest, urls: Iterable[str]) -> None:
+        for url in urls:
+            self._wrong[digest, url] = None
+            if len(self._wrong) > WRONG:
+                self._wrong.popitem(last=False)
+
     def _forget(self, download: Download) -> None:
         self._running.discard(download)
         digest = download.wanted.digest
+        if digest is not None:
+            self._note_wrong(digest, download.wrong)
         if digest is not None and self._downloads.get(digest) is download:
             del self._downloads[digest]
 
@@ -266,7 +284,7 @@ class Files:
     async def _passed(self, wanted: Wanted, upstream: Upstream, sandbox: str) -> Answer:
         """The file straight from upstream: nothing is kept."""
         lengths: list[int | None] = []
-        pieces = self._direct(wanted, upstream, 0, sandbox, lengths.append)
+        pieces = self._direct(self._ordered(wanted), upstream, 0, sandbox, lengths.append)
         first = await anext(pieces, b"")
 
         async def body() -> AsyncGenerator[bytes, None]:
@@ -319,6 +337,7 @@ class Files:
                         held = held[-HELD_BYTES:]
                 if running is not None and wanted.digest is not None and running.hexdigest() != wanted.digest.value:
                     self._counters.mismatches += 1
+                    self._note_wrong(wanted.digest, (url,))
                     raise Mismatch(f"{shown(url)} is not what its index says ({wanted.digest.algorithm})")
                 if held:
                     yield held

@@ -216,6 +216,63 @@ async def test_a_download_that_breaks_is_taken_up_where_it_broke(client: httpx.A
     assert registry.paths.count(f"/f/{NAME}") == 2
 
 
+async def test_a_download_that_breaks_behind_its_last_byte_is_whole(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
+    def answer(asked: Asked) -> Said:
+        if "range" in asked.headers:
+            return Said(status=416, headers={"Content-Range": f"bytes */{len(DATA)}"})
+        return Said(DATA, cut_at=len(DATA), chunked=True)
+
+    registry.says[f"/f/{NAME}"] = answer
+    for _ in range(2):
+        assert (await client.get(path)).content == DATA
+    assert registry.paths.count(f"/f/{NAME}") == 2
+
+
+async def test_a_file_that_becomes_another_one_is_found_out_when_it_is_taken_up(
+    client: httpx.AsyncClient, registry: Upstream, path: str, cache: Served
+) -> None:
+    def answer(asked: Asked) -> Said:
+        if "range" not in asked.headers:
+            return Said(DATA, cut_at=2 * MIB, headers={"ETag": '"one"'})
+        return Said(bytes(64 * MIB), headers={"ETag": '"two"'}, hold_at=MIB)  # would never end
+
+    registry.says[f"/f/{NAME}"] = answer
+    await cut(client, path)
+    assert [each.headers.get("if-range") for each in registry.asked if each.path == f"/f/{NAME}"] == [None, '"one"']
+    assert cache.cache.counters().mismatches == 1
+
+
+@pytest.mark.parametrize("size", [1000, len(DATA)])
+async def test_a_place_that_gives_a_wrong_file_is_asked_last_from_then_on(tmp_path: Path, registry: Upstream, size: int) -> None:
+    data = DATA[:size]
+    for index in ("a", "b"):
+        said = page(data)
+        said.body = said.body.replace(b'"/f/', f'"/{index}/f/'.encode())
+        registry.says[f"/{index}/pkg/"] = said
+    registry.says |= {f"/a/f/{NAME}": Said(b"x" * size), f"/b/f/{NAME}": Said(data)}
+    path = f"/pypi/files/pkg/sha256-{hashlib.sha256(data).hexdigest()}/unknown/{NAME}"
+    sources = Sources(pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/")))
+    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        if size > download.HELD_BYTES:
+            await cut(client, path)  # its beginning was given already
+        assert (await client.get(path)).content == data
+        assert cache.cache.counters().mismatches == 1
+    assert registry.paths.count(f"/a/f/{NAME}") == 1
+
+
+async def test_a_file_that_is_gone_in_the_middle_comes_from_the_next_place(tmp_path: Path, registry: Upstream) -> None:
+    for index in ("a", "b"):
+        said = page()
+        said.body = said.body.replace(b'"/f/', f'"/{index}/f/'.encode())
+        registry.says[f"/{index}/pkg/"] = said
+    registry.says[f"/a/f/{NAME}"] = lambda asked: Said(status=404) if "range" in asked.headers else Said(DATA, cut_at=MIB)
+    registry.says[f"/b/f/{NAME}"] = Said(DATA)
+    path = f"/pypi/files/pkg/sha256-{hashlib.sha256(DATA).hexdigest()}/unknown/{NAME}"
+    sources = Sources(pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/")))
+    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+        assert (await client.get(path)).content == DATA
+
+
 async def test_an_upstream_without_ranges_sends_it_again(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     answers = iter([Said(DATA, cut_at=2 * MIB), Said(DATA)])
     registry.says[f"/f/{NAME}"] = lambda _: next(answers)
