@@ -47,6 +47,8 @@ _YOUNG_S = 60.0
 """A file in tmp/ may be that old before its writer has locked it."""
 _SCAN_S = 10.0
 """How long the count of what other processes added is believed."""
+_FULL_S = 1.0
+"""How long it is believed that nothing more can go: a full shelf or disk must not be counted anew for everybody who asks."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class Shelf:
         self._making_room = threading.Lock()
         self._total_bytes = 0
         self._scanned_s = float("-inf")
+        self._full_s = float("-inf")
 
     def prepare(self) -> None:
         """Make the folders, and sweep what dead writers left.
@@ -182,17 +185,29 @@ class Shelf:
             return False
         with self._making_room:
             self._total_bytes += need_bytes
-            short_bytes = self._shortage(need_bytes)
-            if short_bytes or self._total_bytes > self._max_bytes or time.monotonic() - self._scanned_s > _SCAN_S:
-                self._evict(need_bytes, short_bytes)
-            if self._total_bytes > self._max_bytes or self._shortage(need_bytes):
-                return False
+            given = self._is_room(need_bytes)
             try:
-                draft.allocate(need_bytes)
+                if given:
+                    draft.allocate(need_bytes)
             except OSError as error:
                 _log.warning("the package cache gets no room on its disk: %s", error.strerror)
+                given = False
+            if not given:
+                self._total_bytes -= need_bytes
+            return given
+
+    def _is_room(self, need_bytes: int) -> bool:
+        """Whether there is room for what has been counted already, after what can go has gone. Called with the lock."""
+        short_bytes, now_s = self._shortage(need_bytes), time.monotonic()
+        over = bool(short_bytes) or self._total_bytes > self._max_bytes
+        if over and now_s - self._full_s < _FULL_S:
+            return False
+        if over or now_s - self._scanned_s > _SCAN_S:
+            self._evict(need_bytes, short_bytes)
+            if self._total_bytes > self._max_bytes or self._shortage(need_bytes):
+                self._full_s = time.monotonic()
                 return False
-            return True
+        return True
 
     def sweep(self) -> int:
         """Remove what dead writers left; how many."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.egress.counters import Counters
+from sandlot.egress.disk import shelf as shelf_module
+from sandlot.egress.disk.eviction import Kept
 from sandlot.egress.disk.opened import Draft
 from sandlot.egress.disk.shelf import Kind, Shelf
 from sandlot.model.errors import HostError
@@ -133,7 +135,32 @@ def test_no_room_is_had_for_more_than_there_may_be(shelf: Shelf) -> None:
     assert shelf.make_room(draft, 900 * KIB)
     assert not shelf.make_room(other, 900 * KIB)
     draft.close()
+    shelf._full_s = float("-inf")  # noqa: SLF001 - a second has passed
     assert shelf.make_room(other, 900 * KIB)
+    other.close()
+
+
+def test_what_was_not_given_is_not_counted_and_a_full_shelf_is_not_scanned_for_everybody(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans, scan = 0, shelf._scan  # noqa: SLF001 - how often the disk is read is what this is about
+
+    def counted() -> list[Kept]:
+        nonlocal scans
+        scans += 1
+        return scan()
+
+    monkeypatch.setattr(shelf, "_scan", counted)
+    monkeypatch.setattr(shelf_module, "_FULL_S", 3600.0)
+    monkeypatch.setattr(shelf_module, "_SCAN_S", 3600.0)
+    large, other = shelf.draft(), shelf.draft()
+    assert shelf.make_room(large, 700 * KIB)
+    scans = 0
+    for _ in range(10):
+        assert not shelf.make_room(other, 600 * KIB)
+    assert scans == 1
+    for _ in range(10):
+        assert shelf.make_room(other, 4 * KIB), "what fits has room"
+    assert scans == 1
+    large.close()
     other.close()
 
 
