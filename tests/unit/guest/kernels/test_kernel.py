@@ -1,0 +1,72 @@
+"""How a kernel is heard: in order, all of it, and in turn with everything else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.kernels import family
+from sandlot.guest.kernels.kernel import AT_ONCE, HEAD, Ends, Kernel, Owner
+from sandlot.protocol import values
+
+TOLD = 5 * AT_ONCE + 3
+
+
+class Listener(Owner):
+    """What was heard, by the turn in which it was."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[int]] = [[]]
+        self.is_over = False
+
+    def on_message(self, message: dict[str, Any], size: int) -> None:
+        assert size > 0
+        assert not self.is_over
+        self.turns[-1].append(message["count"])
+
+    def on_piped(self) -> None:
+        pass
+
+    def on_over(self) -> None:
+        self.is_over = True
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Generator[Ends]:
+    monkeypatch.setattr(family, "mark", lambda _pid, _number: None)  # there is no process
+    monkeypatch.setattr(family, "end", lambda _pid, _number: None)
+    made = Ends()
+    yield made
+    made.theirs.close()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_one_that_says_much_is_heard_in_order_and_takes_nobody_elses_turn(ends: Ends, *, is_gone: bool) -> None:
+    loop, listener = Loop(), Listener()
+    kernel = Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1)  # type: ignore[arg-type]
+    said = [values.encode({"event": "started", "cell": "c", "count": number}) for number in range(TOLD)]
+    ends.theirs.sendall(b"".join(HEAD.pack(len(raw)) + raw for raw in said))
+    kernel.serve(listener)
+    if is_gone:
+        for fd in (ends.out_theirs, ends.err_theirs):
+            os.close(fd)
+        kernel.ended()
+    for _ in range(TOLD):
+        loop.soon(lambda: None)
+        loop.turn()
+        listener.turns.append([])
+    assert [number for turn in listener.turns for number in turn] == list(range(TOLD))
+    assert max(map(len, listener.turns)) <= 2 * AT_ONCE, "what was read, and what was put off"
+    if is_gone:
+        loop.soon(lambda: None)
+        loop.turn()
+        assert listener.is_over
+    else:
+        for fd in (ends.out_theirs, ends.err_theirs):
+            os.close(fd)
+        kernel.discard()
