@@ -2,8 +2,7 @@
 
 Laws:
 - Started a moment after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
-- Ahead of any need none is begun while a command runs, and one that is importing stands still for it: a sandbox that only ever
-  runs programs has its processor and its memory for them.
+- Ahead of any need none is begun while a command runs, and one that is importing stands still: sandboxes are for programs, too.
 - A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
   in all that is read when a program starts. Otherwise kernels are started directly.
 - The zygote runs as ``user`` and may say anything: a pid is taken for a kernel's only where it is a child of PID 1's, of that user,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 AHEAD_S = 0.1
 """After the begin of a life, and after a command's end: the next one is not to wait for what nobody may need."""
 TRIES = 50
-"""How often a refill is put off while something runs."""
 REFILL_S = 0.05
 START_S, ANSWER_S = 15.0, 5.0
 FAILURES = 3
@@ -189,14 +187,13 @@ class Spares:
         own = self._environment()
         if languages.early(env) != languages.early(own) or not self._suits(own):
             return False
-        if self._zygote is None and not self._begin():
+        zygote = self._zygote or self._begin()
+        if zygote is None:
             return False
         self._waiting.append(taker)
-        if self._zygote is not None:
-            self._zygote.hold(still=False)
+        zygote.hold(still=False)
         if self._patience is None:
-            is_warm = self._zygote is not None and self._zygote.is_warm
-            self._patience = self._guest.loop.after(ANSWER_S if is_warm else START_S, self._ended)
+            self._patience = self._guest.loop.after(ANSWER_S if zygote.is_warm else START_S, self._ended)
         self._go_on()
         return True
 
@@ -263,7 +260,7 @@ class Spares:
             self._later(2 * AHEAD_S)
             return
         self._tries = 0
-        if self._zygote is None and not (self._suits(self._environment()) and self._begin()):
+        if self._zygote is None and (not self._suits(self._environment()) or self._begin() is None):
             return
         self._go_on()
 
@@ -290,15 +287,15 @@ class Spares:
 
     # -- what -----------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> bool:
+    def _begin(self) -> Zygote | None:
         try:
             self._zygote = Zygote(self._guest, self._environment(), self._look(), self._on_message, self._ended)
         except Exception as error:  # noqa: BLE001 - kernels are started without one then
             log(f"no zygote: {error}")
             self._failures = FAILURES
-            return False
+            return None
         self._guest.pids.watch()
-        return True
+        return self._zygote
 
     def _go_on(self) -> None:
         """The next step for whoever waits, or towards a spare."""
@@ -354,7 +351,7 @@ class Spares:
                 zygote.seen = seen
             else:
                 self.drop()
-                if not self._begin():
+                if self._begin() is None:
                     self._give_up()
             self._go_on()
         elif kind == "forked" and self._forking is not None:
