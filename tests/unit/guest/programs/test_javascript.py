@@ -14,7 +14,7 @@ from sandlot.images.store import ImageStore, cache_from
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.schema import LIMITS
-from tests.support.kernelwire import Kernel, install
+from tests.support.kernels import Piped, ship
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,10 @@ def node() -> Path:
 
 
 @pytest.fixture
-def js(node: Path, tmp_path: Path) -> Generator[Kernel]:
+def js(node: Path, tmp_path: Path) -> Generator[Piped]:
     (tmp_path / "work").mkdir()
-    install(tmp_path / "programs")
-    kernel = Kernel(
+    ship(tmp_path / "programs")
+    kernel = Piped(
         [str(node), "--no-force-async-hooks-checks", str(tmp_path / "programs/javascript.mjs")],
         tmp_path / "work",
         {"NODE_PATH": str(tmp_path / "global/node_modules")},
@@ -42,7 +42,7 @@ def package(folder: Path, name: str, text: str, *, esm: bool = False) -> None:
     (folder / name / "index.js").write_text(text, encoding="utf-8")
 
 
-def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Kernel) -> None:
+def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Piped) -> None:
     told = js.run("const x = 1; let y = 2; var z = 3; class A { v() { return x } }\nfunction f() { return x + y + z }")
     assert (told.is_ok, told.count, told.stdout, told.stderr, told.order) == (True, 1, "", "", ["started", "done"])
     assert js.run("f() + new A().v()").plain == ["7"]
@@ -72,7 +72,7 @@ def test_what_a_cell_declares_stays_and_may_be_declared_again(js: Kernel) -> Non
         ("({ [Symbol.for('nodejs.util.inspect.custom')]() { throw new Error('no') } })", "(cannot be printed: Error)", None),
     ],
 )
-def test_the_last_value_is_the_result(js: Kernel, code: str, plain: str, json: str | None) -> None:
+def test_the_last_value_is_the_result(js: Piped, code: str, plain: str, json: str | None) -> None:
     (display,) = js.run(code).displays
     assert display["data"]["text/plain"] == plain
     assert display["main"]
@@ -81,12 +81,12 @@ def test_the_last_value_is_the_result(js: Kernel, code: str, plain: str, json: s
 
 
 @pytest.mark.parametrize("code", ["", "undefined", "let a = 1", "// a comment", "console.log(1)", "{ let b = 1 }", "function g() {}"])
-def test_what_has_no_value_has_no_result(js: Kernel, code: str) -> None:
+def test_what_has_no_value_has_no_result(js: Piped, code: str) -> None:
     told = js.run(code)
     assert (told.is_ok, told.displays) == (True, [])
 
 
-def test_the_streams_come_in_the_order_of_writing(js: Kernel) -> None:
+def test_the_streams_come_in_the_order_of_writing(js: Piped) -> None:
     told = js.run("console.log('a', {b: 1}); console.error('c'); process.stdout.write('d'); console.table([[1]]); display('x'); console.log('e'); 5")
     assert told.order[:5] == ["started", "1:a { b: 1 }\n", "2:c\n", "1:d", told.order[4]]
     assert told.order[5:] == ["display", "1:e\n", "display", "done"]
@@ -95,7 +95,7 @@ def test_the_streams_come_in_the_order_of_writing(js: Kernel) -> None:
     assert (told.stdout, told.stderr) == ("child\nafter\n", "err\n")
 
 
-def test_rich_displays(js: Kernel) -> None:
+def test_rich_displays(js: Piped) -> None:
     told = js.run(
         "({ [Symbol.for('sandlot.display')]: () => ({ 'text/html': '<b>', 'image/png': Buffer.from([137, 80]), 'application/json': {a: 1} }) })"
     )
@@ -107,7 +107,7 @@ def test_rich_displays(js: Kernel) -> None:
     }
 
 
-def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Kernel) -> None:
+def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Piped) -> None:
     js.run("let x = 1")
     told = js.run("x = 2\nfunction f() {\n  null.y\n}\nf()\nx = 3")
     assert told.errors == [("TypeError", "Cannot read properties of null (reading 'y')")]
@@ -125,7 +125,7 @@ def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Kern
 
 
 @pytest.mark.parametrize("code", ["throw new Error('x'.repeat(9e6))", "throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"])
-def test_an_error_of_any_length_is_told_within_bounds(js: Kernel, code: str) -> None:
+def test_an_error_of_any_length_is_told_within_bounds(js: Piped, code: str) -> None:
     error = js.run(code).error
     assert len(error["value"]) <= 1 << 20
     assert len(error["traceback"]) <= 500
@@ -152,9 +152,7 @@ RICH = "({{ [Symbol.for('sandlot.display')]: () => ({}) }})"
         ("{['a/' + 'x'.repeat(9e6)]: 'long', 'text/html': 'h'}", {"text/html": 1}, {}),
     ],
 )
-def test_representations_fit_one_message_and_what_is_left_out_is_said(
-    js: Kernel, bundle: str, kept: dict[str, int], left_out: dict[str, int]
-) -> None:
+def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped, bundle: str, kept: dict[str, int], left_out: dict[str, int]) -> None:
     (display,) = js.run(RICH.format(bundle)).displays
     assert {mime: len(item) for mime, item in display["data"].items() if mime != "text/plain"} == kept
     assert display.get("metadata", {}) == {mime: {"left_out_bytes": size} for mime, size in left_out.items()}
@@ -162,7 +160,7 @@ def test_representations_fit_one_message_and_what_is_left_out_is_said(
     assert js.run("6 * 7").plain == ["42"]
 
 
-def test_a_text_is_cut_and_says_so(js: Kernel) -> None:
+def test_a_text_is_cut_and_says_so(js: Piped) -> None:
     (plain,) = js.run(RICH.format("{'text/plain': 't'.repeat(3e6)}")).plain
     assert plain.endswith("\n[... cut after 1048576 of 3000000 characters]")
     (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e5}, (_, n) => [`a/${n}`, 'many']))")).displays
@@ -173,7 +171,7 @@ def test_a_text_is_cut_and_says_so(js: Kernel) -> None:
     "code",
     ["throw new Error('x'.repeat(9e6))", "throw new Error('a\\n'.repeat(2e5))"],
 )
-def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_what_bounds_them(js: Kernel, code: str) -> None:
+def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_what_bounds_them(js: Piped, code: str) -> None:
     """Here nothing of an error is cut where it should be: the last check is all there is."""
     js.run("Object.defineProperty(String.prototype, 'slice', { value() { return String(this) } }); Math.max = () => 0")
     message = js.run(code).error
@@ -182,7 +180,7 @@ def test_no_message_is_more_than_the_guest_takes_whatever_cells_have_made_of_wha
     assert js.run("6 * 7").plain == ["42"]
 
 
-def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Kernel) -> None:
+def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Piped) -> None:
     cell = js.begin(
         "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
     )
@@ -193,7 +191,7 @@ def test_an_error_that_nobody_catches_is_reported_and_the_kernel_lives(js: Kerne
     assert js.run("1").plain == ["1"]
 
 
-def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js: Kernel) -> None:
+def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js: Piped) -> None:
     first = js.begin(
         "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
         "await new Promise(r => server.listen(0, '127.0.0.1', r)); setTimeout(() => console.log('late'), 100); console.log('first')"
@@ -205,7 +203,7 @@ def test_timers_and_servers_live_on_and_print_for_the_cell_that_started_them(js:
     assert sorted(js.told(first).stdout.splitlines()) == ["first", "late", "served"]
 
 
-def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_it_comes_later(js: Kernel, tmp_path: Path) -> None:
+def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_it_comes_later(js: Piped, tmp_path: Path) -> None:
     assert js.run("require('late')").error["value"].startswith("Cannot find module 'late'")
     assert "late" in js.run("await import('late')").error["value"]
     package(tmp_path / "work/node_modules", "late", "exports.word = 'here'")
@@ -221,7 +219,7 @@ def test_require_and_import_find_what_is_here_and_what_is_everybodys_also_when_i
     ).plain == ["[ 'here', 'esm', 'own esm', 4 ]"]
 
 
-def test_import_statements_work_as_in_a_module(js: Kernel, tmp_path: Path) -> None:
+def test_import_statements_work_as_in_a_module(js: Piped, tmp_path: Path) -> None:
     package(tmp_path / "work/node_modules", "modern", "export const word = 'esm', other = 1; export default 7", esm=True)
     (tmp_path / "work/data.json").write_text('{"a": 1}', encoding="utf-8")
     told = js.run(
@@ -234,7 +232,7 @@ def test_import_statements_work_as_in_a_module(js: Kernel, tmp_path: Path) -> No
     assert js.run("import { nothing } from 'modern'\nnull.x").error["traceback"][1] == "    at cell-2.js:2:6"
 
 
-def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Kernel) -> None:
+def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Piped) -> None:
     js.run("let kept = 'yes'")
     for code in (
         "while (true) {}",
@@ -255,7 +253,7 @@ def test_an_interrupt_ends_a_cell_that_loops_waits_or_sleeps(js: Kernel) -> None
     assert js.run("kept").plain == ["'yes'"]
 
 
-def test_exit_ends_the_cell_and_not_the_kernel(js: Kernel) -> None:
+def test_exit_ends_the_cell_and_not_the_kernel(js: Piped) -> None:
     js.run("let kept = 'yes'")
     told = js.run("console.log('on'); process.exit(3); console.log('never')")
     assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", "3")])
@@ -266,7 +264,7 @@ def test_exit_ends_the_cell_and_not_the_kernel(js: Kernel) -> None:
     assert js.run("kept").plain == ["'yes'"]
 
 
-def test_a_cells_environment_is_lent_to_it(js: Kernel) -> None:
+def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
     js.run("process.env.WAS = 'before'")
     assert js.run("[process.env.WAS, process.env.NEW]", {"WAS": "lent", "NEW": "it's"}).plain == ["[ 'lent', \"it's\" ]"]
     assert js.run("[process.env.WAS, process.env.NEW]").plain == ["[ 'before', undefined ]"]
@@ -274,7 +272,7 @@ def test_a_cells_environment_is_lent_to_it(js: Kernel) -> None:
     assert js.run("[process.env.LIFE, process.cwd() === '/']").plain == ["[ '2', false ]"]
 
 
-def test_hostile_cells_harm_nothing_but_themselves(js: Kernel) -> None:
+def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     for code in (
         "console.log = null; process.stdout.write = null",
         "Object.prototype.toString = null; Array.prototype.map = null",
@@ -290,14 +288,14 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Kernel) -> None:
 
 
 def test_a_kernel_that_ends_says_so_by_ending(node: Path, tmp_path: Path) -> None:
-    install(tmp_path)
-    kernel = Kernel([str(node), "--no-force-async-hooks-checks", str(tmp_path / "javascript.mjs")], tmp_path)
+    ship(tmp_path)
+    kernel = Piped([str(node), "--no-force-async-hooks-checks", str(tmp_path / "javascript.mjs")], tmp_path)
     kernel.begin("process.kill(process.pid, 'SIGKILL')")
     assert kernel.process.wait(60) == -signal.SIGKILL
     kernel.close()
 
 
-def test_cells_that_are_silent_or_not_kept_do_not_count(js: Kernel) -> None:
+def test_cells_that_are_silent_or_not_kept_do_not_count(js: Piped) -> None:
     assert js.run("1").count == 1
     told = js.run("2", silent=True)
     assert (told.count, told.displays) == (1, [])

@@ -21,7 +21,6 @@ from tests.support.kernels import Kernel, Peer, Process, errors_of, ship, text_o
 @pytest.fixture(scope="module", params=["ipython", "plain"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
     running = Process(tmp_path_factory.mktemp("kernel"), *(["--plain"] if request.param == "plain" else []))
-    running.run("pass")  # the first cell is told why it is a plain kernel
     yield running
     running.close()
 

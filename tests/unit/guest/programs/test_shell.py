@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kernelwire import Kernel, install
+from tests.support.kernels import Piped, ship
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Generator[Kernel]:
+def shell(tmp_path: Path) -> Generator[Piped]:
     (tmp_path / "work").mkdir()
-    install(tmp_path / "programs")
-    kernel = Kernel([sys.executable, "-SI", str(tmp_path / "programs/shell.py")], tmp_path / "work")
+    ship(tmp_path / "programs")
+    kernel = Piped([sys.executable, "-SI", str(tmp_path / "programs/shell.py")], tmp_path / "work")
     yield kernel
     assert kernel.close() in (0, -signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -38,7 +38,7 @@ def members(session: int) -> list[int]:
     return found
 
 
-def test_what_a_cell_makes_is_there_in_the_next(shell: Kernel, tmp_path: Path) -> None:
+def test_what_a_cell_makes_is_there_in_the_next(shell: Piped, tmp_path: Path) -> None:
     first = shell.run("x=5; declare -A map=([a]=1); export E=e\nf() { echo f$x ${map[a]}; }\nalias ll='echo L'\nshopt -s nullglob\nmkdir sub; cd sub")
     assert (first.is_ok, first.count, first.stdout, first.stderr, first.order) == (True, 1, "", "", ["started", "done"])
     told = shell.run("f; ll; pwd; echo *.none; sh -c 'echo $E'")
@@ -46,7 +46,7 @@ def test_what_a_cell_makes_is_there_in_the_next(shell: Kernel, tmp_path: Path) -
     assert (told.count, told.stderr) == (2, "")
 
 
-def test_the_streams_are_apart_and_come_before_the_end(shell: Kernel) -> None:
+def test_the_streams_are_apart_and_come_before_the_end(shell: Piped) -> None:
     told = shell.run("echo out; echo err >&2; ls /nowhere; printf 'no newline'")
     assert told.stdout == "out\nno newline"
     assert told.stderr.splitlines()[0] == "err"
@@ -54,14 +54,14 @@ def test_the_streams_are_apart_and_come_before_the_end(shell: Kernel) -> None:
     assert told.order[-1] == "done"
 
 
-def test_output_comes_while_a_cell_runs(shell: Kernel) -> None:
+def test_output_comes_while_a_cell_runs(shell: Piped) -> None:
     cell = shell.begin("echo first; while [[ ! -e go ]]; do sleep 0.05; done; echo second")
     shell.until(cell, lambda told: told.stdout == "first\n")
     Path(f"/proc/{shell.process.pid}/cwd/go").touch()
     assert shell.finish(cell).stdout == "first\nsecond\n"
 
 
-def test_many_lines_heredocs_and_comments(shell: Kernel) -> None:
+def test_many_lines_heredocs_and_comments(shell: Piped) -> None:
     told = shell.run(
         "# a comment\nx=1\ncat <<END\nx is $x\n  'quoted'\nEND\nfor i in 1 2\ndo\n  echo $i\ndone\n\ncat <<'END' | tr a-z A-Z\n$x\nabc\nEND\n"
     )
@@ -73,14 +73,14 @@ def test_many_lines_heredocs_and_comments(shell: Kernel) -> None:
 @pytest.mark.parametrize(
     "code,status", [("false", 1), ("(exit 7)", 7), ("no-such-command-at-all", 127), ("echo; [[ a == b ]]", 1), ("sh -c 'kill -9 $$'", 137)]
 )
-def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Kernel, code: str, status: int) -> None:
+def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Piped, code: str, status: int) -> None:
     told = shell.run(code)
     assert not told.is_ok
     assert told.errors == [("ExitStatus", str(status))]
     assert shell.run("echo $?").stdout == f"{status}\n"
 
 
-def test_a_syntax_error_is_told_with_its_line_and_harms_nothing(shell: Kernel) -> None:
+def test_a_syntax_error_is_told_with_its_line_and_harms_nothing(shell: Piped) -> None:
     shell.run("kept=yes")
     told = shell.run("echo before\n\necho (\necho after")
     assert told.stdout == "before\n"
@@ -90,12 +90,12 @@ def test_a_syntax_error_is_told_with_its_line_and_harms_nothing(shell: Kernel) -
     assert shell.run("echo $kept; echo $LINENO").stdout == "yes\n1\n"
 
 
-def test_there_is_no_standard_input_to_wait_for(shell: Kernel) -> None:
+def test_there_is_no_standard_input_to_wait_for(shell: Piped) -> None:
     told = shell.run("cat; read x; echo \"status $? <$x>\"; python3 -c 'import sys; print(repr(sys.stdin.read()))'")
     assert told.stdout == "status 1 <>\n''\n"
 
 
-def test_an_interrupt_ends_the_command_and_the_cell_and_nothing_else(shell: Kernel) -> None:
+def test_an_interrupt_ends_the_command_and_the_cell_and_nothing_else(shell: Piped) -> None:
     shell.run("kept=yes; sleep 300 & job=$!")
     for code in ("sleep 300; echo never", "while :; do :; done", "sleep 300 | cat", "x=$(sleep 300); echo never", "wait"):
         cell = shell.begin(f"echo on; {code}")
@@ -106,7 +106,7 @@ def test_an_interrupt_ends_the_command_and_the_cell_and_nothing_else(shell: Kern
     assert shell.run("echo $kept; kill -0 $job && echo there; jobs").stdout.startswith("yes\nthere\n[1]+  Running")
 
 
-def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long(shell: Kernel) -> None:
+def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long(shell: Piped) -> None:
     code = "import time\nprint('on', flush=True)\ntry:\n    time.sleep(300)\nexcept KeyboardInterrupt:\n    print('caught')\n"
     cell = shell.begin(f'python3 -c "{code}"\nsleep 300\nsleep 300\necho never')
     shell.until(cell, lambda told: told.stdout == "on\n")
@@ -114,13 +114,13 @@ def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long
     assert (told.stdout[:3], "never" in told.stdout, told.errors) == ("on\n", False, [("KeyboardInterrupt", "")])
 
 
-def test_between_cells_an_interrupt_means_nothing(shell: Kernel) -> None:
+def test_between_cells_an_interrupt_means_nothing(shell: Piped) -> None:
     shell.run("kept=yes")
     shell.interrupt()
     assert shell.run("echo $kept").stdout == "yes\n"
 
 
-def test_jobs_live_on_and_make_no_noise(shell: Kernel) -> None:
+def test_jobs_live_on_and_make_no_noise(shell: Piped) -> None:
     told = shell.run("sleep 300 & true & wait %2; kill %1; wait %1; echo $?")
     assert (told.stdout.splitlines()[-1], told.is_ok) == ("143", True)
     assert "[" not in told.stdout
@@ -132,7 +132,7 @@ def test_jobs_live_on_and_make_no_noise(shell: Kernel) -> None:
 
 
 @pytest.mark.parametrize("strict", ["set -e", "set -euo pipefail", "set -Ee"])
-def test_errexit_ends_the_cell_and_not_the_shell(shell: Kernel, strict: str) -> None:
+def test_errexit_ends_the_cell_and_not_the_shell(shell: Piped, strict: str) -> None:
     shell.run("kept=yes")
     for code, status in (
         ("false; echo never", 1),
@@ -146,14 +146,14 @@ def test_errexit_ends_the_cell_and_not_the_shell(shell: Kernel, strict: str) -> 
     assert (told.stdout, told.is_ok) == ("5 yes\nfine\nstrict\n", True)
 
 
-def test_an_unset_variable_under_set_u_is_told_and_the_shell_stays(shell: Kernel) -> None:
+def test_an_unset_variable_under_set_u_is_told_and_the_shell_stays(shell: Piped) -> None:
     told = shell.run("kept=yes; set -u\necho $nosuch")
     assert "nosuch: unbound variable" in told.stderr
     assert told.errors == [("ExitStatus", "1")]
     assert shell.run("echo $kept").stdout == "yes\n"
 
 
-def test_exit_ends_the_shell_and_the_next_cell_has_a_new_one(shell: Kernel, tmp_path: Path) -> None:
+def test_exit_ends_the_shell_and_the_next_cell_has_a_new_one(shell: Piped, tmp_path: Path) -> None:
     shell.run("x=1; cd /; trap 'echo bye' EXIT")
     told = shell.run("echo on; exit 3; echo never")
     assert (told.stdout, told.errors) == ("on\nbye\n", [("ExitStatus", "3")])
@@ -168,14 +168,14 @@ def test_exit_ends_the_shell_and_the_next_cell_has_a_new_one(shell: Kernel, tmp_
     assert shell.run("echo again").stdout == "again\n"
 
 
-def test_stray_words_of_control_flow_harm_nothing(shell: Kernel) -> None:
+def test_stray_words_of_control_flow_harm_nothing(shell: Piped) -> None:
     shell.run("kept=yes")
     for code in ("break", "break 9", "continue 2", "return 4", "shift 3", "fi", "}", "exec 61>&-; true"):
         shell.run(code)
     assert shell.run("echo still").stdout == "still\n"
 
 
-def test_a_cells_environment_is_lent_to_it(shell: Kernel) -> None:
+def test_a_cells_environment_is_lent_to_it(shell: Piped) -> None:
     shell.run("export WAS=before; plain=mine")
     told = shell.run("sh -c 'echo $WAS $NEW $plain'; WAS=changed", {"WAS": "it's", "NEW": "a\nb", "plain": "lent", "not-a-name": "x"})
     assert told.stdout == "it's a b lent\n"
@@ -186,21 +186,21 @@ def test_a_cells_environment_is_lent_to_it(shell: Kernel) -> None:
     assert shell.run("echo $WAS").stdout == "before\n"
 
 
-def test_tracing_shows_the_cells_commands_and_none_of_ours(shell: Kernel) -> None:
+def test_tracing_shows_the_cells_commands_and_none_of_ours(shell: Piped) -> None:
     told = shell.run("set -x; echo traced")
     assert (told.stdout, told.stderr.lstrip("+")) == ("traced\n", " echo traced\n")
     assert shell.run("echo more; set +x").stderr.splitlines()[0].lstrip("+") == " echo more"
     assert shell.run("echo quiet").stderr == ""
 
 
-def test_prompts_never_show(shell: Kernel) -> None:
+def test_prompts_never_show(shell: Piped) -> None:
     told = shell.run("PS1='prompt> '; PS2='more> '; PROMPT_COMMAND_OLD=1; echo x")
     assert (told.stdout, told.stderr) == ("x\n", "")
     told = shell.run("echo ${PS1}y")
     assert (told.stdout, told.stderr) == ("prompt> y\n", "")
 
 
-def test_long_code_odd_bytes_and_nul(shell: Kernel) -> None:
+def test_long_code_odd_bytes_and_nul(shell: Piped) -> None:
     lines = "\n".join(f"x{number}={number}" for number in range(20000))
     assert shell.run(f"{lines}\necho $x19999").stdout == "19999\n"
     assert shell.run("echo 'ä€😀'").stdout == "ä€😀\n"
@@ -210,12 +210,12 @@ def test_long_code_odd_bytes_and_nul(shell: Kernel) -> None:
     assert shell.run("echo on").stdout == "on\n"
 
 
-def test_a_pipe_that_is_closed_ends_who_writes_to_it_without_a_word(shell: Kernel) -> None:
+def test_a_pipe_that_is_closed_ends_who_writes_to_it_without_a_word(shell: Piped) -> None:
     told = shell.run("yes | head -1")
     assert (told.stdout, told.stderr, told.is_ok) == ("y\n", "", True)
 
 
-def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Kernel) -> None:
+def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Piped) -> None:
     assert shell.run("true").count == 1
     assert shell.run("true", silent=True).count == 1
     assert shell.run("true", store_history=False).count == 1
@@ -223,7 +223,7 @@ def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Kernel) -> None:
     assert told.messages[0] == {"event": "started", "count": 2, "cell": "cell-4"}
 
 
-def test_a_later_life_brings_its_environment(shell: Kernel) -> None:
+def test_a_later_life_brings_its_environment(shell: Piped) -> None:
     shell.run("cd /; kept=yes")
     first = shell.run("echo $RANDOM").stdout
     shell.send({"op": "wake", "entropy": b"\x12" * 32, "env": {"LIFE": "it's 2"}, "cwd": "/tmp"})
@@ -233,8 +233,8 @@ def test_a_later_life_brings_its_environment(shell: Kernel) -> None:
 
 
 def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
-    install(tmp_path)
-    kernel = Kernel([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)
+    ship(tmp_path)
+    kernel = Piped([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)
     kernel.begin("sleep 301 & echo $!; sleep 302")
     pid = int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
     kernel.close()
