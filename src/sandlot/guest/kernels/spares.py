@@ -45,8 +45,7 @@ FAILURES = 3
 """A zygote that ended so often before it gave a kernel is not started again."""
 LEAST_BYTES = 256 << 20
 """Where the sandbox has less memory, it is not spent ahead."""
-WARM = "numpy,pandas,matplotlib"
-MESSAGE_BYTES = 4096
+WARM, MESSAGE_BYTES = "numpy,pandas,matplotlib", 4096
 FD = struct.Struct("i")
 
 
