@@ -23,7 +23,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.3)
 
 
-async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, box: Sandbox, short: None) -> None:
+@pytest.mark.usefixtures("short")
+async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench, box: Sandbox) -> None:
     id_ = new_process_id()
     first = await code.start(box, SLOW, id=id_)
     second = asyncio.create_task(code.execute(box, SLOW, id=id_))
@@ -46,7 +47,8 @@ async def test_whoever_comes_back_in_time_finds_it_running(box: Sandbox, monkeyp
     await until(lambda: not box.present)
 
 
-async def test_whoever_follows_it_meanwhile_counts(box: Sandbox, short: None) -> None:
+@pytest.mark.usefixtures("short")
+async def test_whoever_follows_it_meanwhile_counts(box: Sandbox) -> None:
     id_ = new_process_id()
     first = await code.start(box, SLOW, id=id_)
     followed = await code.follow(box, id_)
@@ -57,7 +59,8 @@ async def test_whoever_follows_it_meanwhile_counts(box: Sandbox, short: None) ->
     await followed.close()
 
 
-async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, box: Sandbox, short: None) -> None:
+@pytest.mark.usefixtures("short")
+async def test_it_is_interrupted_when_nobody_comes_back(at: Bench, box: Sandbox) -> None:
     await code.execute(box, Cell("0"))  # an interrupt strikes a kernel that has started
     id_ = new_process_id()
     first, second = [await code.start(box, ENDLESS, id=id_) for _ in range(2)]
