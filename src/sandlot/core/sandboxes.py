@@ -18,6 +18,7 @@ import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -114,6 +115,7 @@ class Sandboxes:
         self._left: dict[SandboxId, Sandbox] = {}
         self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
         self._closing = False
+        self.grading = ThreadPoolExecutor(1, "grading")  # its own: outputs of megabytes take seconds, and creates wait for the default one
         self._close_by_s: float | None = None
         self._idle_since_monotonic_s = clock.monotonic_s()
 
@@ -176,6 +178,7 @@ class Sandboxes:
             _, late = await asyncio.wait(tasks, timeout=max(0.0, self._close_by_s - now_s))
             if late and first:
                 _log.error("sandboxes.not_removed", count=len(late), hint="The next start of the service removes them.")
+        self.grading.shutdown(wait=False, cancel_futures=True)
 
     @property
     def held(self) -> int:
@@ -334,8 +337,7 @@ class Sandboxes:
         """
         box = await self.look(id_, who)
         box.end(Exit(ExitReason.KILLED, "it was killed by request"))
-        _, life_of_it = self._lives.get(box.id, (None, None))
-        await ending.ended(box, life_of_it)
+        await ending.ended(box, self._lives.get(box.id, (None, None))[1])
 
     async def update(self, id_: str, who: Principal, what: Update) -> Sandbox:
         """Change a sandbox: all of what is asked, or nothing.

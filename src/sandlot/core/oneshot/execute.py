@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from sandlot.core.admission import NewSandbox
 from sandlot.core.content import files
 from sandlot.core.node.budget import RETRY_AFTER_S
+from sandlot.core.oneshot.grading import Comparison
 from sandlot.core.oneshot.results import Result, Seen, graded
 from sandlot.core.oneshot.spec import OneShot, language_of
 from sandlot.core.records.executions import Label
@@ -42,8 +43,8 @@ _DEADLINE_S = 60.0
 """How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
 _KILL_PATIENCE_S = 5.0
 _LOOK_S, _LOOK_MOST_S = 0.1, 1.0
-_GRADED_AT_ONCE_CHARS = 64 * KIB
-"""What takes longer to compare than a few milliseconds is compared in a thread."""
+_GRADED_AT_ONCE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
+"""Of both texts: what takes longer to compare than a few milliseconds (numbers take about 3 us a word) is compared in a thread."""
 
 
 async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patience_s: float = PATIENCE_S) -> Result:
@@ -63,8 +64,8 @@ async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patien
         seen = await _run(box, shot)
         if seen.ended is not None and seen.ended.fields.get("reason") == ExitReason.KILLED:
             raise seen.ended  # by somebody, or because the service stops: nothing is known of the program
-    if len(seen.stdout) > _GRADED_AT_ONCE_CHARS and shot.expected_output is not None:
-        return await asyncio.to_thread(graded, shot, seen)
+    if shot.expected_output is not None and len(seen.stdout) + len(shot.expected_output) > _GRADED_AT_ONCE_CHARS[shot.comparison]:
+        return await asyncio.get_running_loop().run_in_executor(sandboxes.grading, graded, shot, seen)
     return graded(shot, seen)
 
 

@@ -30,6 +30,8 @@ MOST_DIGITS = 1000
 
 _SPARE_DIGITS = 40
 """Of the precision, beyond the digits of both numbers: so many has no tolerance that a float can spell."""
+_BULK = 1000
+"""Words that are compared at once first: most are equal, and lists are compared a hundred times as fast as numbers."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 _BLANKS = " \t\r\n\v\f"
 
@@ -80,7 +82,13 @@ def trimmed(text: str) -> str:
 
 def _numeric(written: str, expected: str, tolerance: float) -> bool:
     ours, theirs = written.split(), expected.split()
-    return len(ours) == len(theirs) and all(one == other or _near(one, other, tolerance) for one, other in zip(ours, theirs, strict=True))
+    if len(ours) != len(theirs):
+        return False
+    for start in range(0, len(ours), _BULK):
+        one, other = ours[start : start + _BULK], theirs[start : start + _BULK]
+        if one != other and not all(word == right or _near(word, right, tolerance) for word, right in zip(one, other, strict=True)):
+            return False
+    return True
 
 
 def _near(written: str, expected: str, tolerance: float) -> bool:

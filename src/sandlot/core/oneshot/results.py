@@ -31,7 +31,8 @@ class Status(StrEnum):
     """It ended with another code than 0, or by a signal."""
     TIMEOUT = "timeout"
     MEMORY_EXCEEDED = "memory_exceeded"
-    """It, a process that it started, or its whole sandbox was killed for memory."""
+    """It, a process that it started, or its whole sandbox was killed for memory. A program that ends well although a process of its was
+    killed has dealt with it, and is graded like any other."""
     OUTPUT_LIMIT = "output_limit"
     """It was killed because it wrote more than it may."""
 
@@ -123,13 +124,13 @@ def graded(shot: OneShot, seen: Seen) -> Result:
 
 def _cut(shot: OneShot, seen: Seen) -> tuple[Status, str] | None:
     """The limit that ended it; None where none did."""
-    reason = "" if seen.outcome is None else seen.outcome.reason
+    reason, code = ("", 0) if seen.outcome is None else (seen.outcome.reason, seen.outcome.exit_code)
     ended = "" if seen.ended is None else seen.ended.fields.get("reason")
     if seen.flooded:
         return Status.OUTPUT_LIMIT, f"It wrote more than {shot.output_bytes} bytes to one stream, and was killed."
     if reason == "timeout":
         return Status.TIMEOUT, f"It was killed after {shot.timeout_s:g} s."
-    if reason == "oom" or ended == ExitReason.OOM or seen.oom_kills:
+    if ended == ExitReason.OOM or (seen.oom_kills and code):
         what = "its sandbox" if ended == ExitReason.OOM else "a process"
         return Status.MEMORY_EXCEEDED, f"The memory limit of {shot.limits.memory_bytes} bytes was reached, and {what} was killed."
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from sandlot.core.oneshot import execute as running
 from sandlot.core.oneshot.execute import execute
 from sandlot.core.oneshot.grading import Comparison
-from sandlot.core.oneshot.results import Result, Status
+from sandlot.core.oneshot.results import Result, Seen, Status, graded
 from sandlot.core.oneshot.spec import OneShot
 from sandlot.core.runs import processes
+from sandlot.core.runs.outcomes import Outcome
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
@@ -124,6 +127,32 @@ async def test_large_output_is_graded_whole(at: Bench) -> None:
     expected = "\n".join(str(n) for n in range(100000))
     assert (await run(at, code, expected_output=expected)).status is Status.COMPLETED
     assert (await run(at, code, expected_output=expected + "0")).status is Status.WRONG_ANSWER
+
+
+async def test_what_takes_long_to_grade_keeps_nobody_elses_thread(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def seen_by(*given: Any) -> Result:  # noqa: ANN401
+        threads.append(threading.current_thread().name)
+        return graded(*given)
+
+    monkeypatch.setattr(running, "graded", seen_by)
+    many = "1 " * 3000
+    for comparison in Comparison:
+        done = await run(at, f"print({many!r})", expected_output=many, comparison=comparison)
+        assert done.status is (Status.WRONG_ANSWER if comparison is Comparison.EXACT else Status.COMPLETED)
+    main = threading.main_thread().name
+    assert [name if name == main else name.partition("_")[0] for name in threads] == [main, main, "grading"]
+    await run(at, "print(1)", expected_output="x" * 100_000)
+    assert threads[-1] == "grading_0", "what was expected takes its time as well"
+
+
+def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
+    seen = Seen(stdout="1", outcome=Outcome(new_process_id(), 0, None, "exited", 1.0), oom_kills=1)
+    assert graded(shot("x", expected_output="1"), seen).status is Status.COMPLETED
+    assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
+    seen.outcome = Outcome(new_process_id(), 1, None, "exited", 1.0)
+    assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
 
 
 async def test_bytes_that_are_no_text_are_shown_as_such(at: Bench) -> None:

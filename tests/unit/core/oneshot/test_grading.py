@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.core.oneshot import grading
 from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches, trimmed
 from sandlot.model.errors import InvalidRequestError
 
@@ -124,3 +125,16 @@ def test_numeric_looks_at_words_and_not_at_what_is_between(words: list[str], gap
 def test_a_tolerance_is_a_number_from_nought(tolerance: float) -> None:
     with pytest.raises(InvalidRequestError):
         check_tolerance(tolerance)
+
+
+def test_equal_words_are_not_compared_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def near(one: str, *_: object) -> bool:
+        asked.append(one)
+        return True
+
+    monkeypatch.setattr(grading, "_near", near)
+    words = [str(number) for number in range(10_000)]
+    assert matches(" ".join(words), "\n".join([*words[:5000], "5000.0", *words[5001:]]), Comparison.NUMERIC)
+    assert asked == ["5000"]
