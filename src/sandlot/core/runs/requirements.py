@@ -125,8 +125,13 @@ def _pip(word: str) -> str:
         requirement = Requirement(word)
     except InvalidRequirement as error:
         return "it is a path or a URL" if re.search(r"[/\\]|^\.", word) else str(error).splitlines()[0][:200].rstrip(".")
+    if _PIP_ARCHIVE.search(requirement.name):
+        return "pip takes it for a file"
     return "it is a URL" if requirement.url is not None else ""
 
+
+_PIP_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tbz|txz|tlz|tar\.[a-z0-9]+)$", re.IGNORECASE)
+"""What pip and uv take for a file, if there is one of that name (pip's ``ARCHIVE_EXTENSIONS``, uv's source distributions)."""
 
 _NPM_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~][A-Za-z0-9._~-]*")
 _NPM_RANGE = re.compile(r"[A-Za-z0-9^~<>=*][A-Za-z0-9 .*^~<>=|+_-]*")
