@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from sandlot.egress.digests import Digest, of_integrity, of_token
 from sandlot.egress.pages import Got
+from sandlot.egress.sources.values import parted
 
 SHORT_TYPE = "application/vnd.npm.install-v1+json"
 ACCEPT_SHORT = f"{SHORT_TYPE}; q=1.0, application/json; q=0.8, */*"
@@ -59,8 +60,9 @@ def make(got: Got, name: str, origin: str, *, short: bool) -> Mapping[str, bytes
         dist = manifest.get("dist") if isinstance(manifest, dict) else None
         if not isinstance(dist, dict) or not isinstance(dist.get("tarball"), str):
             continue
-        url = urljoin(got.url, dist["tarball"])
-        if urlsplit(url).scheme not in {"http", "https"}:
+        url = _fetchable(got.url, dist["tarball"])
+        if url is None:
+            del dist["tarball"]  # it may hold a password as well
             continue
         digest = of_integrity(dist.get("integrity"), dist.get("shasum"))
         file = f"{name.rpartition('/')[2]}-{version}.tgz"
@@ -81,6 +83,15 @@ def find(table: bytes, file: str) -> tuple[str, Digest | None] | None:
         return None
     url, digest = json.loads(table[table.index(b"\t", start) : table.index(b"\n", start + 1)])
     return url, of_token(digest) if digest else None
+
+
+def _fetchable(base: str, link: str) -> str | None:
+    """Where a link leads, without a user or a password that a registry may write into it; None where nobody can fetch that."""
+    try:
+        url, _ = parted(urljoin(base, link))
+        return url if urlsplit(url).scheme in {"http", "https"} else None
+    except ValueError:
+        return None
 
 
 def _abbreviated(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Laws:
 - What a page says of a file is kept: yanked (PEP 592), requires-python (PEP 345, 503), core-metadata (PEP 658, 714), size and upload-time
   (PEP 700). Links to signatures and provenance are not, because they lead out.
+- No link here has a user or a password: what an index writes into its links is in no file of the cache, and the machine's own goes to its hosts.
 - Of several indexes that have one file the first one's word holds; the same bytes elsewhere are another place to fetch them from.
 """
 
@@ -17,6 +18,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 from sandlot.egress.digests import Digest, of_hashes
 from sandlot.egress.pages import Got
+from sandlot.egress.sources.values import parted
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 HTML_TYPE = "application/vnd.pypi.simple.v1+html"
@@ -181,7 +183,7 @@ def _fetchable(base: str, href: object) -> str | None:
     if not isinstance(href, str) or not href:
         return None
     try:
-        url = urljoin(base, href.strip())
+        url, _ = parted(urljoin(base, href.strip()))
         scheme = urlsplit(url).scheme
     except ValueError:
         return None

@@ -75,3 +75,12 @@ def test_a_path_is_spelled_as_npm_spells_it() -> None:
 def test_what_makes_no_sense(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of them: the text is the parser's
         make(Got(URL, "application/json", body), "a", "http://cache", short=True)
+
+
+def test_a_link_has_no_user_and_no_password() -> None:
+    words = version()
+    words["dist"] = {"tarball": "https://u:geheim@cdn.example/pkg.tgz", "shasum": SHA1}
+    made = make(got(packument(**{"1.0.0": words, "2.0.0": {"dist": {"tarball": "ftp://u:geheim@odd/x"}}})), "@s/pkg", "http://here", short=False)
+    assert find(made["table"], "pkg-1.0.0.tgz") == ("https://cdn.example/pkg.tgz", Digest("sha1", SHA1))
+    assert find(made["table"], "pkg-2.0.0.tgz") is None
+    assert b"geheim" not in made["table"] + made["body"]

@@ -122,3 +122,14 @@ def test_a_page_that_makes_no_sense(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b"<a", b"<a href", b"<<<>>>", b"\xff\xfe", b"<a href='x'"])
 def test_html_that_makes_no_sense_has_no_files(body: bytes) -> None:
     assert read([Got("https://one.example/", "text/html", body)], "pkg")[0] == []
+
+
+@pytest.mark.parametrize("base", ["https://one.example/simple/pkg/", "https://u:geheim@one.example/simple/pkg/"])
+def test_a_link_has_no_user_and_no_password(base: str) -> None:
+    links = {"here.whl": "here.whl", "there.whl": "https://u:geheim@one.example/there.whl?sig=1"}
+    page = as_json(*({"filename": name, "url": url} for name, url in links.items()), url=base)
+    text = html("".join(f'<a href="{url}">x</a>' for url in links.values()), base)
+    for each in (page, text):
+        found, _ = read([each], "pkg")
+        assert [file.urls[0].removesuffix("?sig=1").rpartition("/")[::2] for file in found][1] == ("https://one.example", "there.whl")
+        assert "geheim" not in repr(found)
