@@ -314,12 +314,7 @@ class Sandboxes:
         return self.find(id_, who)
 
     def all(self, who: Principal, *, ended: bool = False) -> list[Sandbox]:
-        """The sandboxes that there are for somebody, oldest first.
-
-        Args:
-            who: For whom.
-            ended: Also those that have ended and are remembered.
-        """
+        """The sandboxes that there are for somebody, oldest first; ``ended``: also those that have ended and are remembered."""
         boxes = [box for box in self._here() if ended or not box.ended.is_set()]
         if ended:
             boxes += self._past.values()
@@ -363,6 +358,11 @@ class Sandboxes:
         await update(box, what, hands)
         box.activity.touch()
         return box
+
+    def check_runs(self, who: Principal) -> None:
+        """Refuse whoever may begin no more runs this month; ``quota_exceeded``."""
+        if self._register.monthly is not None:
+            self._register.monthly.check(who.owner)
 
     async def usage(self, id_: str, who: Principal) -> Used:
         """What a sandbox has used so far, and of how much."""

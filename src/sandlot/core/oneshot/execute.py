@@ -42,6 +42,8 @@ USE_WORD, USE = "sandlot.use", "oneshot"
 _DEADLINE_S = 60.0
 """How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
 _KILL_PATIENCE_S = 5.0
+_MAY_PASS = frozenset({ErrorCode.BUSY, ErrorCode.QUOTA_EXCEEDED})
+"""Why a sandbox cannot be made now, and perhaps in a moment."""
 _LOOK_S, _LOOK_MOST_S = 0.1, 1.0
 _GRADED_AT_ONCE_CHARS = {Comparison.EXACT: 64 * KIB, Comparison.TRIMMED: 64 * KIB, Comparison.NUMERIC: 4 * KIB}
 """Of both texts: what takes longer to compare than a few milliseconds (numbers take about 3 us a word) is compared in a thread."""
@@ -72,6 +74,7 @@ async def execute(sandboxes: Sandboxes, who: Principal, shot: OneShot, *, patien
 @asynccontextmanager
 async def _place(sandboxes: Sandboxes, who: Principal, shot: OneShot, patience_s: float) -> AsyncIterator[Sandbox]:
     """A sandbox that ends with the block."""
+    sandboxes.check_runs(who)  # a sandbox is much to make for a run that may not begin
     box = await _created(sandboxes, _asked(shot, who), who, patience_s)
     box.throwaway = True
     try:
@@ -88,7 +91,7 @@ async def _created(sandboxes: Sandboxes, asked: NewSandbox, who: Principal, pati
         try:
             return await sandboxes.create(asked, who)
         except SandlotError as error:
-            if "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
+            if error.code not in _MAY_PASS or "retry_after_s" not in error.fields or loop.time() + wait_s > give_up_s:
                 raise
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _LOOK_MOST_S)

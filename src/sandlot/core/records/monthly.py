@@ -65,9 +65,8 @@ class Monthly:
         known = self._known.get(owner, 0) if month == self._month else 0
         return known + self._begun[month, owner] + self._writing[month, owner]
 
-    @contextlib.contextmanager
-    def begun(self, owner: OwnerId) -> Iterator[None]:
-        """Count a run around what begins it; what raises has begun nothing.
+    def check(self, owner: OwnerId) -> None:
+        """Refuse where an owner may begin no more runs.
 
         Raises:
             LimitError: ``quota_exceeded``.
@@ -84,7 +83,16 @@ class Monthly:
                 asked=1,
                 retry_after_s=left_s(now) if quota.executions_per_month else None,
             )
-        entry = (month_of(now), owner)
+
+    @contextlib.contextmanager
+    def begun(self, owner: OwnerId) -> Iterator[None]:
+        """Count a run around what begins it; what raises has begun nothing.
+
+        Raises:
+            LimitError: ``quota_exceeded``.
+        """
+        self.check(owner)
+        entry = (month_of(self._clock.now()), owner)
         self._begun[entry] += 1
         try:
             yield

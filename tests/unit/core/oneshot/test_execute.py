@@ -17,7 +17,7 @@ from sandlot.core.oneshot.results import Result, Seen, Status, graded
 from sandlot.core.oneshot.spec import OneShot
 from sandlot.core.runs import processes
 from sandlot.core.runs.outcomes import Outcome
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
@@ -244,6 +244,22 @@ async def test_where_there_is_no_room_it_waits_for_some_and_not_for_ever(tmp_pat
             await execute(here.sandboxes, OPERATOR, shot("echo 2", "bash"), patience_s=0)
         assert (await run(here, "echo 2", "bash")).stdout == "2\n"
         assert (await first).stdout == "1\n"
+
+
+async def test_no_sandbox_is_made_for_a_run_that_may_not_begin(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at.service.core.monthly, "_quota_of", lambda _: Quota(executions_per_month=0))
+    with pytest.raises(LimitError) as refused:
+        await run(at, "echo 1", "bash")
+    assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert at.sandboxes.all(OPERATOR, ended=True) == []
+
+
+async def test_a_service_that_stops_is_not_waited_for(at: Bench) -> None:
+    at.sandboxes.refuse()
+    async with asyncio.timeout(60):
+        with pytest.raises(UnavailableError) as refused:
+            await execute(at.sandboxes, OPERATOR, shot("echo 1", "bash"), patience_s=3600)
+    assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
 
 
 async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> None:
