@@ -147,10 +147,12 @@ class Running:
 
     def __init__(self) -> None:
         self._handle: AsyncCodeHandle | None = None
+        self._is_pressed = False
         self._asking: set[asyncio.Task[None]] = set()
 
     def interrupt(self) -> None:
-        """Interrupt what runs, if anything does."""
+        """Interrupt what runs, or is about to."""
+        self._is_pressed = True
         if self._handle is not None:
             task = asyncio.ensure_future(self._interrupt(self._handle))
             self._asking.add(task)
@@ -158,9 +160,11 @@ class Running:
 
     async def run(self, sandbox: AsyncSandbox, code: str, cells: Cells) -> Execution:
         """Run a cell, and show what it gives; cancelling interrupts it."""
-        env = cells.env or None
+        env, self._is_pressed = cells.env or None, False
         handle = await sandbox.run_code(code, cells.language, context=cells.context, timeout=cells.timeout_s, envs=env, background=True)
         self._handle = handle
+        if self._is_pressed:  # while the service was asked
+            self.interrupt()
         try:
             return await show(handle, cells)
         finally:
