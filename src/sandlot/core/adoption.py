@@ -4,6 +4,7 @@ Laws:
 - Every sandbox that a client was told of is taken over, or has a record that says why it ended.
 - Its variables, processes and files are what they were: nothing is said to its guest but hello and its deadline.
 - What the service before had begun for itself inside, such as packing a folder for a client, is ended; what a client began goes on.
+- What was for one request of the service before, such as a program that is run once, is ended: whoever asked is gone.
 - Half-done creations are removed: nobody was told of them.
 """
 
@@ -32,6 +33,10 @@ PAUSE_S = 0.5
 
 SWEEP_PAUSE_S = 60.0
 
+USE_WORD, ONE_RUN = "sandlot.use", "oneshot"
+"""In the metadata of a sandbox that is for one run alone: nobody would ever hear of it again."""
+
+FORSAKEN = "the service that made it for one run ended"
 AWAY = "it ended while no service ran"
 EXPIRED = "its timeout passed"
 UNBORN = "the service ended while it was created"
@@ -84,6 +89,8 @@ async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]
         box.activity.touch()
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
+        if box.metadata.get(USE_WORD) == ONE_RUN:
+            box.end(Exit(ExitReason.KILLED, FORSAKEN))
         box.keep(asyncio.create_task(means.register.adopted(box)))
         box.keep(asyncio.create_task(_end_programs(box)))
         return await life.watch(box, link, exits, means.clock)

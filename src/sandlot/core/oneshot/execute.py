@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from sandlot.core.admission import NewSandbox
+from sandlot.core.adoption import ONE_RUN, USE_WORD
 from sandlot.core.content import files
 from sandlot.core.node.budget import RETRY_AFTER_S
 from sandlot.core.oneshot.grading import Comparison
@@ -35,9 +36,6 @@ from sandlot.model.specs import KIB, WORKSPACE, Network, ProcessSpec, User
 
 PATIENCE_S = 5.0
 """How long a run waits for room: that of the one before it may be on its way."""
-
-USE_WORD, USE = "sandlot.use", "oneshot"
-"""In the metadata of such a sandbox."""
 
 _DEADLINE_S = 60.0
 """How much longer than its run a sandbox may live, for the case that the service is killed before it has removed it."""
@@ -102,7 +100,7 @@ def _asked(shot: OneShot, who: Principal) -> NewSandbox:
     deadline_s = shot.timeout_s + _DEADLINE_S
     return NewSandbox(
         template=shot.template,
-        metadata={**shot.metadata, USE_WORD: USE},
+        metadata={**shot.metadata, USE_WORD: ONE_RUN},
         limits=shot.limits,
         timeout_s=deadline_s if longest_s is None else max(1.0, shot.timeout_s, min(deadline_s, longest_s)),
         isolation=shot.isolation,

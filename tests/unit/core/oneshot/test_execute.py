@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.core import adoption
 from sandlot.core.oneshot import execute as running
 from sandlot.core.oneshot.execute import execute
 from sandlot.core.oneshot.grading import Comparison
@@ -181,7 +182,7 @@ async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) 
     task = asyncio.create_task(run(at, "sleep 60", "bash", timeout_s=60, metadata={"whose": "mine"}))
     await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
     (box,) = at.sandboxes.all(OPERATOR)
-    assert dict(box.metadata) == {"whose": "mine", running.USE_WORD: running.USE}
+    assert dict(box.metadata) == {"whose": "mine", adoption.USE_WORD: adoption.ONE_RUN}
     assert (box.spec.timeout_s, str(box.spec.network)) == (120, "none")
     task.cancel()
     await asyncio.wait({task})
@@ -218,6 +219,20 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
         await task
     async with serving(tmp_path, driver) as service:
         assert [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id]
+    assert driver.left() == []
+
+
+async def test_what_a_killed_service_leaves_of_it_is_ended_by_the_next_one(tmp_path: Path) -> None:
+    below = tmp_path / "driver"
+    below.mkdir()
+    driver = BareDriver(below)
+    async with serving(tmp_path, driver, keep=True) as service:  # a kill makes no difference between the two
+        stays = await service.sandboxes.create(BASE, OPERATOR)
+        left = await service.sandboxes.create(replace(BASE, metadata={adoption.USE_WORD: adoption.ONE_RUN}), OPERATOR)
+    async with serving(tmp_path, driver) as service:
+        await until(lambda: [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id])
+        ended = service.sandboxes.find(left.id, OPERATOR)
+        assert ended.exit == Exit(ExitReason.KILLED, adoption.FORSAKEN)
     assert driver.left() == []
 
 
