@@ -70,11 +70,12 @@ def test_a_budget_that_is_used_up_leaves_results_out() -> None:
 
 def test_an_animation_needs_the_budget_of_one_frame() -> None:
     budget = Budget(4 * COPIES * display_bytes(shown("x" * 1000)))
-    for frame in (lambda n: [shown(f"{n}" + "x" * 1000, id_="a", update=True)], lambda n: [Cleared(wait=True), shown(f"{n}" + "x" * 1000)]):
+    for updates in (True, False):
         results = Results(budget)
         for number in range(100):
-            for event in frame(number):
-                results.add(event)
+            if not updates:
+                results.add(Cleared(wait=True))
+            results.add(shown(f"{number}" + "x" * 1000, id_="a", update=updates))
         assert (len(results.shown), results.omitted) == (1, 0)
         assert str(texts(results)[0]).startswith("99x")
         assert budget.taken_bytes == COPIES * display_bytes(results.shown[0])

@@ -93,7 +93,7 @@ async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, box: S
     assert await code.begin(box, Cell("1"), id=waiting) == waiting
     assert box.monthly.used(box.owner) == before + 2
     page = await at.service.core.executions.page(OPERATOR)
-    assert sorted((each.id, each.status) for each in page) == sorted([(id_, "ok"), (waiting, "ok")])
+    assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 
 async def test_the_bound_on_the_background_holds_however_many_ask_at_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
