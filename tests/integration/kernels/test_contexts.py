@@ -194,7 +194,12 @@ async def test_an_interrupt_gets_through_and_the_variables_stay(inside: Inside, 
 
 
 async def test_whoever_does_not_heed_an_interrupt_is_killed_and_the_next_has_a_new_kernel(inside: Inside, context: str) -> None:
-    call = await begun(await inside.link.execute("sum(range(10**12))", kernel=context))
+    call = await inside.link.execute(
+        "print('in its middle', flush=True)\nsum(range(10**12))", kernel=context
+    )  # before that an interrupt gets through
+    async for item in call:
+        if isinstance(item, Output):
+            break
     assert await inside.link.interrupt(context)
     _, others, result = await told(call)
     assert result.status == "killed"
