@@ -335,16 +335,18 @@ async def test_who_takes_what_passes_through_too_slowly_loses_it_and_others_get_
     async with AsyncExitStack() as stack:
         cache = await stack.enter_async_context(served(tmp_path / "p", sources_of(registry.origin)))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
+        assert (await client.get("/pypi/simple/large/")).status_code == 200
         slow = [asyncio.create_task(stack.enter_async_context(asking(client, path))) for _ in range(6)]
-        await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH)
+        await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH and cache.cache.counters().misses == 1 + 6)
         cache.sandbox = "two"
         async with httpx.AsyncClient(base_url=cache.origin, timeout=60) as other:
             assert (await other.get(path)).content == large
             assert registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 1, "one sandbox has no more turns"
-            for sandbox in ("three", "four"):
+            for number, sandbox in enumerate(("three", "four"), 1):
                 cache.sandbox = sandbox
                 greedy = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
                 slow.append(asyncio.create_task(stack.enter_async_context(asking(greedy, path))))
+                await until(lambda asked=8 + number: cache.cache.counters().misses == asked)  # type: ignore[misc]
             await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 2)
             monkeypatch.setattr(files, "PASSING_WAIT_S", 0.05)
             response = await other.get(path)
