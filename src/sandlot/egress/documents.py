@@ -28,6 +28,7 @@ from sandlot.egress.counters import Counters
 from sandlot.egress.disk.opened import Opened
 from sandlot.egress.disk.shelf import Kind, Shelf
 from sandlot.egress.disk.threads import Threads
+from sandlot.egress.making import SENSELESS, make_apart
 from sandlot.egress.pages import Got, Input, Known, Page, State, parsed, whole, written
 from sandlot.egress.sources.values import shown
 from sandlot.egress.upstream import PIECE_BYTES, Reply, Upstream, UpstreamError, local_path
@@ -35,7 +36,7 @@ from sandlot.egress.upstream import PIECE_BYTES, Reply, Upstream, UpstreamError,
 MAX_BYTES: Final = 48 * 1024 * 1024
 """Of one page as upstream has it."""
 SMALL_BYTES: Final = 4 * 1024 * 1024
-"""Beyond that, one at a time until it is made: a page takes about eight times its size meanwhile."""
+"""Beyond that, one at a time until it is made, and by a process of its own: a page takes about eight times its size meanwhile."""
 BODIES: Final = 32
 """Pages that are being fetched and made at once; what has come and is not made yet lies in memory."""
 MISSING_S: Final = 60.0
@@ -255,8 +256,8 @@ class Documents:
             return self._nothing(page)
         async with self._makers:
             try:
-                made = await self._threads.run(page.make, there)
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                made = await (make_apart(page.make, there) if asking.is_alone else self._threads.run(page.make, there))
+            except SENSELESS as error:
                 return self._old(known, UpstreamError(f"{page.key} makes no sense: {type(error).__name__}"))
         if not made:
             return self._nothing(page)

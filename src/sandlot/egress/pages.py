@@ -47,8 +47,8 @@ class Got:
 
 
 Make = Callable[[Sequence[Got]], Mapping[str, bytes]]
-"""Makes the variants of a page out of its inputs, those that are there; none where there is no such page. Pure; called in a thread. ValueError:
-they make no sense."""
+"""Makes the variants of a page out of its inputs, those that are there; none where there is no such page. Pure; called in a thread, or in
+another process: it is a function of a module, or a partial of one. ValueError: they make no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,11 @@ class Page:
 
 def whole(key: str, url: str, accept: str = "*/*") -> Page:
     """A page that is served as upstream has it, as variant ``body``."""
-    return Page(key, (Input(url, accept),), lambda got: {"body": got[0].body})
+    return Page(key, (Input(url, accept),), _as_it_is)
+
+
+def _as_it_is(got: Sequence[Got]) -> Mapping[str, bytes]:
+    return {"body": got[0].body}
 
 
 @dataclass(frozen=True, slots=True)

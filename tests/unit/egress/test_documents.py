@@ -7,17 +7,15 @@ import gzip
 import hashlib
 import json
 import os
-import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sandlot.egress import documents
-from sandlot.egress.pages import Got
-from sandlot.egress.registries import simple
+from sandlot.egress.making import make_apart
+from sandlot.egress.pages import Got, Make
 from sandlot.egress.sources.machine import Sources
 from sandlot.egress.sources.values import Pypi
 from tests.support.packages import Served, served, sources_of
@@ -145,20 +143,18 @@ async def test_a_page_that_is_too_large_is_refused_and_others_go_on(
 
 async def test_of_large_pages_one_is_read_and_made_at_a_time(tmp_path: Path, registry: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "SMALL_BYTES", 1_000)
-    making, most, lock = 0, 0, threading.Lock()
-    read = simple.read
+    making, most = 0, 0
 
-    def read_slowly(pages: Iterable[Got], project: str) -> tuple[list[simple.SimpleFile], list[str] | None]:
+    async def seen(make: Make, got: Sequence[Got]) -> Mapping[str, bytes]:
         nonlocal making, most
-        with lock:
-            making += 1
-            most = max(most, making)
-        time.sleep(0.1)
-        with lock:
+        making += 1
+        most = max(most, making)
+        try:
+            return await make_apart(make, got)
+        finally:
             making -= 1
-        return read(pages, project)
 
-    monkeypatch.setattr(simple, "read", read_slowly)
+    monkeypatch.setattr(documents, "make_apart", seen)
     links = b"".join(b'<a href="pkg%d-1.tar.gz"></a>' % number for number in range(100))
     registry.says["/links.html"] = Said(links, headers={"Content-Type": "text/html"})
     registry.says["/more.html"] = Said(links, headers={"Content-Type": "text/html"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from functools import partial
 
 from sandlot.egress.answers import JSON, Answer, of_bytes, preferred
 from sandlot.egress.documents import Documents
 from sandlot.egress.download import Wanted
 from sandlot.egress.files import Files
-from sandlot.egress.pages import Got, Input, Page
+from sandlot.egress.pages import Input, Page
 from sandlot.egress.registries import packuments
 from sandlot.egress.registries.asked import Request
 from sandlot.egress.registries.serving import bytes_of, served
@@ -75,13 +75,9 @@ class NpmRegistry:
 
     def _of(self, name: str, *, short: bool) -> Page:
         registry = self._sources.scopes.get(name.partition("/")[0], self._sources.registry) if name.startswith("@") else self._sources.registry
-        origin = self._origin
-
-        def make(got: Sequence[Got]) -> Mapping[str, bytes]:
-            return packuments.make(got[0], name, origin, short=short)
-
+        make = partial(packuments.make, name=name, origin=self._origin, short=short)
         accept = packuments.ACCEPT_SHORT if short else packuments.ACCEPT_FULL
-        return Page(f"npm/{origin}/{'short' if short else 'full'}/{name}", (Input(f"{registry}{packuments.path_of(name)}", accept),), make)
+        return Page(f"npm/{self._origin}/{'short' if short else 'full'}/{name}", (Input(f"{registry}{packuments.path_of(name)}", accept),), make)
 
 
 def _not_found(text: str) -> Answer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -39,11 +39,11 @@ def path_of(name: str) -> str:
     return quote(name, safe="@")
 
 
-def make(got: Got, name: str, origin: str, *, short: bool) -> Mapping[str, bytes]:
+def make(got: Sequence[Got], *, name: str, origin: str, short: bool) -> Mapping[str, bytes]:
     """What is served of a packument (``body``), and where its files come from (``table``).
 
     Args:
-        got: It, as upstream has it.
+        got: It alone, as upstream has it.
         name: The package.
         origin: Where this cache is found.
         short: Whether the abbreviated one is wanted; a registry may not know of it, and is abbreviated here then.
@@ -51,7 +51,8 @@ def make(got: Got, name: str, origin: str, *, short: bool) -> Mapping[str, bytes
     Raises:
         ValueError: It makes no sense.
     """
-    words = json.loads(got.body)
+    (page,) = got
+    words = json.loads(page.body)
     if not isinstance(words, dict) or not isinstance(words.get("versions"), dict):
         raise ValueError("not a packument")  # noqa: TRY004 - what is there makes no sense, whatever its type
     lines: dict[str, str] = {}
@@ -60,7 +61,7 @@ def make(got: Got, name: str, origin: str, *, short: bool) -> Mapping[str, bytes
         dist = manifest.get("dist") if isinstance(manifest, dict) else None
         if not isinstance(dist, dict) or not isinstance(dist.get("tarball"), str):
             continue
-        url = _fetchable(got.url, dist["tarball"])
+        url = _fetchable(page.url, dist["tarball"])
         if url is None:
             del dist["tarball"]  # it may hold a password as well
             continue
@@ -70,7 +71,7 @@ def make(got: Got, name: str, origin: str, *, short: bool) -> Mapping[str, bytes
         lines[file] = place
         others.setdefault(unquote(urlsplit(url).path.rpartition("/")[2]), place)  # what lock files have that were made elsewhere
         dist["tarball"] = f"{origin}/npm/{quote(name, safe='@/')}/-/{quote(file)}"
-    if short and got.media_type != SHORT_TYPE:
+    if short and page.media_type != SHORT_TYPE:
         words = _abbreviated(words)
     table = "".join(f"\n{file}\t{place}" for file, place in (others | lines).items() if file.isprintable())
     return {"body": json.dumps(words, separators=(",", ":")).encode(), "table": f"{table}\n".encode()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from functools import partial
 
 from sandlot.egress.answers import Answer, Refusal, preferred
 from sandlot.egress.digests import Digest, of_token
 from sandlot.egress.documents import Documents
 from sandlot.egress.download import Wanted
 from sandlot.egress.files import Files
-from sandlot.egress.pages import Got, Input, Page
+from sandlot.egress.pages import Input, Page
 from sandlot.egress.registries import rendering, simple
 from sandlot.egress.registries.asked import Request
 from sandlot.egress.registries.serving import bytes_of, served
@@ -95,15 +95,4 @@ class PypiRegistry:
     def _of(self, project: str) -> Page:
         indexes = [Input(f"{index}{project}/", simple.ACCEPT) for index in self._sources.indexes]
         links = [Input(link, listing=link.startswith("file:"), shared=not link.startswith("file:")) for link in self._sources.links]
-
-        def make(got: Sequence[Got]) -> Mapping[str, bytes]:
-            files, versions = simple.read(got, project)
-            if not files:
-                return {}
-            return {
-                "json": rendering.as_json(project, files, versions),
-                "html": rendering.as_html(project, files),
-                "table": rendering.as_table(files),
-            }
-
-        return Page(f"pypi/{project}", (*indexes, *links), make)
+        return Page(f"pypi/{project}", (*indexes, *links), partial(rendering.make, project=project))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from sandlot.egress.digests import Digest, of_hashes, of_token
+from sandlot.egress.pages import Got
+from sandlot.egress.registries import simple
 from sandlot.egress.registries.simple import SimpleFile
 
 UNKNOWN = "unknown"
@@ -35,6 +37,22 @@ class Place:
     digest: Digest | None
     metadata: Digest | None
     has_metadata: bool
+
+
+def make(got: Sequence[Got], *, project: str) -> Mapping[str, bytes]:
+    """What is served of a project, by what the indexes say of it: ``json``, ``html`` and the ``table``; none where there is no file.
+
+    Args:
+        got: The indexes' pages, the first one's word first.
+        project: The normalized name.
+
+    Raises:
+        ValueError: A page makes no sense.
+    """
+    files, versions = simple.read(got, project)
+    if not files:
+        return {}
+    return {"json": as_json(project, files, versions), "html": as_html(project, files), "table": as_table(files)}
 
 
 def as_json(project: str, files: Sequence[SimpleFile], versions: Sequence[str] | None) -> bytes:
