@@ -48,18 +48,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _
     Raises:
         ClientDisconnect: It went away.
     """
-    task = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(gone(request.receive))
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if task.cancelled():
-        raise ClientDisconnect
-    return task.result()
+    return await _unless(gone(request.receive), work)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -69,13 +58,21 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) 
         ClientDisconnect: It went away.
     """
     hung_up = request.scope["state"].get(HUNG_UP, lambda: False)
-    task = asyncio.ensure_future(work)
+
+    async def leaving() -> None:
+        while not hung_up():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(LOOK_S)
+
+    return await _unless(leaving(), work)
+
+
+async def _unless(leaving: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do some work, but cancel it when its client leaves."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving)
     try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=LOOK_S)
-            if not task.done() and hung_up():
-                break
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        left.cancel()
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
