@@ -113,6 +113,30 @@ def check_idle_timeout(seconds: float | None) -> None:
         )
 
 
+OWN = "sandlot."
+"""How the names in a sandbox's metadata begin that say what it is for, as the service itself and the doors write them."""
+
+
+def check_own(metadata: Mapping[str, str], there: Mapping[str, str] | None = None) -> None:
+    """Refuse words of a client that are the service's own; those that are there may be said again.
+
+    Args:
+        metadata: The client's.
+        there: What the sandbox has.
+
+    Raises:
+        InvalidRequestError: One of them is.
+    """
+    has = there or {}
+    for name, value in metadata.items():
+        if name.startswith(OWN) and has.get(name) != value:
+            raise InvalidRequestError(
+                f"{name[:64]!r} cannot be set: names in the metadata that begin with {OWN!r} are the service's own.",
+                hint="Choose another name.",
+                fields={"field": "metadata", "name": name[:64]},
+            )
+
+
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse metadata that is not text or beyond its size.
 

@@ -30,7 +30,7 @@ class Update:
         timeout_s: It ends that many seconds from now; one that was persistent is so no more.
         persistent: It has no deadline any more.
         idle_timeout_s: Seconds of doing nothing after which it is ended; 0 is never.
-        metadata: Replaces what there is.
+        metadata: Replaces what there is, but for the service's own words.
         limits: What it may use.
     """
 
@@ -104,6 +104,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         replace(box.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
     async with box.changing:
         box.require_link()  # again: it may have ended while this waited for its turn
+        admission.check_own(what.metadata or {}, box.metadata)
         check_able(what.limits, box.spec.limits, hands.can)
         before = box.spec, box.metadata, box.idle_timeout_s, box.expires_at, box.deadline_monotonic_s
         async with changed(box, what.limits, hands.driver, hands.ledger, hands.check):
@@ -114,7 +115,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
                     box.spec = replace(box.spec, timeout_s=what.timeout_s)
                     extend(box, hands.clock, what.timeout_s)
                 if what.metadata is not None:
-                    box.metadata = dict(what.metadata)
+                    box.metadata = {**{name: word for name, word in box.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
                 if what.idle_timeout_s is not None:
                     box.idle_timeout_s = what.idle_timeout_s or None
                 await hands.register.changed(box, *what.names())

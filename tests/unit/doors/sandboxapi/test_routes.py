@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
 from tests.support.clock import ManualClock
-from tests.support.service import Bench, bench, client, tcp_client
+from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
 
 HERE = "/sandboxapi"
@@ -163,8 +164,10 @@ async def test_what_never_was_a_session_is_not_found(http: httpx.AsyncClient, id
 async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.AsyncClient, at: Bench) -> None:
     box = await at.sandbox()
     await all_gone(http, box.id)
-    forged = ok(await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}}), 201)
-    await all_gone(http, forged["id"])
+    forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
+    assert (forged.status_code, forged.json()["code"]) == (400, "invalid_request")
+    bare = await at.sandboxes.create(replace(BASE, metadata={"sandlot.door": "sandboxapi", "sandlot.use": "session"}), OPERATOR)
+    await all_gone(http, bare.id)
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 
 

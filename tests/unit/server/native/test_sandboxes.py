@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from tests.support.http import post, problem, short
-from tests.support.service import Bench
+from tests.support.service import BASE, Bench
 from tests.support.until import until
 
 FIELDS = {
@@ -299,3 +300,16 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
     problem(await http.post("/v1/sandboxes", json={**body, "name": "n"}, headers={"Idempotency-Key": "one"}), 409, "conflict")
     problem(await http.post("/v1/sandboxes", json=body, headers={"Idempotency-Key": "a b"}), 400, "invalid_request")
     assert at.sandboxes.held == 1
+
+
+async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
+    forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.use": "oneshot"}})
+    assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.use"}
+    box = await at.sandboxes.create(replace(BASE, metadata={"sandlot.use": "session", "k": "v"}), OPERATOR)
+    url = f"/v1/sandboxes/{box.id}"
+    for words in ({"sandlot.use": "oneshot"}, {"sandlot.other": "x"}):
+        problem(await http.patch(url, json={"metadata": words, "timeout": 1000}), 400, "invalid_request")
+    assert (await http.get(url)).json()["metadata"] == {"sandlot.use": "session", "k": "v"}
+    for words in ({"a": "b"}, {"sandlot.use": "session", "a": "b"}):
+        changed = (await http.patch(url, json={"metadata": words})).json()
+        assert changed["metadata"] == {"sandlot.use": "session", "a": "b"}, "a change takes none of them, and may say them again"

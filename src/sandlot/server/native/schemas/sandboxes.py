@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, NewSandbox
+from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, NewSandbox, check_own
 from sandlot.core.limits import Used
 from sandlot.core.listing import ENDED, LIVE, Wanted, states_of
 from sandlot.core.sandbox import Sandbox
@@ -50,7 +50,9 @@ class CreateBody(Body):
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
     name: Text | None = Field(default=None, description="A name for people; need not be unique.")
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
-    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back.")
+    metadata: Words = Field(
+        default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'."
+    )
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
     snapshot: Text | None = Field(default=None, description="A snapshot to start from instead of a template. Refused: there are none yet.")
     timeout: float | None = Field(default=None, description=f"Seconds until it is ended; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
@@ -70,6 +72,7 @@ class CreateBody(Body):
         """What core makes of it."""
         if self.persistent and self.timeout is not None:
             raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
+        check_own(self.metadata)
         given = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return NewSandbox(
             snapshot=self.snapshot,
@@ -92,7 +95,9 @@ class UpdateBody(Body):
     timeout: float | None = Field(default=None, description="Seconds from now until it is ended; one that was persistent is so no more.")
     persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
-    metadata: Words | None = Field(default=None, description="Replaces what there is.")
+    metadata: Words | None = Field(
+        default=None, description="Replaces what there is, but for names that begin with 'sandlot.'."
+    )
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
 
     def asked(self) -> Update:
