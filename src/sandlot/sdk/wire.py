@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -54,6 +55,11 @@ _STATUSES: Mapping[int, ErrorCode] = {
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
+
+
+def once() -> dict[str, str]:
+    """The header under which the service does a request once however often it is sent."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
 
 
 def size_bytes(value: int | str) -> int:

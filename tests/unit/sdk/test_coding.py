@@ -250,6 +250,15 @@ def test_a_cell_is_attached_to_from_given_offsets(service: Script, sandbox: Sand
     assert told[2].stderr_omitted == 5
 
 
+def test_a_context_whose_create_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:
+    made = {"id": "ctx-0123456789abcdef", "language": "python", "cwd": "/workspace", "state": "starting", "execution_count": 0, "pid": 5}
+    service.say(Reply(gone=True), Reply(201, made))
+    assert sandbox.contexts.create().id == made["id"]
+    first, again = service.seen[-2:]
+    assert first.path == again.path == f"/v1/sandboxes/{sandbox.id}/contexts"
+    assert first.headers["idempotency-key"] == again.headers["idempotency-key"]
+
+
 def test_contexts_are_made_listed_and_taken_by_object_or_id(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, CONTEXT))
     made = sandbox.contexts.create("python", cwd="/tmp", envs={"A": "b"})

@@ -100,6 +100,20 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
     return chosen
 
 
+async def check_known(box: Sandbox, execution: str) -> None:
+    """Refuse a cell that is not remembered, before anything is told of it.
+
+    Raises:
+        NotFoundError: ``execution_not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    try:
+        async with box.using() as link:
+            await _look(link, check_id(execution))
+    except NotFoundError as error:
+        raise contexts.not_found(error) from None
+
+
 async def follow(
     box: Sandbox,
     execution: str,
@@ -255,14 +269,23 @@ async def _is_known(box: Sandbox, id_: ProcessId) -> bool:
         return False
     try:
         async with box.using() as link:
-            look = await link.attach_cell(id_, wait=False)
-            try:
-                await look.result()
-            finally:
-                await look.aclose()
+            await _look(link, id_)
     except NotFoundError:
         return False
     return True
+
+
+async def _look(link: Link, id_: ProcessId) -> None:
+    """Return where the guest knows a cell.
+
+    Raises:
+        NotFoundError: It does not.
+    """
+    look = await link.attach_cell(id_, wait=False)
+    try:
+        await look.result()
+    finally:
+        await look.aclose()
 
 
 async def _taken(link: Link, call: CellCall) -> None:
@@ -271,14 +294,11 @@ async def _taken(link: Link, call: CellCall) -> None:
     Raises:
         SandlotError: The guest has refused it; says why.
     """
-    look = await link.attach_cell(call.id, wait=False)
     try:
-        await look.result()
+        await _look(link, call.id)
     except NotFoundError:
         await call.result()  # raises why
         raise
-    finally:
-        await look.aclose()
 
 
 async def _gather(box: Sandbox, execution: Execution, results: Results, timeout_s: float | None) -> None:

@@ -6,12 +6,14 @@ its first use; it can be removed, and starts anew at the next. Others are made, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import KernelInfo
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import CONTEXT_ID, new_context_id
 from sandlot.model.specs import check_env, check_path
 
@@ -90,6 +92,11 @@ def check_id(id_: str) -> str:
     return id_
 
 
+def id_from(name: str) -> str:
+    """The id of a context that 16 or more hexadecimal digits of the caller's name."""
+    return f"ctx-{name[:16]}"
+
+
 def unknown(id_: str) -> NotFoundError:
     """What a call is answered with that names a context which is not there."""
     return NotFoundError(
@@ -114,7 +121,8 @@ async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Ma
         language: A key of ``LANGUAGES``.
         cwd: Absolute folder that it starts in; None is the workspace.
         env: Added to the sandbox's environment.
-        id: Its id, where the caller chose one; that of a context that is there gives it back as it is.
+        id: Its id, where the caller chose one; that of a context that is there gives it back as it is. Without it, a caller who gives up while
+            it is made leaves none.
 
     Raises:
         InvalidRequestError: No such language, or no such folder can be.
@@ -126,8 +134,14 @@ async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Ma
     check_env(env or {})
     if cwd is not None:
         check_path(cwd)
-    async with box.using() as link:
-        return _context(await link.create_kernel(id or new_context_id(), language_of(language), cwd=cwd, env=env))
+    chosen = id or new_context_id()
+    try:
+        async with box.using() as link:
+            return _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
+    except asyncio.CancelledError:
+        if id is None:
+            box.keep(asyncio.create_task(_given_up(box, chosen)))
+        raise
 
 
 async def listing(box: Sandbox) -> list[Context]:
@@ -190,6 +204,12 @@ async def interrupt(box: Sandbox, id_: str) -> bool:
             return await link.interrupt(check_id(id_))
     except NotFoundError as error:
         raise not_found(error) from None
+
+
+async def _given_up(box: Sandbox, id_: str) -> None:
+    """Nobody has heard of a context that was being made, and nobody ever will."""
+    with suppress(SandlotError):
+        await remove(box, id_)
 
 
 def _context(info: KernelInfo) -> Context:

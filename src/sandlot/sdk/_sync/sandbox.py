@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import builtins
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -108,7 +107,7 @@ class Sandbox(Coding):
             name=name,
             files=files,
         )
-        headers = {"Idempotency-Key": uuid.uuid4().hex if idempotency_key is None else idempotency_key}
+        headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or Client(url=url, api_key=api_key)
         try:
             raw = pool.request("POST", "/v1/sandboxes", body=body, headers=headers, once=True, read_timeout_s=CREATE_TIMEOUT_S)

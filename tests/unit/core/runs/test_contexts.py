@@ -188,3 +188,17 @@ async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_pa
         await until(is_logged)
         record = await second.core.executions.get(OPERATOR, running)
         assert (record.status, record.stdout) == ("ok", "begun\nover\n")
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_one_whose_creator_gives_up_is_there_only_for_who_can_ask_again(box: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
+    chosen = contexts.id_from("0123456789abcdef") if named else None
+    making = asyncio.create_task(contexts.create(box, "python", id=chosen))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it is on its way to the guest
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    await until(lambda: not box.tasks or named)
+    await asyncio.sleep(0.05)
+    assert {context.id for context in await contexts.listing(box)} - {"default"} == ({chosen} if named else set())

@@ -6,7 +6,6 @@ context and its variables stay.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, overload
@@ -120,12 +119,12 @@ class AsyncCoding:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = await self._client.request("POST", self._code, body={**body, "background": True}, headers=_once(), once=True)
+            answer = await self._client.request("POST", self._code, body={**body, "background": True}, headers=wire.once(), once=True)
             return AsyncCodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return await answered(self._client, self._code, body, _once())
+            return await answered(self._client, self._code, body, wire.once())
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, _once())) as pieces:
+        async with aclosing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
             async for piece in pieces:
                 await callbacks.tell(transcript, piece)
         await tell_rest(transcript, on_stdout, on_stderr)
@@ -160,7 +159,7 @@ class AsyncCoding:
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        async with aclosing(run(self._client, self._code, body, transcript, _once())) as pieces:
+        async with aclosing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
             async for piece in pieces:
                 yield piece
         yield ended(transcript)
@@ -189,7 +188,3 @@ def _body(
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
     words = wire.given(language=language, context=id_of(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}
-
-
-def _once() -> dict[str, str]:
-    return {"Idempotency-Key": uuid.uuid4().hex}

@@ -32,7 +32,7 @@ class AsyncContexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **wire.given(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(await self._client.request("POST", self._path, body=body))
+        return Context.parse(await self._client.request("POST", self._path, body=body, headers=wire.once(), once=True))
 
     async def list(self) -> builtins.list[Context]:
         """All that there are."""

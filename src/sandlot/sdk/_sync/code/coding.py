@@ -7,7 +7,6 @@ context and its variables stay.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any, Literal, overload
@@ -121,12 +120,12 @@ class Coding:
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
-            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=_once(), once=True)
+            answer = self._client.request("POST", self._code, body={**body, "background": True}, headers=wire.once(), once=True)
             return CodeHandle(self._client, self._code, Transcript(id=str(answer["execution"])), callbacks)
         if not callbacks and self._client.waits:
-            return answered(self._client, self._code, body, _once())
+            return answered(self._client, self._code, body, wire.once())
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, _once())) as pieces:
+        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
             for piece in pieces:
                 callbacks.tell(transcript, piece)
         tell_rest(transcript, on_stdout, on_stderr)
@@ -161,7 +160,7 @@ class Coding:
         """
         body = _body(code, language, context, timeout, envs, silent=silent, store_history=store_history, stop_on_error=stop_on_error)
         transcript = Transcript()
-        with closing(run(self._client, self._code, body, transcript, _once())) as pieces:
+        with closing(run(self._client, self._code, body, transcript, wire.once())) as pieces:
             for piece in pieces:
                 yield piece
         yield ended(transcript)
@@ -190,7 +189,3 @@ def _body(
     """The body that runs code; ``timeout`` None is sent, because it means "no limit"."""
     words = wire.given(language=language, context=id_of(context), env=None if envs is None else dict(envs))
     return {"code": code, "timeout": timeout, **words, **{name: flag for name, flag in flags.items() if flag is not (name == "store_history")}}
-
-
-def _once() -> dict[str, str]:
-    return {"Idempotency-Key": uuid.uuid4().hex}

@@ -33,7 +33,7 @@ class Contexts:
             SandboxEndedError: The sandbox has ended.
         """
         body = {"language": language, **wire.given(cwd=cwd, env=None if envs is None else dict(envs))}
-        return Context.parse(self._client.request("POST", self._path, body=body))
+        return Context.parse(self._client.request("POST", self._path, body=body, headers=wire.once(), once=True))
 
     def list(self) -> builtins.list[Context]:
         """All that there are."""

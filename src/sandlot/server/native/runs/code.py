@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.records.once import check_key
 from sandlot.core.runs import code
 from sandlot.core.runs.code import Execution
 from sandlot.core.runs.processes import STDERR, STDOUT
 from sandlot.link.types import CellError, CellStarted, Cleared, Display
-from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.server.native.common import also, reply, sandbox_of, unless_gone
+from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import (
     BegunAnswer,
     CellAnswer,
@@ -41,18 +39,10 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"])
         202: {"model": BegunAnswer, "description": "It runs in the background, or waits for its turn."},
     },
 )
-async def run(
-    sandbox: str,
-    body: CodeBody,
-    request: Request,
-    idempotency_key: Annotated[
-        str | None,
-        Header(description="Your own name for this run, for example a UUID: sent again with the same request, it joins the run instead of another."),
-    ] = None,
-) -> Response:
+async def run(sandbox: str, body: CodeBody, request: Request, idempotency_key: Key = None) -> Response:
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
     box, cell = sandbox_of(request, sandbox), body.cell()
-    id_ = None if idempotency_key is None else joined(box.id, check_key(idempotency_key), body.model_dump_json())
+    id_ = named(box.id, idempotency_key, body)
     if body.background:
         return reply(BegunAnswer(execution=await code.begin(box, cell, id=id_)), 202)
     if streams.wanted(request):
@@ -70,6 +60,7 @@ async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Que
     box = sandbox_of(request, sandbox)
     if streams.wanted(request):
         events_from, stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or query.offsets
+        await unless_gone(request, code.check_known(box, execution))  # a stream that has begun can only fail, which is no 404
         followed = await code.follow(box, execution, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
         return streams.events(request, _told(followed, events_from, stdout_from or 0, stderr_from or 0), followed.close)
     events_from, stdout_from, stderr_from = query.offsets
@@ -81,17 +72,6 @@ async def follow(sandbox: str, execution: str, query: Annotated[FollowQuery, Que
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
     """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
     return reply(InterruptedAnswer(running=await code.interrupt(sandbox_of(request, sandbox), execution)))
-
-
-def joined(sandbox: SandboxId, key: str, request: str) -> ProcessId:
-    """The id of the run that a key names: the same for the same request, in one sandbox. Pure.
-
-    Args:
-        sandbox: Where; ids of runs are unique in the whole service, and a client must not choose somebody else's.
-        key: The client's.
-        request: All that it asks for.
-    """
-    return ProcessId(hashlib.blake2b(f"{sandbox}\0{key}\0{request}".encode(), digest_size=16).hexdigest())
 
 
 def gone_on(event_id: str) -> tuple[int, int, int] | None:

@@ -6,15 +6,18 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.core.runs import contexts
 from sandlot.server.native.common import PROBLEM, also, reply, sandbox_of, unless_gone
+from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.code import ContextAnswer, ContextBody, ContextsAnswer, InterruptedAnswer
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"])
 
 
 @router.post("", status_code=201, responses=also(ContextAnswer, "It is there.", 201))
-async def create(sandbox: str, body: ContextBody, request: Request) -> Response:
-    """Make another context."""
-    work = contexts.create(sandbox_of(request, sandbox), body.language, cwd=body.cwd, env=body.env)
+async def create(sandbox: str, body: ContextBody, request: Request, idempotency_key: Key = None) -> Response:
+    """Make another context. Where the client goes away meanwhile, there is none, unless it can ask again by an Idempotency-Key."""
+    box = sandbox_of(request, sandbox)
+    name = named(box.id, idempotency_key, body)
+    work = contexts.create(box, body.language, cwd=body.cwd, env=body.env, id=None if name is None else contexts.id_from(name))
     return reply(ContextAnswer.of(await unless_gone(request, work)), 201)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from sandlot.link.types import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
-from sandlot.server.native.runs.code import gone_on, joined
+from sandlot.server.native.runs.again import joined
+from sandlot.server.native.runs.code import gone_on
 from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle
 from sandlot.web.streams import EVENTS, LINES
 from tests.support.http import output, post, problem, short, told
@@ -148,8 +149,8 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
     path = f"{url}/code/{'0' * 32}"
     problem(await http.get(path), 404, "execution_not_found")
     problem(await http.post(f"{path}/interrupt"), 404, "execution_not_found")
-    name, data = (await told(http, path))[-1]
-    assert (name, data["code"]) == ("failure", "execution_not_found")
+    for accept in ("text/event-stream", "application/x-ndjson"):
+        problem(await http.get(path, headers={"Accept": accept}), 404, "execution_not_found")
     problem(await http.get(f"{url}/code/nonsense"), 400, "invalid_request")
 
 

@@ -83,3 +83,17 @@ async def test_one_that_there_is_not(http: httpx.AsyncClient, url: str, id_: str
         answer = await http.request(method, f"{url}/contexts/{id_}{path}")
         assert answer.status_code == 404, answer.text
         assert answer.json()["code"] in {"context_not_found", "not_found"}
+
+
+async def test_a_create_that_is_sent_again_under_its_key_makes_one(http: httpx.AsyncClient, url: str) -> None:
+    made = [await http.post(url + "/contexts", json={"cwd": "/tmp"}, headers={"Idempotency-Key": "mine"}) for _ in range(2)]
+    assert [each.status_code for each in made] == [201, 201]
+    assert re.fullmatch(r"ctx-[0-9a-f]{16}", made[0].json()["id"])
+    others = [
+        await http.post(url + "/contexts", json={"cwd": "/tmp"}, headers={"Idempotency-Key": "other"}),
+        await http.post(url + "/contexts", json={}, headers={"Idempotency-Key": "mine"}),
+    ]
+    ids = {each.json()["id"] for each in (*made, *others)}
+    assert len(ids) == 3
+    assert {each["id"] for each in (await http.get(url + "/contexts")).json()["contexts"]} - {"default"} == ids
+    problem(await http.post(url + "/contexts", json={}, headers={"Idempotency-Key": "a b"}), 400, "invalid_request")
