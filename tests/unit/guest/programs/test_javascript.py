@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -301,3 +302,12 @@ def test_cells_that_are_silent_or_not_kept_do_not_count(js: Piped) -> None:
     assert (told.count, told.displays) == (1, [])
     assert js.run("3", store_history=False).count == 1
     assert js.run("4").messages[0]["count"] == 2
+
+
+def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(js: Piped) -> None:
+    for number in range(60):
+        cell = js.begin(("while (true);", "await new Promise(() => setTimeout(() => {}, 300000))", "throw new Error('x')", "1")[number % 4])
+        js.until(cell, lambda told: "started" in told.order)
+        time.sleep(number % 31 / 1000)
+        told = js.stop(cell)
+        assert len(told.errors) == (not told.is_ok), told

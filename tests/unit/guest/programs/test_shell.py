@@ -242,3 +242,12 @@ def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
     while pid in members(kernel.process.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert members(kernel.process.pid) == []
+
+
+def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(shell: Piped) -> None:
+    for number in range(90):
+        cell = shell.begin(("while true; do true; done", "sleep 300", "false", "true")[number % 4])
+        shell.until(cell, lambda told: "started" in told.order)
+        time.sleep(number % 31 / 1000)
+        told = shell.stop(cell)
+        assert len(told.errors) == (not told.is_ok), told

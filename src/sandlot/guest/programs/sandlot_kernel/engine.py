@@ -3,6 +3,8 @@
 Laws:
 - An exception, also SystemExit and KeyboardInterrupt, ends the cell and leaves the kernel and its variables.
 - Every message about a cell names it, also after it is done.
+- A cell that is not ok has told one error, whatever moment an interrupt strikes at. What else goes wrong in it, and what goes wrong in
+  the name of a cell that is over, is text on its stderr.
 - A cell's environment is lent to it: what was there before comes back.
 - The folder is the guest's to choose before the first cell; from then on it is the cells'.
 - There is nobody to ask: ``input``, ``getpass`` and debuggers fail at once and say what to do.
@@ -45,14 +47,17 @@ class Host:
     def __init__(self, output: Output, interrupts: Interrupts, guard: Guard, children: Children) -> None:
         self.guard = guard
         self.failed = False
+        """Whether the running cell has told its error."""
+        self._cell: str | None = None
         self._output = output
         self._interrupts = interrupts
         self._children = children
         self._levels = 0
 
-    def reset(self) -> None:
+    def reset(self, cell: str | None = None) -> None:
         """A new cell, or none: no code of a cell runs."""
         self.failed = False
+        self._cell = cell
         self._levels = 0
         self._interrupts.leave()
         self._interrupts.depth = 0
@@ -66,10 +71,16 @@ class Host:
 
     def leave(self) -> None:
         """A cell's own code is over."""
-        self._levels -= 1
-        if self._levels == 0:
-            self._interrupts.leave()
+        if self._levels == 1:
+            self._interrupts.in_user_code = False  # first and without a call: an interrupt would strike in that
             self.guard.builtins.leave()
+        self._levels -= 1
+
+    def settle(self) -> None:
+        """A cell's own code is over, also where an interrupt struck on its way out."""
+        if self._levels > 0:
+            self._levels = 1
+            self.leave()
 
     def ended(self, error: BaseException | None) -> None:
         """What a cell came to; a child that it forked does not come back from here."""
@@ -94,17 +105,26 @@ class Host:
         """Tell that what was shown so far is to go."""
         self._output.send({"event": "clear", "cell": origins.current(), "wait": wait})
 
-    def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None) -> None:
+    def error(self, kind: Any, raised: Any, trace: Any, lines: list[str] | None = None, cell: str | None = None) -> None:
         """Tell an error of the cell; a child that it forked ends with it."""
         if self._children.is_child():
             self._children.end(raised)
-        self.failed = True
         kind, raised = _translated(kind, raised, interrupted=self._interrupts)
         message = telling.error(kind, raised, trace)
         if lines is not None:
             message["traceback"] = lines
-        message["cell"] = origins.current()
-        self._output.send(message)
+        message["cell"] = origins.current() if cell is None else cell
+        self._interrupts.depth += 1
+        try:  # not told and failed, or failed and not told, where an interrupt strikes between the two
+            if self.failed or message["cell"] != self._cell:
+                text = "".join(f"{line}\n" for line in message["traceback"])
+                self._output.parts.append((message["cell"], STDERR, text))
+            else:
+                self.failed = True
+                self._output.parts.append((None, 0, message))
+        finally:
+            self._interrupts.depth -= 1
+        self._output.flush()
 
 
 class Engine:
@@ -188,7 +208,8 @@ class Engine:
         except (EOFError, OSError):
             raise
         except BaseException as error:  # noqa: BLE001 - a cell broke what the kernel itself needs
-            self._host.error(type(error), error, error.__traceback__)
+            self._host.settle()
+            self._host.error(type(error), error, error.__traceback__, cell=message.get("cell", ""))
             ok = False
         for name, value in before.items():
             if value is None:
@@ -203,7 +224,7 @@ class Engine:
         cell, silent = message.get("cell", ""), bool(message.get("silent"))
         stored = bool(message.get("store_history", True)) and not silent
         interrupts, shell, host = self._interrupts, self._shell, self._host
-        host.reset()
+        host.reset(cell)
         interrupts.pending = interrupts.cancelled = False
         interrupts.in_cell = True
         interrupts.install()
@@ -219,12 +240,14 @@ class Engine:
         try:
             coroutine, needs_loop = shell.begin(message["code"], name, silent=silent, stored=stored)
             (self._loop.run if needs_loop else self._loop.step)(coroutine)
+            host.settle()
             host.ended(None)
         except BaseException as error:  # noqa: BLE001 - a shell that a cell has broken, or an interrupt in its middle
+            host.settle()
             host.ended(error)
         try:
-            host.enter()
             try:
+                host.enter()
                 self._loop.call(lambda: shell.after(silent=silent))
             finally:
                 host.leave()

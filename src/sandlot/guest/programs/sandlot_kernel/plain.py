@@ -100,8 +100,8 @@ class Plain:
         assert host is not None  # noqa: S101 - connect() comes first
         error: BaseException | None = None
         try:
-            host.enter()
             try:
+                host.enter()
                 for part, shown in parts:
                     value = eval(part, self._names)  # noqa: S307 - running code is what a kernel is for
                     if part.co_flags & inspect.CO_COROUTINE:

@@ -194,6 +194,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
             if getattr(self, attribute, None) is None:
                 setattr(self, attribute, part)
         self.compile.cell_name = name
+        self.formatting = False  # an interrupt may have struck while it was being put back
         failed = None
         try:
             cell = self._transformed(code)
@@ -229,8 +230,8 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         guard.give_builtins(self.user_global_ns)
         error: BaseException | None = None
         try:
-            host.enter()
             try:
+                host.enter()
                 if async_:
                     await eval(code_obj, self.user_global_ns, self.user_ns)  # noqa: S307 - running code is what a kernel is for
                 else:

@@ -1,0 +1,87 @@
+"""Interrupts at every moment of a cell: one that is not ok has told one error, one that is ok none."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.support.kernels import Process, errors_of, text_of
+
+STEPS = """
+import signal, sys, asyncio
+def arm(steps):
+    # SIGINT strikes where the profiled code is: calls and returns are where Python looks for signals.
+    left = [steps]
+    def tell(frame, event, arg):
+        left[0] -= 1
+        if not left[0]:
+            sys.setprofile(None)
+            signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)
+    sys.setprofile(tell)
+"""
+CELLS = (
+    "x = 1\ny = 2",
+    "1/0",
+    "[1]",
+    "print('a')\nraise ValueError('x')",
+    "await asyncio.sleep(0)\ny = 2",
+    "await asyncio.gather(asyncio.sleep(0))\n1/0",
+)
+BUDGET = 60
+
+
+def is_true_to_itself(told: list[dict[str, Any]]) -> bool:
+    """Whether what is told of a cell is true to how it ended."""
+    return len(errors_of(told)) == (0 if told[-1]["ok"] else 1)
+
+
+@pytest.mark.parametrize("code", CELLS)
+def test_an_interrupt_at_any_step_is_one_error_or_none(kernel: Process, code: str) -> None:
+    kernel.run(STEPS)
+    chance = random.Random(7)
+    interrupted = 0
+    for _ in range(BUDGET):
+        kernel.until(kernel.begin(f"arm({chance.randrange(900, 3000)})", stored=False))
+        cell = kernel.begin(code)
+        told = kernel.until(cell)
+        interrupted += "KeyboardInterrupt" in errors_of(told)
+        kernel.until(kernel.begin("sys.setprofile(None)", stored=False))  # which may be interrupted itself, or not
+        assert {message["cell"] for message in told} == {cell}
+        assert is_true_to_itself(told), told
+    assert interrupted
+    assert kernel.text("print('whole')") == "whole\n"
+
+
+def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(kernel: Process) -> None:
+    cells = ("y = 5\nwhile True: pass", "time.sleep(300)", "1/0", "while True: await asyncio.sleep(0)", "print('x' * 100)\n[1] * 100")
+    chance = random.Random(3)
+    for number in range(300):
+        cell = kernel.begin(cells[number % len(cells)])
+        kernel.until(cell, "started")
+        time.sleep(chance.choice((0.03, 0.002)) * chance.random())
+        os.kill(kernel.pid, signal.SIGINT)
+        told = kernel.until(cell)
+        assert is_true_to_itself(told), told
+
+
+def test_an_error_after_the_first_is_text_on_stderr(ipython: Process) -> None:
+    told = ipython.until(ipython.begin("for n in (0, 1):\n    try: 1 / 0\n    except Exception: get_ipython().showtraceback()"))
+    assert errors_of(told) == ["ZeroDivisionError"]
+    assert text_of(told, 2).endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_an_error_of_a_cell_that_is_over_is_not_the_next_ones(ipython: Process) -> None:
+    """It ended the one that ran by then as failed, and named the other: failed, and nobody told why."""
+    first = ipython.begin(
+        "import asyncio\nasync def late():\n    await asyncio.sleep(0.05)\n    try: 1 / 0\n"
+        "    except Exception: get_ipython().showtraceback()\ntask = asyncio.create_task(late())"
+    )
+    ipython.until(first)
+    told = ipython.until(ipython.begin("await task"))
+    assert (told[-1]["ok"], errors_of(told)) == (True, [])
+    assert {message["cell"] for message in told if message["event"] == "output" and b"ZeroDivisionError" in message["data"]} == {first}
