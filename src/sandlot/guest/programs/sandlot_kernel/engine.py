@@ -231,6 +231,7 @@ class Engine:
         self._guard.restore()
         self._loop.call(origins.begin, cell)
         count = shell.execution_count if stored else shell.execution_count - 1
+        self._output.fresh()
         self._output.send({"event": "started", "cell": cell, "count": count})
         if self.warning:
             self._guard.stderr.write(self.warning)

@@ -4,6 +4,9 @@ Laws:
 - What was written first is told first, across both streams, displays and errors, whatever thread wrote it.
 - Text is kept back for ``PAUSE_S`` or ``KEPT`` characters at most, and never over a display, an error, the end of a cell, a fork or
   the start of a program. ``flush`` sends at once.
+- The first ``AT_ONCE`` lines of a cell, and those after a silence of ``SILENCE_S``, are sent by whoever writes them. A thread sends the
+  rest; code that keeps the interpreter for itself (``sum(range(10**9))``, a long match) keeps it from that. So what is late until such
+  code is done: lines beyond those, and text without the end of its line.
 - Writing never fails for what is written: what UTF-8 has no bytes for is told by backslashes.
 - In a forked child the streams are the child's descriptors 1 and 2, by lines; it never speaks on the kernel's wire.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 STDOUT, STDERR = 1, 2
 KEPT = 32768
 PAUSE_S = 0.03
+SILENCE_S = 0.01
+AT_ONCE = 4
+"""Each is a message of its own, as small as it is, all the way to the client."""
 PIECE = 65536
 ENCODING, ERRORS = "utf-8", "backslashreplace"
 
@@ -40,6 +47,8 @@ class Output:
         self.size = 0
         self.armed = True
         """Whether somebody sees to it that what is kept is sent."""
+        self.is_alert = False
+        """Whether something is to be seen to at the next write: that, or a line that goes at once."""
         self.is_muted = False
         """Whether nothing of it goes anywhere."""
         self._interrupts = interrupts
@@ -48,19 +57,48 @@ class Output:
         self._lock = allocate_lock()
         self._owner = 0
         self._late: _Late | None = None
+        self._at_once = AT_ONCE
+        self._sent_s = 0.0
 
     def connect(self, wire: Wire) -> None:
         """From now on there is somebody to tell."""
         self._wire = wire
         self._main = get_ident()
+        self.fresh()
+
+    def fresh(self) -> None:
+        """A cell begins: its first lines are sent at once, also where an interrupt struck while it was seen to that others are."""
+        self._at_once = AT_ONCE
         self.armed = False
+        self.is_alert = True
 
     def send(self, message: dict[str, Any]) -> None:
         """Tell something, after all that was written before."""
         self.parts.append((None, 0, message))
         self.flush()
 
-    def arm(self) -> None:
+    def written(self, *, ends_line: bool) -> None:
+        """See to it that what is kept is sent: at once or soon."""
+        now_s = time.monotonic()
+        if now_s - self._sent_s >= SILENCE_S:
+            self._at_once = AT_ONCE
+        if ends_line and self._at_once:
+            self._at_once -= 1
+            self._sent_s = now_s
+            self.flush()
+            return
+        self.is_alert = self._at_once > 0
+        if not self.armed:
+            self._arm()
+
+    def late(self) -> None:
+        """Send what was kept back for long enough."""
+        self.armed = False
+        self.is_alert = True
+        self._sent_s = time.monotonic()
+        self.flush()
+
+    def _arm(self) -> None:
         """See to it that what is kept is sent soon."""
         self.armed = True
         late = self._late
@@ -68,7 +106,7 @@ class Output:
             try:
                 late = self._late = _Late(self)
             except RuntimeError:  # the sandbox has as many threads as it may: nothing is kept back then
-                self.armed = False
+                self.armed, self.is_alert = False, True
                 self.flush()
                 return
         late.ring()
@@ -116,7 +154,7 @@ class Output:
         late, self._late = self._late, None
         if late is not None:
             late.end()
-        self.armed = False
+        self.armed, self.is_alert = False, True
 
     def in_child(self) -> None:
         """This process is a forked child now: the wire is not its own."""
@@ -128,7 +166,7 @@ class Output:
         self._late = None
         self._main = get_ident()
         self.parts.clear()
-        self.armed = True
+        self.armed, self.is_alert = True, False
 
     def _drain(self, given_up: Any) -> None:
         parts = self.parts
@@ -206,9 +244,8 @@ class _Late:
             if self._ending:
                 self._over.release()
                 return
-            output.armed = False
             try:
-                output.flush()
+                output.late()
             except OSError:
                 return
 
@@ -245,8 +282,8 @@ class Stream(io.TextIOBase):
         output.size += size
         if output.size > KEPT:
             output.flush()
-        elif not output.armed:
-            output.arm()
+        elif output.is_alert:
+            output.written(ends_line="\n" in text)
         return size
 
     def flush(self) -> None:
@@ -322,8 +359,8 @@ class Buffer(io.BufferedIOBase):
         self._output.size += len(copied)
         if self._output.size > KEPT:
             self._output.flush()
-        elif not self._output.armed:
-            self._output.arm()
+        elif self._output.is_alert:
+            self._output.written(ends_line=b"\n" in copied)
         return len(copied)
 
     def flush(self) -> None:

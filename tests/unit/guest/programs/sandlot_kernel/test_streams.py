@@ -34,6 +34,30 @@ def test_what_is_kept_back_is_told_while_the_cell_goes_on(kernel: Process) -> No
     assert kernel.until(cell)[-1]["ok"]
 
 
+HELD = "import ctypes\nos.mkfifo('gate')\nsys.stdout.flush()\n{}\nctypes.PyDLL(None).open(b'gate', os.O_RDONLY)\nos.remove('gate')"
+"""Ends in a call in C that keeps the interpreter for itself until somebody opens the other side."""
+
+
+@pytest.mark.parametrize(
+    "code,lines",
+    [
+        ("print('on it')", "on it\n"),
+        ("print('a')\nprint('b', file=sys.stderr)\nprint('c', 'd')\nsys.stdout.buffer.write(b'e\\n')", "a\nb\nc d\ne\n"),
+        ("for n in range(1000): print(n, end=' ')\nprint()\nsys.stdout.flush()\ntime.sleep(0.1)\nprint('then')", "then\n"),
+    ],
+)
+def test_lines_are_told_before_a_call_that_keeps_the_interpreter(kernel: Process, code: str, lines: str) -> None:
+    kernel.run("print('just before')")
+    cell = kernel.begin(HELD.format(code))
+    kernel.ours.settimeout(5)
+    told = [kernel.receive()]
+    while not text_of(told).endswith(lines):
+        told.append(kernel.receive())
+    (Path(f"/proc/{kernel.pid}/cwd") / "gate").open("wb").close()
+    kernel.ours.settimeout(60)
+    assert kernel.until(cell)[-1]["ok"]
+
+
 def test_a_threads_output_belongs_to_the_cell_that_started_it(kernel: Process) -> None:
     code = "def late():\n    while not done: time.sleep(0.01)\n    print('late')\n    threading.Thread(target=print, args=('later',)).start()\n"
     first = kernel.begin("done = False\n" + code + "thread = threading.Thread(target=late)\nthread.start()")
