@@ -5,6 +5,7 @@ Laws:
   changes from one to another.
 - While a cell runs, a follower that does not read stops its kernel. One that is interrupted, or over, stops nobody any more:
   what its follower has not read by then may be lost, and is told as lost.
+- A follower that does not wait is told what there was when it came, and is done then, however fast more comes.
 - A cell that is over still takes what its threads and children write, for as long as it is remembered.
 - Results take up to ``EVENTS_BYTES``, of which what was cleared or updated gives its part back; one that does not fit is left out,
   which the first of them says. Errors have room of their own, so that no result keeps them from being told.
@@ -277,7 +278,8 @@ class Cell:
         wanted = {STDOUT: stdout_from, STDERR: stderr_from}
         if not self.outputs.has(wanted):
             raise Refusal("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
-        follower = Follower(call, self.outputs.attach(call, wanted), max(0, events_from), wait=wait)
+        ends = {channel: buffer.end for channel, buffer in self.outputs.buffers.items()}
+        follower = Follower(call, self.outputs.attach(call, wanted), max(0, events_from), None if wait else (ends, len(self.events)))
         self.readers.append(follower)
         call.on_writable = self.pump
         call.on_gone = lambda: self._gone(follower)
@@ -286,10 +288,12 @@ class Cell:
     def pump(self) -> None:
         """Send on what can be sent, and answer where all is done."""
         for follower in list(self.readers):
-            if follower.pump(self) and (self.result is not None or not follower.wait):
+            has_all = follower.pump(self)
+            if (has_all and self.result is not None) or follower.has_enough:
                 self._leave(follower)
                 follower.call.on_gone = None
-                follower.call.result(**(self.result or self._state("running")))
+                # Who has not been told all of it has not seen its end.
+                follower.call.result(**((has_all and self.result) or self._state("running")))
         if self.on_sent is not None:
             self.on_sent()
         if self.result is not None and self.on_late is not None:
@@ -315,16 +319,31 @@ class Cell:
 
 
 class Follower:
-    """A call that follows a cell."""
+    """A call that follows a cell.
 
-    __slots__ = ("_at", "_next_event", "call", "reader", "wait")
+    Args:
+        call: It.
+        reader: Where it is in both channels.
+        next_event: How many events it has seen.
+        enough: Both channels' ends and the number of events that it wants; None is all there ever will be.
+    """
 
-    def __init__(self, call: Call, reader: Reader, next_event: int, *, wait: bool) -> None:
+    __slots__ = ("_at", "_enough", "_next_event", "call", "reader")
+
+    def __init__(self, call: Call, reader: Reader, next_event: int, enough: tuple[dict[int, int], int] | None) -> None:
         self.call = call
         self.reader = reader
-        self.wait = wait
+        self._enough = enough
         self._at = 0
         self._next_event = next_event
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it has been told what it wants."""
+        if self._enough is None:
+            return False
+        ends, events = self._enough
+        return self._next_event >= events and all(self.reader.at[channel] >= end for channel, end in ends.items())
 
     def pump(self, cell: Cell) -> bool:
         """Send what the stream takes, in order; whether everything that is there has been sent."""

@@ -119,3 +119,23 @@ def test_one_that_is_over_or_interrupted_stops_nobody() -> None:
     assert cell.outputs.wants(2)
     cell.finish("ok", 1)
     assert cell.outputs.wants(1)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_does_not_wait_is_done_with_what_there_was_however_fast_more_comes(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    cell, call = written(), Told(0)
+    follow(cell, call, wait=False)
+    for _ in range(50):
+        if call.status is not None:
+            break
+        call.left = 10
+        write(cell, 1, "faster than its reader ")
+        cell.tell({"event": "display", "count": 99}, 1)
+        if ends and cell.result is None:
+            cell.finish("ok", 1)
+        cell.pump()
+    assert (call.status, cell.readers) == ("running", []), "what it was told of is not over"
+    assert len("".join(str(text) for _, text in call.told)) < 2 * len("".join(str(text) for _, text in EVERYTHING))
+    again = Told()
+    follow(cell, again, wait=False)
+    assert again.status == ("ok" if ends else "running")
