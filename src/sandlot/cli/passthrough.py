@@ -80,6 +80,8 @@ def exit_status(result: CommandResult, timeout_s: float | None) -> int:
         return TIMED_OUT
     if result.reason == "pids":
         note("sandlot: the program was ended because it started more processes than the sandbox may have.")
+    if result.reason == "oom":
+        note("sandlot: the program was ended because it needed more memory than the sandbox may have.")
     return result.exit_code
 
 

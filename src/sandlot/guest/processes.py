@@ -120,6 +120,12 @@ class Processes:
             self._guest.kernels.spares.commands_ended()
         return True
 
+    def out_of_memory(self, pid: int) -> None:
+        """That process was killed for memory; where it is one of these, its end says so."""
+        process = self._by_pid.get(pid)
+        if process is not None:
+            process.kill("oom")
+
     def running(self) -> list[Process]:
         """Those not reaped yet."""
         return list(self._by_pid.values())

@@ -110,7 +110,7 @@ class ProcessResult:
     Args:
         process: Its id.
         pid: Its pid inside.
-        reason: exited, signalled, timeout or pids; None where it was started without waiting and runs on.
+        reason: exited, signalled, timeout, pids or oom; None where it was started without waiting and runs on.
         exit_code: Where it exited.
         signal: Where a signal ended it.
         duration_s: Seconds that it ran.
@@ -170,7 +170,7 @@ class ProcessInfo:
         pid: Its pid inside.
         argv: Program and arguments, the first 64 of them.
         running: Whether it has not ended.
-        reason: Why it ended: exited, signalled, timeout or pids.
+        reason: Why it ended: exited, signalled, timeout, pids or oom.
         exit_code: Where it exited.
         signal: Where a signal ended it.
         duration_s: Seconds that it ran, so far.

@@ -156,7 +156,7 @@ CALLS: dict[str, dict[str, Any]] = {
         },
         # lost: that many bytes of a channel (1 or 2) are no longer kept.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
-        # reason: exited, signalled, timeout or pids. Without attach the result comes at once, with reason None.
+        # reason: one of PROCESS_REASONS. Without attach the result comes at once, with reason None.
         "result": _ENDED,
     },
     "process.attach": {
@@ -271,7 +271,8 @@ RESET_CODES = (
     "busy",
     "internal",
 )
-PROCESS_REASONS = ("exited", "signalled", "timeout", "pids")
+#: oom: the guest killed it for memory.
+PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
 #: running: not done. timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")

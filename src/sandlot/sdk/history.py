@@ -117,7 +117,7 @@ class ExecutionInfo:
         id: Of the process or cell.
         sandbox: Where it ran.
         kind: ``code`` or ``command``.
-        status: running, ok, error, timeout, killed, died, exited, signalled, pids, or lost.
+        status: running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost.
         created_at: When it was begun.
         language: Of code.
         code: The code; of what is longer than 64 KiB, the beginning and the end.

@@ -298,7 +298,8 @@ class CommandResult:
         exit_code: As a shell has it: the program's own, or 128 + the signal that ended it.
         stdout: What it wrote: the first and the last MiB.
         stderr: The same for standard error.
-        reason: ``exited``, ``signalled``, ``timeout`` (killed for running too long), ``pids`` (killed for too many processes).
+        reason: ``exited``, ``signalled``, ``timeout`` (killed for running too long), ``pids`` (killed for too many processes),
+            ``oom`` (killed for memory, where the sandbox itself lives on).
         signal: The signal that ended it.
         duration_s: Seconds inside the sandbox.
         stdout_omitted: Bytes left out between the first and the last MiB.

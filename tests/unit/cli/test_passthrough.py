@@ -24,13 +24,14 @@ from sandlot.sdk.results import CommandResult
         (CommandResult(143, reason="signalled", signal=15), 143),
         (CommandResult(137, reason="timeout", signal=9), 124),
         (CommandResult(137, reason="pids", signal=9), 137),
+        (CommandResult(137, reason="oom", signal=9), 137),
     ],
 )
 def test_the_status_is_the_programs_own(result: CommandResult, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(result, 5) == status
     out, err = capsys.readouterr()
     assert out == ""
-    assert bool(err) == (result.reason in {"timeout", "pids"})
+    assert bool(err) == (result.reason in {"timeout", "pids", "oom"})
     assert not err or err.startswith("sandlot: ")
 
 

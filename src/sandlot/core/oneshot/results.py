@@ -130,7 +130,7 @@ def _cut(shot: OneShot, seen: Seen) -> tuple[Status, str] | None:
         return Status.OUTPUT_LIMIT, f"It wrote more than {shot.output_bytes} bytes to one stream, and was killed."
     if reason == "timeout":
         return Status.TIMEOUT, f"It was killed after {shot.timeout_s:g} s."
-    if ended == ExitReason.OOM or (seen.oom_kills and code):
+    if ended == ExitReason.OOM or reason == "oom" or (seen.oom_kills and code):
         what = "its sandbox" if ended == ExitReason.OOM else "a process"
         return Status.MEMORY_EXCEEDED, f"The memory limit of {shot.limits.memory_bytes} bytes was reached, and {what} was killed."
     return None

@@ -32,7 +32,7 @@ OTHER = "other"
 UNMATCHED = "unmatched"
 """The route of a request that has none."""
 KINDS = frozenset({"code", "command"})
-OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "signalled", "pids", "lost"})
+OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "signalled", "pids", "oom", "lost"})
 
 
 class Metrics:

@@ -20,7 +20,7 @@ class Outcome:
         process: Its id.
         exit_code: As a shell says it: 128 + signal where a signal ended it.
         signal: The signal's number; None where it exited.
-        reason: exited, signalled, timeout or pids.
+        reason: exited, signalled, timeout, pids or oom.
         duration_s: From start to end, as the guest measured it.
         cpu_s: Processor time of it and of the children that it waited for; None where nobody knows.
         peak_bytes: The largest resident memory that one of them had; None likewise.

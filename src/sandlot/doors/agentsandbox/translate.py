@@ -66,7 +66,7 @@ class Program:
         return posixpath.dirname(self.path)
 
 
-_CUT = frozenset({"timeout", "killed", "died", "lost", "pids"})
+_CUT = frozenset({"timeout", "killed", "died", "lost", "pids", "oom"})
 """How a run can end other than by itself."""
 
 _PROGRAMS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}

@@ -131,6 +131,7 @@ class Memory:
             self._dying, self._dying_since_s = pid, now_s
             send(pid, signal.SIGKILL)  # at once; what belongs to it follows
             self._kernels.out_of_memory(pid)
+            self._guest.processes.out_of_memory(pid)
 
     def _greediest(self) -> int:
         """Who has most; 0 where nobody has enough. Kernels that run a cell are looked at first: one look, where it is one of them."""

@@ -59,7 +59,7 @@ class ExecutionAnswer(Answer):
     code: str | None = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
     argv: list[str] | None
     created_at: datetime
-    status: str = Field(description="running, ok, error, timeout, killed, died, exited, signalled, pids, or lost: nobody knows how it ended.")
+    status: str = Field(description="running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost: nobody knows how it ended.")
     exit_code: int | None
     duration: float | None = Field(description="Seconds; null while it runs.")
     stdout: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
