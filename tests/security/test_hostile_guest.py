@@ -6,6 +6,7 @@ hold none of it for ever, and go on serving everybody else.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -163,6 +164,20 @@ def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, i
         assert reason(seen) in {"exited", "crashed", "killed"}
         assert mortal.info().state in {"stopped", "failed"}
         assert end_of(mortal).hint
+
+
+def test_signals_that_only_ask_end_nothing(service: LocalService) -> None:
+    """Of root, who may send them at any time; everybody else may for the moment in which the guest starts a program of theirs.
+
+    32 and 33 are the C library's own, which it lets nobody heed (nptl(7)).
+    """
+    faults = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+    asking = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, 32, 33} - faults)
+    with service.create() as sandbox:
+        code = f"import os\nfor number in {asking}: os.kill(1, number)\nprint('alive')"
+        assert sandbox.commands.run(["python3", "-c", code], user="root", timeout=60).stdout == "alive\n"
+        assert sandbox.commands.run("echo alive").stdout == "alive\n"
+        assert sandbox.run_code("6 * 7").text == "42"
 
 
 CRASH = """

@@ -22,6 +22,25 @@ from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
 
 DESCRIPTORS = 65536
+ASKING = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGXCPU,
+    signal.SIGSTKFLT,
+)
+"""Signals that end or stop who does not heed them, and tell of no fault of its own (signal(7)); besides those of real time."""
 
 
 class Guest:
@@ -208,11 +227,19 @@ def _stir(entropy: bytes) -> None:
         os.close(fd)
 
 
-def main() -> None:
-    """The first and last function of the sandbox."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+def _heed_no_signals() -> None:
+    """No signal that only asks ends or stops the sandbox: gVisor does not keep them from PID 1, and not root alone may send them (spawn.Taking).
+
+    Faults are left as they are: whoever heeds none goes on with what failed. So is SIGPIPE, which Python ignores.
+    """
+    for number in (*ASKING, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)):
         # Not SIG_IGN: that would pass through exec to every program that is started (execve(2)).
         signal.signal(number, lambda _number, _frame: None)
+
+
+def main() -> None:
+    """The first and last function of the sandbox."""
+    _heed_no_signals()
     os.umask(0o022)
     os.chdir("/")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

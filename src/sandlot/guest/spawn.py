@@ -184,8 +184,8 @@ class Taking:
 
     ``fork_exec`` can change ids in the child, but then it must not vfork, and a fork of the guest costs 10 to 18 ms in
     gVisor where a vfork costs 1 (measured). The saved ids stay 0 meanwhile, which is the way back; exec(2) forgets them in
-    the child, and takes its capabilities. For that millisecond a process of the same uid could signal the guest: it
-    can at any time, because ``sudo`` is free here and gVisor lets root kill PID 1.
+    the child, and takes its capabilities. For that millisecond a process of the same uid may signal the guest, which heeds
+    nothing that only asks (main.py); with SIGKILL or a fault it ends its own sandbox, as ``sudo`` lets it at any time, where gVisor does.
     """
 
     __slots__ = ("_who",)
