@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
 from tests.integration.guest.conftest import SMALL, open_sandbox
 
@@ -18,3 +19,15 @@ async def test_a_command_that_the_guest_kills_for_memory_is_told_as_such(tmp_pat
         assert (result.reason, result.signal) == ("oom", 9)
         assert await inside.link.interrupt(execution=cell.id)
         assert (await cell.result()).status == "error"
+
+
+async def test_a_kernel_that_is_killed_with_a_third_of_the_memory_is_told_as_such(tmp_path: Path) -> None:
+    """It need not have half of it: here others have the rest."""
+    async with open_sandbox(tmp_path, isolation="container", limits=SMALL) as inside:
+        for share in ("h = b'z' * (130 << 20)", "h = b'z' * (120 << 20)"):
+            holder = await inside.link.create_kernel(new_context_id(), "python")
+            assert (await (await inside.link.execute(share, kernel=holder.kernel)).result()).status == "ok"
+        greedy = await inside.link.create_kernel(new_context_id(), "python")
+        assert (await (await inside.link.execute(GREEDY, kernel=greedy.kernel)).result()).status == "oom"
+        lone = await inside.link.execute("import os; os.kill(os.getpid(), 9)", kernel=greedy.kernel)
+        assert (await lone.result()).status == "died", "nobody was out of memory"

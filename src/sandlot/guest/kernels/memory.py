@@ -40,6 +40,8 @@ WORTH = 8
 """One part in so many of the limit is the least for which somebody is killed."""
 SHARE = 2
 """Who was killed from outside, and had taken one part in so many of the limit, was killed for memory."""
+FULL = 4
+"""Memory was full where at most one part in so many of the limit cannot be accounted for."""
 DYING_S = 2.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 KIB = 1024
@@ -95,8 +97,13 @@ class Memory:
             self._look()
 
     def explains(self, peak_bytes: int) -> bool:
-        """Whether a process that somebody has killed was killed for memory, by what it had taken."""
-        return 0 < self.limit_bytes <= SHARE * peak_bytes
+        """Whether a process that somebody has killed was killed for memory, by what it had taken and what others have.
+
+        A container is not told what its kernel's killer did: it sees neither its control group nor the host's counters.
+        """
+        if self.is_seen:  # it was not the guest, and there is no other killer
+            return explained(self.limit_bytes, peak_bytes, 0)
+        return explained(self.limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in pids() if pid != 1))
 
     def _look(self) -> None:
         if not self._kernels.is_busy():
@@ -172,15 +179,40 @@ def pause_s(room: int, rate: float) -> float:
     return min(MOST_S, max(LEAST_S, room / (4 * fastest)))
 
 
+def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:
+    """Whether memory explains that somebody killed a process. Pure.
+
+    Args:
+        limit_bytes: Of all together; 0 where nobody has told it.
+        peak_bytes: The most that it had.
+        others_bytes: What those have that live.
+    """
+    if SHARE * peak_bytes >= limit_bytes or not limit_bytes:
+        return limit_bytes > 0
+    return WORTH * peak_bytes >= limit_bytes and peak_bytes + others_bytes >= limit_bytes - limit_bytes // FULL
+
+
 def resident_bytes(pid: int) -> int:
     """What a process has in memory, shared or not; 0 where it is gone."""
+    return _pages(pid)[0] * PAGE
+
+
+def own_bytes(pid: int) -> int:
+    """What a process has in memory that is in no file; 0 where it is gone."""
+    resident, shared = _pages(pid)
+    return (resident - shared) * PAGE
+
+
+def _pages(pid: int) -> tuple[int, int]:
+    """Resident pages, and those of them that are files' or shared (proc(5), statm)."""
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return 0, 0
     try:
-        return int(os.read(fd, 256).split()[1]) * PAGE
+        fields = os.read(fd, 256).split()
+        return int(fields[1]), int(fields[2])
     except (OSError, ValueError, IndexError):
-        return 0
+        return 0, 0
     finally:
         os.close(fd)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, figures, floor_bytes, pause_s, resident_bytes
+from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, explained, figures, floor_bytes, own_bytes, pause_s, resident_bytes
 
 MIB = 1 << 20
 
@@ -41,3 +43,19 @@ def test_looks_are_rare_where_much_is_left() -> None:
 def test_what_a_process_has() -> None:
     assert resident_bytes(1 << 30) == 0
     assert resident_bytes(1) > 0
+    assert own_bytes(1 << 30) == 0
+    assert 0 < own_bytes(os.getpid()) < resident_bytes(os.getpid())
+
+
+@pytest.mark.parametrize(
+    "limit, peak, others, expected",
+    [
+        (1024, 512, 0, True),
+        (1024, 340, 680, True),  # three of a third
+        (1024, 340, 100, False),  # there was room: somebody else's doing
+        (1024, 100, 924, False),  # the greediest is killed, which had more
+        (0, 500, 500, False),
+    ],
+)
+def test_whom_memory_explains(limit: int, peak: int, others: int, *, expected: bool) -> None:
+    assert explained(limit * MIB, peak * MIB, others * MIB) == expected
