@@ -56,21 +56,21 @@ class MigrationsSuite:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
             with pytest.raises(Exception, match="refused a statement"):
-                await migrations.migrate(database, steps, "0002")
+                await migrations.migrate(database, steps, "0003")
             assert not await database.read(lambda connection: connection.run_sync(lambda sync: inspect(sync).has_table("more")))
         async with bench.open() as store:  # this version still opens it: nothing was changed
             assert [record.name for record in await store.keys.all()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, steps, "0002")
+            await migrations.migrate(database, steps, "0003")
             assert await database.read(lambda connection: connection.run_sync(lambda sync: inspect(sync).has_table("more")))
 
     async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, bench: StoreBench, tmp_path: Path) -> None:
         async with bench.open() as store:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), "0002")
-        with pytest.raises(HostError, match=r"newer version of Sandlot \(its revision is 0002, this version's 0001\)"):
+            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), "0003")
+        with pytest.raises(HostError, match=r"newer version of Sandlot \(its revision is 0003, this version's 0002\)"):
             async with bench.open():
                 pass
         async with engine.opened(_place(bench)) as database:
@@ -86,8 +86,8 @@ def _steps(folder: Path, second: str) -> Path:
     steps = folder / "steps"
     shutil.rmtree(steps, ignore_errors=True)
     shutil.copytree(migrations.STEPS, steps, ignore=shutil.ignore_patterns("__pycache__"))
-    (steps / "versions" / "0002_more.py").write_text(
-        f'import sqlalchemy as sa\n\nrevision = "0002"\ndown_revision = "0001"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
+    (steps / "versions" / "0003_more.py").write_text(
+        f'import sqlalchemy as sa\n\nrevision = "0003"\ndown_revision = "0002"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
     )
     return steps
 

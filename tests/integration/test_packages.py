@@ -93,6 +93,25 @@ def test_install_makes_packages_of_each_manager_usable_at_once(sandbox: Sandbox)
     assert typed(sandbox, "echo 6*7 | bc") == "42\n"
 
 
+@pytest.mark.parametrize("left", ["an update that was not taken over", "a package that is not configured", "a dependency that is not there"])
+def test_what_an_apt_that_was_killed_left_is_healed_by_the_next_install(sandbox: Sandbox, left: str) -> None:
+    # What dpkg keeps of bc is made what it is in the middle of it; socat needs a library that the image does not have.
+    make = {
+        "an update that was not taken over": "dpkg -s bc | sed 's/install ok installed/install ok unpacked/' > /var/lib/dpkg/updates/0001",
+        "a package that is not configured": "sed -i '/^Package: bc$/,/^$/s/install ok installed/install ok half-configured/' /var/lib/dpkg/status",
+        "a dependency that is not there": "cd /tmp && apt-get -q download socat && dpkg --force-depends --unpack socat_*.deb",
+    }[left]
+    typed(sandbox, "apt-get install -y bc", "root")
+    typed(sandbox, make, "root")
+    if left != "a package that is not configured":
+        assert sandbox.commands.run("apt-get install -y hello", user="root", timeout=100).exit_code == 100
+    done = sandbox.install("tree", manager="apt")
+    assert done.exit_code == 0, (done.stdout, done.stderr)
+    assert "half done is finished first" in done.stdout
+    assert typed(sandbox, "dpkg --audit; ls -A /var/lib/dpkg/updates", "root") == ""
+    assert "half done" not in sandbox.install("tree", manager="apt").stdout
+
+
 def test_nothing_of_it_is_in_the_working_folder(sandbox: Sandbox) -> None:
     assert typed(sandbox, "ls -A /workspace") == ""
 

@@ -112,15 +112,17 @@ class Presence:
             self._away.set()
             self._here.clear()
 
-    async def away(self, for_s: float) -> None:
-        """Return once nobody has been there for so many seconds."""
+    async def away(self, for_s: float, first_s: float | None = None) -> None:
+        """Return once nobody has been there for so many seconds; the first time, for ``first_s``."""
+        longest_s = for_s if first_s is None else first_s
         while True:
             await self._away.wait()
             try:
-                async with asyncio.timeout(for_s):
+                async with asyncio.timeout(longest_s):
                     await self._here.wait()
             except TimeoutError:
                 return
+            longest_s = for_s
 
 
 class Sandbox:

@@ -16,6 +16,9 @@ from sandlot.model.states import State
 ExecutionId = NewType("ExecutionId", str)
 """The id of the process or cell that it was: 32 hexadecimal digits."""
 
+FOREGROUND, BACKGROUND, INSTALL = "foreground", "background", "install"
+"""How a run was begun; an install is one that may read the package indexes whatever its sandbox's network is."""
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
@@ -130,6 +133,7 @@ class ExecutionRecord:
         error: Of code that raised: ``NameError: name 'x' is not defined``.
         origin: Which API it came by: ``native`` or the name of a door.
         files: How many files it made or changed, where that was asked for.
+        mode: How it was begun; None where nobody knows, because a version before revision 0002 of the store wrote it.
     """
 
     id: ExecutionId
@@ -150,6 +154,7 @@ class ExecutionRecord:
     error: str | None = None
     origin: str = "native"
     files: int | None = None
+    mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from sandlot.core.admission import Rules
 from sandlot.core.content.signing import Signer
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Base, Clock, Packages, SystemClock, Template, Templates
-from sandlot.core.records.following import settle
 from sandlot.core.records.keys import Keys
 from sandlot.core.records.register import Register
+from sandlot.core.runs.inherited import settle
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.service import Core
 from sandlot.drivers.oci.places import sandboxes_folder

@@ -41,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
 
 VERSION_TABLE: Final = "alembic_version"
@@ -242,6 +242,7 @@ executions = Table(
     Column("error", Words),
     Column("origin", Word(32), nullable=False),
     Column("files", Integer),
+    Column("mode", Word(16)),
     Index("executions_by_owner", "owner", "created_at", "id"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
     Index("executions_by_age", "created_at", "id"),

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from sandlot.model.errors import InvalidRequestError, UnavailableError
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox
+from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox, retries
 from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
@@ -19,6 +19,7 @@ TOLD = events(
     ("output", {"stream": "stderr", "offset": 0, "encoding": "base64", "data": base64.b64encode(b"no such package\n").decode()}),
     ("exit", ENDED),
 )
+CUT = Reply(200, headers={"Content-Type": "text/event-stream"}, pieces=list(TOLD.pieces or [])[:2])
 
 
 @pytest.mark.parametrize("words", ["six", ["six"], ("six",)])
@@ -68,8 +69,22 @@ def test_what_is_refused_is_raised(service: Script) -> None:
         Sandbox.create(client=client).install("--option")
 
 
-def test_one_whose_end_is_never_told_is_no_result(service: Script) -> None:
-    cut = Reply(200, headers={"Content-Type": "text/event-stream"}, pieces=list(TOLD.pieces or [])[:2])
-    service.say(Reply(201, SANDBOX), cut)
+def test_one_whose_end_is_never_told_is_no_result(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_S", 0.001)
+    service.say(Reply(201, SANDBOX), *[CUT] * retries.MAX_TRIES)
     with Client(url=service.url) as client, pytest.raises(UnavailableError):
-        Sandbox.create(client=client).install("six", on_stdout=print)
+        Sandbox.create(client=client).install("six", on_stdout=lambda _: None)
+
+
+@pytest.mark.parametrize("first", [Reply(gone=True), CUT], ids=["before", "within"])
+def test_one_whose_answer_was_cut_is_joined_and_nothing_is_told_twice(service: Script, first: Reply) -> None:
+    said: list[str] = []
+    service.say(Reply(201, SANDBOX), first, TOLD, Reply(gone=True), Reply(200, FINISHED))
+    with Client(url=service.url) as client:
+        sandbox = Sandbox.create(client=client)
+        done = sandbox.install("six", on_stdout=said.append, on_stderr=said.append)
+        assert (done.exit_code, done.stdout, said) == (1, "read\n", ["read\n", "no such package\n"])
+        assert sandbox.install("six").exit_code == 1
+    keys = [seen.headers["idempotency-key"] for seen in service.seen[1:]]
+    assert (keys[0], keys[2]) == (keys[1], keys[3])
+    assert keys[0] != keys[2]

@@ -29,7 +29,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import Capture, shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
-from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
 from sandlot.model.specs import KIB, MIB
 from sandlot.model.storage import ExecutionTable, Position
 from sandlot.protocol.schema import STDERR, STDOUT
@@ -64,12 +64,14 @@ class Label:
         language: Of code that is run by a command; None logs the command as such.
         code: That code.
         argv: What a command is called in place of what was run.
+        mode: As in :class:`ExecutionRecord`.
     """
 
     origin: str = "native"
     language: str | None = None
     code: str | None = None
     argv: Sequence[str] | None = None
+    mode: str = FOREGROUND
 
 
 NATIVE = Label()
@@ -223,6 +225,7 @@ class Journal:
             code=None if label.code is None else shortened(label.code),
             argv=None if label.language is not None else shortened_argv(argv),
             origin=label.origin,
+            mode=label.mode,
         )
         self._metrics.run_begun(record.kind)
         self._put(record)
@@ -262,8 +265,6 @@ class Journal:
         if (record := self._pending.pop(id_, None)) is not None:
             self.hold(record.owner, -_size(record))
 
-    # -- reading ----------------------------------------------------------------------------------------------------
-
     async def get(self, who: Principal, id_: str) -> ExecutionRecord:
         """One run.
 
@@ -299,8 +300,6 @@ class Journal:
         """What was said so far is in the store, if that takes it: whoever reads finds the run that it has just made."""
         if self._pending or self._files or self._writing.locked():
             await self.flush()
-
-    # -- writing ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Write what there is to be written, again and again; until it is cancelled."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.runs import contexts
@@ -27,6 +28,7 @@ from sandlot.link.client import CellCall, Link
 from sandlot.link.types import CellStarted
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.records import BACKGROUND
 
 __all__ = ["RUNNING", "Cell", "Executed", "Execution", "Outcome", "Position"]
 
@@ -92,7 +94,7 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
     chosen = id or new_process_id()
     box.background.add(chosen)  # its place is taken before anything is waited for
     try:
-        execution = await _begun(box, cell, chosen, label, certain=True)
+        execution = await _begun(box, cell, chosen, replace(label, mode=BACKGROUND), certain=True)
     except BaseException:
         box.background.discard(chosen)
         raise
@@ -109,7 +111,7 @@ async def check_known(box: Sandbox, execution: str) -> None:
     """
     try:
         async with box.using() as link:
-            await _look(link, check_id(execution))
+            await look(link, check_id(execution))
     except NotFoundError as error:
         raise contexts.not_found(error) from None
 
@@ -269,13 +271,13 @@ async def _is_known(box: Sandbox, id_: ProcessId) -> bool:
         return False
     try:
         async with box.using() as link:
-            await _look(link, id_)
+            await look(link, id_)
     except NotFoundError:
         return False
     return True
 
 
-async def _look(link: Link, id_: ProcessId) -> None:
+async def look(link: Link, id_: ProcessId) -> None:
     """Return where the guest knows a cell.
 
     Raises:
@@ -295,7 +297,7 @@ async def _taken(link: Link, call: CellCall) -> None:
         SandlotError: The guest has refused it; says why.
     """
     try:
-        await _look(link, call.id)
+        await look(link, call.id)
     except NotFoundError:
         await call.result()  # raises why
         raise

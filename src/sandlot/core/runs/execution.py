@@ -125,10 +125,18 @@ class Execution:
         self._over = True
         await self.close()
 
-    async def _linger(self, presence: Presence) -> None:
+    async def attend(self, back_s: float) -> None:
+        """See to its end for whoever comes back for it, who has so many seconds; it needs a presence, and is closed with this."""
+        if self._presence is None:
+            raise RuntimeError("nobody can come back for it")
+        self._closed = True
+        self._presence.leave()
+        await self._linger(self._presence, back_s)
+
+    async def _linger(self, presence: Presence, first_s: float | None = None) -> None:
         """Go on with the log while somebody is there for it; when nobody has been for a while, interrupt it."""
         reading = asyncio.create_task(self._read())
-        away = asyncio.create_task(presence.away(AWAY_S))
+        away = asyncio.create_task(presence.away(AWAY_S, first_s))
         try:
             await asyncio.wait({reading, away}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():

@@ -2,29 +2,42 @@
 
 Laws:
 - A sandbox of network ``packages`` may read the indexes at any time. One of network ``none`` may do so only while an install of a key that may
-  runs in it; that is asked again for each request, so an install that is over closes them.
-- An install is a run like any other: counted, logged, killed when its client goes away. One that fails is a result, in its package manager's words.
+  runs in it; that is asked again for each request, so an install that is over closes them. One that goes on under the next service has them
+  open there as well (:mod:`sandlot.core.runs.inherited`).
+- An install is a run like any other: counted, logged, ended when its client goes away, but by SIGTERM first, so that its package manager may
+  clean up. One that fails is a result, in its package manager's words.
+- One that can be asked for again, because its client chose its id, goes on for whoever comes back, as a cell does
+  (:mod:`sandlot.core.runs.execution`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sandlot.core.records.executions import NATIVE, Label
-from sandlot.core.runs import processes
+from sandlot.core.runs import execution, processes
 from sandlot.core.runs.outcomes import Finished
 from sandlot.core.runs.processes import Run
 from sandlot.core.runs.requirements import Installing
+from sandlot.core.sandbox import Presence
 from sandlot.link.services import GuestStream, Service
 from sandlot.model.access import Quota
+from sandlot.model.errors import NotFoundError, SandlotError
+from sandlot.model.ids import ProcessId
+from sandlot.model.records import FOREGROUND, INSTALL
 from sandlot.model.specs import Network
 from sandlot.protocol import schema
 
 if TYPE_CHECKING:
     from sandlot.core.ports import Packages
     from sandlot.core.sandbox import Sandbox
+
+GRACE_S: Final = 10.0
+"""How long a package manager that nobody waits for may clean up until it is killed."""
 
 
 def services_of(packages: Packages | None, box: Sandbox) -> Mapping[str, Service]:
@@ -50,24 +63,61 @@ class Install:
         box: Where it runs.
         run: Its process.
         opens: Whether it opens the indexes while it runs; that it does is counted already.
+        presence: Who else is there for it; None where nobody else can be.
     """
 
-    __slots__ = ("_box", "_opens", "run")
+    __slots__ = ("_attends", "_box", "_closed", "_opens", "_presence", "run")
 
-    def __init__(self, box: Sandbox, run: Run, *, opens: bool) -> None:
+    def __init__(self, box: Sandbox, run: Run, *, opens: bool = False, presence: Presence | None = None) -> None:
         self.run = run
         self._box = box
         self._opens = opens
+        self._closed = False
+        self._presence = presence
+        self._attends = presence is None or not presence.attended
+        if presence is not None:
+            presence.enter()
+            presence.attended = True
 
     async def close(self) -> None:
-        """End it where it still runs, and close what it opened. Idempotent."""
+        """Leave it: it is ended where it still runs, unless somebody else is there for it, or comes back in time. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._presence is not None:
+            self._presence.leave()
+        if not self._attends:
+            await self.run.detach()
+        elif self._presence is not None and not self.run.over:
+            self._box.keep(asyncio.create_task(self._linger(self._presence)))
+        else:
+            await self._end()
+
+    async def _linger(self, presence: Presence) -> None:
+        reading = asyncio.create_task(self._read())
+        away = asyncio.create_task(presence.away(execution.AWAY_S))
+        try:
+            await asyncio.wait({reading, away}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, away):
+                task.cancel()
+            await self._end()
+
+    async def _read(self) -> None:
+        with suppress(SandlotError):
+            async for _ in self.run:
+                pass
+            await self.run.outcome()
+
+    async def _end(self) -> None:
         if self._opens:
-            self._opens = False
             self._box.installs -= 1
-        await self.run.close()
+        if self._presence is not None and self._box.present.get(self.run.id) is self._presence:
+            del self._box.present[self.run.id]
+        await self.run.close(GRACE_S)
 
 
-async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE) -> Install:
+async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE, id: ProcessId | None = None) -> Install:  # noqa: A002 - the word
     """Begin to install, and follow it.
 
     Args:
@@ -75,33 +125,65 @@ async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = 
         what: What.
         quota: Of who asks.
         label: What the log says of it beyond what it is.
+        id: Its id, where the caller chose one; one that the guest knows is joined, and not begun again.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
-    box.installs += quota.installs
+    if id is None:
+        return await _begun(box, what, quota, label)
+    presence = box.present.setdefault(id, Presence())
+    presence.enter()
     try:
-        run = await processes.start(box, what.spec(), label=replace(label, argv=what.shown))
-    except BaseException:
-        box.installs -= quota.installs
-        raise
-    return Install(box, run, opens=quota.installs)
+        async with presence.turn:
+            try:
+                return Install(box, await processes.follow(box, id, stdout_from=0, stderr_from=0), presence=presence)
+            except NotFoundError:
+                beginning = asyncio.create_task(_begun(box, what, quota, label, id, presence))
+            try:
+                return await asyncio.shield(beginning)
+            except asyncio.CancelledError:
+                box.keep(asyncio.create_task(_left(beginning)))  # whoever left meanwhile may come back
+                raise
+    finally:
+        presence.leave()
+        if not presence.attended and not presence.people and box.present.get(id) is presence:
+            del box.present[id]
 
 
-async def install(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE) -> Finished:
-    """Install, and collect what is written. Cancelling ends it.
+async def install(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE, id: ProcessId | None = None) -> Finished:  # noqa: A002 - the word
+    """Install, and collect what is written. Cancelling leaves it, as :meth:`Install.close` says.
 
     Args:
         box: Where.
         what: What.
         quota: Of who asks.
         label: What the log says of it beyond what it is.
+        id: As in :func:`start`.
 
     Raises:
         SandlotError: It could not be started, or the sandbox ended.
     """
+    begun = await start(box, what, quota, label=label, id=id)
+    try:
+        return await processes.collected(box, begun.run, what.timeout_s)
+    finally:
+        await begun.close()
+
+
+async def _begun(
+    box: Sandbox, what: Installing, quota: Quota, label: Label, id_: ProcessId | None = None, presence: Presence | None = None
+) -> Install:
+    label = replace(label, argv=what.shown, mode=INSTALL if quota.installs else FOREGROUND)
     box.installs += quota.installs
     try:
-        return await processes.run(box, what.spec(), label=replace(label, argv=what.shown))
-    finally:
+        run = await processes.start(box, what.spec(), label=label, chosen=id_)
+    except BaseException:
         box.installs -= quota.installs
+        raise
+    return Install(box, run, opens=quota.installs, presence=presence)
+
+
+async def _left(beginning: asyncio.Task[Install]) -> None:
+    with suppress(SandlotError):
+        await (await beginning).close()

@@ -12,6 +12,7 @@ import asyncio
 import signal as signals
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 
 from sandlot.core.content.programs import is_program
 from sandlot.core.records.executions import NATIVE, Label, Line
@@ -25,6 +26,7 @@ from sandlot.link.types import Lost, Output, ProcessInfo
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ids import ProcessId, new_process_id
+from sandlot.model.records import BACKGROUND
 from sandlot.model.specs import ProcessSpec
 
 STDOUT = 1
@@ -72,6 +74,11 @@ class Run:
     def end_input(self) -> None:
         """End its input. Idempotent."""
         self._call.close_stdin()
+
+    @property
+    def over(self) -> bool:
+        """Whether its outcome is known, or will never be asked for."""
+        return self._over
 
     @property
     def running(self) -> bool:
@@ -124,17 +131,21 @@ class Run:
         inputs.forget(self._box, self._call)
         await self._call.aclose()
 
-    async def close(self) -> None:
-        """Stop following; where it still runs, kill its process group. Idempotent."""
+    async def close(self, grace_s: float = 0) -> None:
+        """Stop following; where it still runs, kill its process group. Idempotent.
+
+        Args:
+            grace_s: How long it may take to end by itself, once it was asked to (SIGTERM).
+        """
         if self._line is not None:
             self._line.cut()
         if not self._over:
             self._over = True
-            self._box.keep(asyncio.create_task(_kill(self._box, self._call.id)))
+            self._box.keep(asyncio.create_task(_kill(self._box, self._call.id, grace_s)))
         await self.detach()
 
 
-async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE) -> Run:
+async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, label: Label = NATIVE, chosen: ProcessId | None = None) -> Run:
     """Start a process and follow it.
 
     Args:
@@ -142,11 +153,12 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, 
         spec: What; with ``spec.stdin`` its input stays open for :func:`sandlot.core.runs.inputs.write` unless ``stdin`` is given.
         stdin: All of its standard input.
         label: What the log says of it beyond what it is.
+        chosen: Its id, where the caller chose one.
 
     Raises:
         SandlotError: It could not be started: no such program, folder or permission, or the sandbox has ended.
     """
-    id_ = new_process_id()
+    id_ = chosen or new_process_id()
     box.budget.take(len(stdin or b""))
     try:
         with _counted(box, spec):
@@ -177,16 +189,31 @@ async def run(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, la
         SandlotError: It could not be started, or the sandbox ended.
     """
     process = await start(box, spec, stdin=stdin, label=label)
+    try:
+        return await collected(box, process, spec.timeout_s)
+    finally:
+        await process.close()
+
+
+async def collected(box: Sandbox, process: Run, timeout_s: float | None) -> Finished:
+    """All that a process writes, to its end.
+
+    Args:
+        box: Where.
+        process: It.
+        timeout_s: Its own; the guest ends it on time, and this is for a guest that does not.
+
+    Raises:
+        SandlotError: The sandbox ended.
+    """
     output = Collected(box.budget, (STDOUT, STDERR))
     try:
-        # The guest ends it on time; this is for a guest that does not.
-        async with box.using(None if spec.timeout_s is None else spec.timeout_s + GRACE_S):
+        async with box.using(None if timeout_s is None else timeout_s + GRACE_S):
             async for event in process:
                 output.add(event)
             outcome = await process.outcome()
     finally:
         output.close()
-        await process.close()
     return Finished(outcome=outcome, stdout=output[STDOUT], stderr=output[STDERR])
 
 
@@ -210,7 +237,7 @@ async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None,
     except BaseException:
         box.budget.give(len(stdin or b""))
         raise
-    line = _line(box, call.id, spec, label)
+    line = _line(box, call.id, spec, replace(label, mode=BACKGROUND))
     if line is not None:
         watch(box, line)
     if stdin is None:
@@ -353,9 +380,14 @@ def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> 
     return None if spec.hidden or box.journal is None else box.journal.command(box, process, label.argv or spec.argv, label)
 
 
-async def _kill(box: Sandbox, process: ProcessId) -> None:
+async def _kill(box: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
     with suppress(SandlotError):
-        async with box.using() as link:
+        async with box.using(CALL_TIMEOUT_S + grace_s) as link:
+            if grace_s:
+                await link.signal(process, int(signals.SIGTERM))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await link.wait(process)
             await link.signal(process, int(signals.SIGKILL))
 
 

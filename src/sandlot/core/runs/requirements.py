@@ -9,7 +9,7 @@ Laws:
 ``pip`` installs where the kernel's python looks (``python3`` of the image), by uv where the image has it: both read the same index, and uv is
 faster. ``npm`` installs under npm's global prefix, which every ``require`` finds by NODE_PATH, so that nothing is left in the working folder.
 ``apt`` runs as root whoever asks, since nobody else can install Debian packages, and reads the lists first where there are none or they are older
-than a day.
+than a day. What an apt that was killed left half done it finishes first, because apt does nothing until somebody has.
 """
 
 from __future__ import annotations
@@ -185,7 +185,12 @@ read_on=/var/lib/apt/periodic/update-success-stamp
 if [ -z "$(find "$read_on" -mmin -1440 2>/dev/null)" ] || [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*Packages*' -print -quit)" ]; then
     apt-get -q update && mkdir -p "${read_on%/*}" && touch "$read_on" || exit
 fi
-exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false install -- "$@"
+if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ] || [ -n "$(dpkg --audit 2>/dev/null)" ]; then
+    echo "What an earlier install left half done is finished first."
+    dpkg --configure -a
+    [ -z "$(dpkg --audit)" ] || apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 --fix-broken install
+fi
+exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 install -- "$@"
 """,
 }
 _ENV: Mapping[Manager, Mapping[str, str]] = {

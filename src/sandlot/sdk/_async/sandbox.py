@@ -6,14 +6,16 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from sandlot.model.errors import SandlotError
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code.coding import AsyncCoding
+from sandlot.sdk._async.code.following import again
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
-from sandlot.sdk._async.handle import ended, tell, tell_rest
+from sandlot.sdk._async.handle import cut_short, ended, tell, tell_rest
 from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -327,16 +329,25 @@ class AsyncSandbox(AsyncCoding):
         """
         words = [packages] if isinstance(packages, str) else list(packages)
         body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
-        path = f"{self._path}/packages"
+        path, headers = f"{self._path}/packages", wire.once()
         if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(await self._client.request("POST", path, body=body, read_timeout_s=None))
-        transcript = Transcript()
-        async with self._client.event_stream("POST", path, body=body) as events:
-            async for event in events:
-                piece = transcript.take(event)
-                if isinstance(piece, Output):
-                    await backend.call(on_output, piece)
-                    await tell(transcript, piece, on_stdout, on_stderr)
+            return CommandResult.parse(await self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+        transcript, tries = Transcript(), 0
+        while not transcript.over():
+            tries += 1
+            try:
+                async with self._client.event_stream("POST", path, body=body, headers=headers) as events:
+                    async for event in events:
+                        piece = transcript.take(event)
+                        if isinstance(piece, Output):
+                            tries = 1
+                            await backend.call(on_output, piece)
+                            await tell(transcript, piece, on_stdout, on_stderr)
+                error: SandlotError = cut_short("install")
+            except SandlotError as caught:
+                error = caught
+            if not transcript.over():
+                await again(error, tries)
         await tell_rest(transcript, on_stdout, on_stderr)
         return ended(transcript)
 

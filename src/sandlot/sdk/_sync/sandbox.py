@@ -7,14 +7,16 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from sandlot.model.errors import SandlotError
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code.coding import Coding
+from sandlot.sdk._sync.code.following import again
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
-from sandlot.sdk._sync.handle import ended, tell, tell_rest
+from sandlot.sdk._sync.handle import cut_short, ended, tell, tell_rest
 from sandlot.sdk._sync.terminal import Pty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -328,16 +330,25 @@ class Sandbox(Coding):
         """
         words = [packages] if isinstance(packages, str) else list(packages)
         body = {"manager": manager, "packages": words, "timeout": timeout, **wire.given(user=user)}
-        path = f"{self._path}/packages"
+        path, headers = f"{self._path}/packages", wire.once()
         if on_stdout is None and on_stderr is None and on_output is None and self._client.waits:
-            return CommandResult.parse(self._client.request("POST", path, body=body, read_timeout_s=None))
-        transcript = Transcript()
-        with self._client.event_stream("POST", path, body=body) as events:
-            for event in events:
-                piece = transcript.take(event)
-                if isinstance(piece, Output):
-                    backend.call(on_output, piece)
-                    tell(transcript, piece, on_stdout, on_stderr)
+            return CommandResult.parse(self._client.request("POST", path, body=body, headers=headers, once=True, read_timeout_s=None))
+        transcript, tries = Transcript(), 0
+        while not transcript.over():
+            tries += 1
+            try:
+                with self._client.event_stream("POST", path, body=body, headers=headers) as events:
+                    for event in events:
+                        piece = transcript.take(event)
+                        if isinstance(piece, Output):
+                            tries = 1
+                            backend.call(on_output, piece)
+                            tell(transcript, piece, on_stdout, on_stderr)
+                error: SandlotError = cut_short("install")
+            except SandlotError as caught:
+                error = caught
+            if not transcript.over():
+                again(error, tries)
         tell_rest(transcript, on_stdout, on_stderr)
         return ended(transcript)
 

@@ -221,6 +221,7 @@ class RowsSuite:
             error=NASTY,
             origin="somewhere",
             files=3,
+            mode="background",
         )
         bare = execution(status="running", argv=None)
         await store.executions.save([full, bare])

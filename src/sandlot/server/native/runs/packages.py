@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from sandlot.core.runs import installing
 from sandlot.server.native.common import also, principal_of, reply, sandbox_of, unless_gone
 from sandlot.server.native.processes import told_of
+from sandlot.server.native.runs.again import Key, named
 from sandlot.server.native.schemas.processes import FinishedAnswer, PackagesBody
 from sandlot.web import streams
 
@@ -17,10 +18,11 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"])
     "",
     responses=also(FinishedAnswer, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events="process"),
 )
-async def install(sandbox: str, body: PackagesBody, request: Request) -> Response:
+async def install(sandbox: str, body: PackagesBody, request: Request, idempotency_key: Key = None) -> Response:
     """Install packages. It is ended when the client goes away; an install that fails is an answer with its exit code and the manager's words."""
     box, what, quota = sandbox_of(request, sandbox), body.asked(), principal_of(request).quota
+    id_ = named(box.id, idempotency_key, body)
     if streams.wanted(request):
-        begun = await unless_gone(request, installing.start(box, what, quota))
+        begun = await unless_gone(request, installing.start(box, what, quota, id=id_))
         return streams.events(request, told_of(begun.run), begun.close)
-    return reply(FinishedAnswer.finished(await unless_gone(request, installing.install(box, what, quota)), None))
+    return reply(FinishedAnswer.finished(await unless_gone(request, installing.install(box, what, quota, id=id_)), None))

@@ -50,9 +50,7 @@ class CreateBody(Body):
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
     name: Text | None = Field(default=None, description="A name for people; need not be unique.")
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
-    metadata: Words = Field(
-        default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'."
-    )
+    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
     snapshot: Text | None = Field(default=None, description="A snapshot to start from instead of a template. Refused: there are none yet.")
     timeout: float | None = Field(default=None, description=f"Seconds until it is ended; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
@@ -95,9 +93,7 @@ class UpdateBody(Body):
     timeout: float | None = Field(default=None, description="Seconds from now until it is ended; one that was persistent is so no more.")
     persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
-    metadata: Words | None = Field(
-        default=None, description="Replaces what there is, but for names that begin with 'sandlot.'."
-    )
+    metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
 
     def asked(self) -> Update:

@@ -1,0 +1,129 @@
+"""What the next service makes of the runs that the one before left, by how they were begun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.runs import code, execution, inherited, installing, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.ids import new_process_id
+from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.server.compose import Service
+from tests.support.bare import BareDriver
+from tests.support.service import BASE, serving
+from tests.support.until import until
+
+ENDLESS = Cell("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)", timeout_s=None)
+GATED = Cell("import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.05)\nprint('end')", timeout_s=None)
+OPEN = ProcessSpec(argv=("touch", "/tmp/gate"))
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below)
+    yield made
+    for instance in made.instances:
+        await instance.destroy()
+    assert made.left() == []
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inherited, "BACK_S", 0.5)
+    monkeypatch.setattr(execution, "AWAY_S", 0.3)
+
+
+async def found(service: Service, box: Sandbox) -> Sandbox:
+    again = service.sandboxes.find(box.id, OPERATOR)
+    await again.within_reach()
+    return again
+
+
+async def status(service: Service, id_: str) -> str:
+    return (await service.core.executions.get(OPERATOR, id_)).status
+
+
+async def begun(box: Sandbox, cell: Cell, **more: object) -> code.Execution:
+    """A cell in the foreground whose turn has come."""
+    running = await code.start(box, cell, **more)  # type: ignore[arg-type]
+    await anext(aiter(running))
+    return running
+
+
+async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, OPERATOR)
+        left = await begun(box, ENDLESS)
+        kept = await code.begin(box, replace(GATED, context="bash", language="bash", code="until [ -e /tmp/gate ]; do sleep 0.05; done"))
+    async with serving(tmp_path, driver, keep=True) as second:
+        box = await found(second, box)
+        await until(lambda: status_is(second, left.id, "killed"))
+        assert (await code.collected(box, left.id, wait_s=None)).outcome.status == "error"
+        assert not box.present
+        assert (box.activity.held, await status(second, kept)) == (1, "running"), "the one in the background goes on, and it alone keeps the sandbox"
+        await processes.run(box, OPEN)
+        await until(lambda: status_is(second, kept, "ok"))
+        await until(lambda: box.activity.held == 0)
+
+
+async def status_is(service: Service, id_: str, wanted: str) -> bool:
+    return await status(service, id_) == wanted
+
+
+async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: BareDriver) -> None:
+    joined, followed = new_process_id(), new_process_id()
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, OPERATOR)
+        await begun(box, GATED, id=joined)
+        await code.start(box, replace(ENDLESS, code=ENDLESS.code), id=followed)
+    async with serving(tmp_path, driver, keep=True) as second:
+        box = await found(second, box)
+        waiting = asyncio.create_task(code.execute(box, GATED, id=joined))
+        follower = await code.follow(box, followed)
+        await asyncio.sleep(1.0)  # longer than it is waited for somebody
+        assert {await status(second, id_) for id_ in (joined, followed)} == {"running"}
+        await processes.run(box, OPEN)
+        done = await waiting
+        assert (done.outcome.status, done.stdout.text()) == ("ok", "end\n")
+        await follower.close()
+        await until(lambda: status_is(second, followed, "killed"))
+        await until(lambda: box.activity.held == 0)
+        assert await status(second, joined) == "ok"
+
+
+async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: BareDriver) -> None:
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(BASE, OPERATOR)
+        left = await processes.start(box, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None))
+    async with serving(tmp_path, driver, keep=True) as second:
+        box = await found(second, box)
+        await asyncio.sleep(1.0)
+        assert (await status(second, left.id), box.activity.held) == ("running", 0)
+        await processes.run(box, OPEN)
+        await until(lambda: status_is(second, left.id, "exited"))
+
+
+async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp_path: Path, driver: BareDriver) -> None:
+    manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
+    async with serving(tmp_path, driver, keep=True) as first:
+        box = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)
+        put = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
+        await processes.run(box, put, stdin=manager.encode())
+        await installing.start(box, Installing(Manager.PIP, ("a",)), Quota())
+        await processes.launch(box, ProcessSpec(argv=shell_argv("sleep 1000"), timeout_s=None))
+        assert installing.may_read(box)
+    async with serving(tmp_path, driver, keep=True) as second:
+        box = await found(second, box)
+        assert installing.may_read(box)
+        await processes.run(box, OPEN)
+        await until(lambda: not installing.may_read(box))

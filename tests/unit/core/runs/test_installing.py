@@ -1,0 +1,101 @@
+"""Installs whose clients go away: asked to end, given time to clean up, gone on with for who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandlot.core.runs import execution, installing, processes
+from sandlot.core.runs.requirements import Installing, Manager
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR, Quota
+from sandlot.model.ids import new_process_id
+from sandlot.model.specs import ProcessSpec, User, shell_argv
+from tests.support.service import Bench
+from tests.support.until import until
+
+WHAT = Installing(Manager.PIP, ("a",))
+CLEANS = "#!/bin/sh\ntrap 'sleep 0.3; touch /tmp/cleaned; exit 1' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
+GATED = "#!/bin/sh\necho begun\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\necho end\n"
+IGNORES = "#!/bin/sh\ntrap '' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 0.5)
+
+
+async def put(box: Sandbox, manager: str) -> None:
+    """A program in the package manager's place."""
+    spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
+    assert (await processes.run(box, spec, stdin=manager.encode())).outcome.exit_code == 0
+
+
+async def there(box: Sandbox, path: str) -> bool:
+    return (await processes.run(box, ProcessSpec(argv=("test", "-e", path)))).outcome.exit_code == 0
+
+
+async def running(box: Sandbox, id_: str) -> bool:
+    return (await processes.look(box, id_)).running
+
+
+async def begun(box: Sandbox, **more: object) -> installing.Install:
+    made = await installing.start(box, WHAT, Quota(), **more)  # type: ignore[arg-type]
+    await anext(aiter(made.run))
+    return made
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_one_that_nobody_waits_for_may_clean_up(at: Bench, box: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
+    await put(box, CLEANS)
+    made = await begun(box, id=new_process_id() if named else None)
+    await made.close()
+    await until(lambda: there(box, "/tmp/cleaned"))
+    await until(lambda: not box.installs)
+    assert not box.present
+    assert (await at.service.core.executions.get(OPERATOR, made.run.id)).status == "killed"
+
+
+async def test_one_that_does_not_heed_it_is_killed(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installing, "GRACE_S", 0.3)
+    await put(box, IGNORES)
+    made = await begun(box)
+    await made.close()
+    await until(lambda: ended(box, made.run.id))
+
+
+async def ended(box: Sandbox, id_: str) -> bool:
+    return not await running(box, id_)
+
+
+async def test_whoever_comes_back_joins_and_it_is_begun_and_logged_once(at: Bench, box: Sandbox) -> None:
+    assert box.monthly is not None
+    await put(box, GATED)
+    id_, before = new_process_id(), box.monthly.used(box.owner)
+    await (await begun(box, id=id_)).close()
+    joining = asyncio.create_task(installing.install(box, WHAT, Quota(), id=id_))
+    await until(lambda: bool(box.present[id_].people))
+    await asyncio.sleep(1.0)  # longer than anybody may be away
+    await processes.launch(box, ProcessSpec(argv=("touch", "/tmp/gate"), hidden=True))
+    done = await joining
+    assert (done.outcome.exit_code, done.stdout.text().splitlines()[-2:]) == (0, ["begun", "end"])
+    again = await installing.install(box, WHAT, Quota(), id=id_)
+    assert again.stdout.text() == done.stdout.text(), "also when it is over"
+    await until(lambda: not box.installs)
+    await until(lambda: not box.present)
+    assert box.monthly.used(box.owner) == before + 1
+    record = await at.service.core.executions.get(OPERATOR, id_)
+    assert (record.status, record.exit_code, record.stdout) == ("exited", 0, done.stdout.text())
+
+
+async def test_who_leaves_before_it_has_begun_leaves_it_to_who_comes_back(box: Sandbox) -> None:
+    await put(box, CLEANS)
+    leaving = asyncio.create_task(installing.install(box, WHAT, Quota(), id=new_process_id()))
+    await until(lambda: bool(box.installs))
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await until(lambda: not box.installs)
+    await until(lambda: there(box, "/tmp/cleaned"))
+    assert not box.present
