@@ -123,7 +123,7 @@ class ExecutionRecord:
         code: The code, shortened to the log's bound.
         argv: Of a command, shortened likewise.
         created_at: When it was begun.
-        status: running, ok, error, timeout, killed, died, exited, signalled, pids, or lost: nobody knows how it ended.
+        status: running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost: nobody knows how it ended.
         exit_code: Of a command that ended.
         stdout: Head and tail of it, shortened to the log's bound.
         stderr: The same.
