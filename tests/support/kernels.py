@@ -41,6 +41,8 @@ class Peer:
     def __init__(self, ours: socket.socket) -> None:
         self.ours = ours
         self.ours.settimeout(PATIENCE_S)
+        self.answers = True
+        """Whether it says, as the guest does, that what was sent was taken in."""
 
     def send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         raw = values.encode(message)
@@ -51,9 +53,12 @@ class Peer:
             self.ours.sendall(HEAD.pack(len(raw)) + raw)
 
     def receive(self) -> dict[str, Any]:
-        (size,) = HEAD.unpack(self._exactly(HEAD.size))
-        message: dict[str, Any] = values.decode(self._exactly(size))
-        return message
+        while True:
+            (size,) = HEAD.unpack(self._exactly(HEAD.size))
+            message: dict[str, Any] = values.decode(self._exactly(size))
+            if message["event"] != "sync" or not self.answers:
+                return message
+            self.send({"op": "synced", "number": message["number"]})
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
@@ -86,6 +91,12 @@ class Kernel(Peer):
             told.append(self.receive())
             if (told[-1]["event"], told[-1].get("cell")) == (event, cell):
                 return told
+
+    def until_event(self, event: str) -> list[dict[str, Any]]:
+        told = [self.receive()]
+        while told[-1]["event"] != event:
+            told.append(self.receive())
+        return told
 
     def run(self, code: str, *, env: dict[str, str] | None = None, silent: bool = False, stored: bool = True) -> list[dict[str, Any]]:
         """What is told of a cell, between its start and its end."""

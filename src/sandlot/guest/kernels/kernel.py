@@ -281,9 +281,16 @@ class Kernel:
                 cell = self._owner.cell_of(message["cell"])
                 if cell is not None:
                     self._rest = (cell, message["channel"], memoryview(message["data"]))
+            elif message["event"] == "sync":
+                self._answer(message["number"])
             else:
                 self._owner.on_message(message, size)
         return True
+
+    def _answer(self, number: int) -> None:
+        """Everything before it was taken in. A kernel that does not read its answers goes on without."""
+        if not self._out:
+            self.send({"op": "synced", "number": number})
 
     def _go_on(self) -> None:
         """The others had their turn."""

@@ -46,7 +46,9 @@ def checked(message: Any) -> dict[str, Any]:
     told: dict[str, Any] = {"event": kind, "cell": _maybe_text(message.get("cell"))}
     if kind == "ready":
         return told
-    if kind == "started":
+    if kind == "sync":
+        told["number"] = _count(message["number"])
+    elif kind == "started":
         told["count"] = _count(message["count"])
     elif kind == "output":
         if message["channel"] not in {STDOUT, STDERR} or type(message["data"]) is not bytes:

@@ -70,3 +70,27 @@ def test_one_that_says_much_is_heard_in_order_and_takes_nobody_elses_turn(ends: 
         for fd in (ends.out_theirs, ends.err_theirs):
             os.close(fd)
         kernel.discard()
+
+
+def test_what_was_said_before_is_answered_for_and_who_takes_no_answers_gets_no_more(ends: Ends) -> None:
+    loop, listener = Loop(), Listener()
+    kernel = Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1)  # type: ignore[arg-type]
+    kernel.serve(listener)
+
+    def say(*messages: dict[str, Any]) -> None:
+        raws = [values.encode(message) for message in messages]
+        ends.theirs.sendall(b"".join(HEAD.pack(len(raw)) + raw for raw in raws))
+        loop.soon(lambda: None)
+        loop.turn()
+
+    say({"event": "started", "cell": "c", "count": 7}, {"event": "sync", "number": 1})
+    assert listener.turns == [[7]]
+    assert values.decode(ends.theirs.recv(4096)[HEAD.size :]) == {"op": "synced", "number": 1}
+    for number in range(100_000 // AT_ONCE):
+        say(*({"event": "sync", "number": number} for _ in range(AT_ONCE)))
+    assert len(kernel._out) < 100, "no more than one answer is kept"  # noqa: SLF001
+    say({"event": "started", "cell": "c", "count": 8})
+    assert listener.turns == [[7, 8]]
+    for fd in (ends.out_theirs, ends.err_theirs):
+        os.close(fd)
+    kernel.discard()

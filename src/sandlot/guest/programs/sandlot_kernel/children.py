@@ -35,13 +35,15 @@ class Children:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Flush before everything that starts a process, or ends this one."""
+        """Tell what was printed before everything that starts a process, or ends this one."""
         self.settle()
         output = self._output
         os.register_at_fork(before=output.before_fork, after_in_child=self._forked)
-        subprocess.Popen._execute_child = self._flushing(subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
-        for name in ("system", "posix_spawn", "posix_spawnp", "execv", "execve", "_exit", "abort"):
-            setattr(os, name, self._flushing(getattr(os, name)))
+        subprocess.Popen._execute_child = _after(output.settle, subprocess.Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001
+        for name in ("system", "posix_spawn", "posix_spawnp", "execv", "execve"):
+            setattr(os, name, _after(output.settle, getattr(os, name)))
+        for name in ("_exit", "abort"):
+            setattr(os, name, _after(output.flush, getattr(os, name)))
 
     def is_child(self) -> bool:
         """Whether this process was forked by a cell."""
@@ -59,26 +61,27 @@ class Children:
             sys.excepthook(type(error), error, error.__traceback__)
         os._exit(code & 0xFF)
 
-    def _flushing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        output = self._output
-
-        def flushed(*args: Any, **named: Any) -> Any:
-            try:
-                output.flush()
-            except OSError:
-                pass
-            return function(*args, **named)
-
-        flushed.__name__ = flushed.__qualname__ = getattr(function, "__name__", "flushed")
-        flushed.__doc__ = function.__doc__
-        flushed.__module__ = getattr(function, "__module__", "os")
-        return flushed
-
     def _forked(self) -> None:
         self._output.in_child()
         for stream in (sys.stdout, sys.stderr):
             if type(stream) is streams.Stream:
                 stream.__class__ = streams.ChildStream
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that tells what was printed before it is called."""
+
+    def flushed(*args: Any, **named: Any) -> Any:
+        try:
+            first()
+        except OSError:
+            pass
+        return function(*args, **named)
+
+    flushed.__name__ = flushed.__qualname__ = getattr(function, "__name__", "flushed")
+    flushed.__doc__ = function.__doc__
+    flushed.__module__ = getattr(function, "__module__", "os")
+    return flushed
 
 
 def shell(command: str) -> int:

@@ -179,7 +179,7 @@ class Loop:
         """Let tasks go on until the guest says something."""
         while True:
             loop = self._loop
-            if loop is None or loop.is_closed() or not _busy(loop):
+            if loop is None or loop.is_closed() or not _busy(loop) or wire.has_early:
                 wire.wait()
                 return
             try:

@@ -3,7 +3,8 @@
 Laws:
 - What was written first is told first, across both streams, displays and errors, whatever thread wrote it.
 - Text is kept back for ``PAUSE_S`` or ``KEPT`` characters at most, and never over a display, an error, the end of a cell, a fork or
-  the start of a program. ``flush`` sends at once.
+  the start of a program. ``flush`` sends at once. The guest reads a program's own output another way, so before one
+  starts it is waited for (but by threads, and by tasks between cells).
 - The first ``AT_ONCE`` lines of a cell, and those after a silence of ``SILENCE_S``, are sent by whoever writes them. A thread sends the
   rest; code that keeps the interpreter for itself (``sum(range(10**9))``, a long match) keeps it from that. So what is late until such
   code is done: lines beyond those, and text without the end of its line.
@@ -14,12 +15,12 @@ Laws:
 from __future__ import annotations
 
 import io
-import os
 import time
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
 
 from . import origins
+from .wire import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ KEPT = 32768
 PAUSE_S = 0.03
 SILENCE_S = 0.01
 AT_ONCE = 4
-"""Each is a message of its own, as small as it is, all the way to the client."""
 PIECE = 65536
 ENCODING, ERRORS = "utf-8", "backslashreplace"
 
@@ -125,7 +125,7 @@ class Output:
             with self._lock:
                 self._owner = ident
                 try:
-                    self._drain(_never)
+                    self._drain(bool)  # never given up
                 finally:
                     self._owner = 0
             return
@@ -145,10 +145,24 @@ class Output:
             interrupts.depth -= 1
         interrupts.check()
 
+    def settle(self) -> None:
+        """As :meth:`flush`, and wait until the guest has taken it in: what a child writes then comes after it."""
+        wire, interrupts = self._wire, self._interrupts
+        if wire is None or not interrupts.in_cell or get_ident() != self._main:  # somebody else reads what the guest says
+            self.flush()
+        elif self.parts or not wire.is_settled:
+            self.send({"event": "sync", "number": wire.ask()})
+            interrupts.depth += 1
+            try:
+                wire.settle(lambda: interrupts.pending and interrupts.in_user_code)
+            finally:
+                interrupts.depth -= 1
+            interrupts.check()
+
     def before_fork(self) -> None:
         """What is kept is told by the parent; a thread of ours would make Python warn."""
         try:
-            self.flush()
+            self.settle()
         except OSError:
             pass
         late, self._late = self._late, None
@@ -201,9 +215,9 @@ class Output:
             wire.put(message)
             return wire.push(given_up)
         if message["event"] == "output":
-            _write(message["channel"], message["data"])
+            write_all(message["channel"], message["data"])
         elif message["event"] == "display" and "text/plain" in message["data"]:
-            _write(STDOUT, message["data"]["text/plain"].encode(ENCODING, ERRORS) + b"\n")
+            write_all(STDOUT, message["data"]["text/plain"].encode(ENCODING, ERRORS) + b"\n")
         return True
 
 
@@ -383,17 +397,3 @@ class Buffer(io.BufferedIOBase):
     def writable(self) -> bool:
         """Written to."""
         return True
-
-
-def _never() -> bool:
-    return False
-
-
-def _write(fd: int, data: bytes) -> None:
-    """All of it, to a descriptor of a child."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except OSError:
-            return

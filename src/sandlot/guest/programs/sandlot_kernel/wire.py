@@ -16,6 +16,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 
 from . import values  # type: ignore[attr-defined]  # protocol/values.py is put beside this module when it is shipped
 
@@ -30,6 +31,7 @@ SHORT_CHARS = 2000
 SHORT_LINES = 100
 TOO_LARGE = "[left out: it is too large to be told]"
 PIECE = 65536
+SETTLE_S = 1.0
 HIGH = 700
 """The lowest descriptor for what is ours; far below RLIMIT_NOFILE's usual 1,024."""
 
@@ -85,6 +87,16 @@ def _items(value: Any) -> int:
     return len(value) + sum(map(_items, value)) if isinstance(value, (list, tuple)) else 0
 
 
+def write_all(fd: int, data: bytes) -> None:
+    """All of it, to a descriptor of a child."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError:
+            return
+
+
 class Wire:
     """Messages in and out."""
 
@@ -94,10 +106,20 @@ class Wire:
         self._socket = socket.socket(fileno=ours)
         self._socket.setblocking(False)
         self._out = bytearray()
+        self._early: deque[Any] = deque()
+        """Messages that came while something else was waited for."""
+        self._asked = 0
+        self.is_settled = True
+        """Whether the guest has taken in all that was put, or is waited for to do so."""
 
     def fileno(self) -> int:
         """For a loop that waits for messages."""
         return self._socket.fileno()
+
+    @property
+    def has_early(self) -> bool:
+        """Whether a message was read before its turn."""
+        return bool(self._early)
 
     def close(self) -> None:
         """This process talks to the guest no more."""
@@ -106,6 +128,8 @@ class Wire:
     def put(self, message: dict[str, Any]) -> None:
         """Append a message to what goes out; the caller holds the lock of the output."""
         raw = encoded(message)
+        if message["event"] != "started":  # the guest takes no pipe for older than that
+            self.is_settled = message["event"] == "sync"
         self._out += HEAD.pack(len(raw))
         self._out += raw
 
@@ -133,14 +157,45 @@ class Wire:
             del out[:sent]
         return True
 
+    def ask(self) -> int:
+        """The number of the next message ``sync``, which the guest answers when it has taken in what was put before."""
+        self._asked += 1
+        return self._asked
+
+    def settle(self, given_up: Any) -> None:
+        """Wait for the answer to the last ``sync``; not for long, because a guest that has no room for more answers late.
+
+        Args:
+            given_up: Says whether to stop waiting.
+
+        Raises:
+            OSError: The guest is gone, or the socket closed.
+        """
+        end_s = time.monotonic() + SETTLE_S
+        while not given_up() and (rest_s := end_s - time.monotonic()) > 0:
+            if not self._wait(select.POLLIN, min(rest_s, 0.1)):
+                continue
+            try:
+                message = self._receive()
+            except EOFError:
+                raise OSError("the guest is gone") from None
+            if message["op"] != "synced":
+                self._early.append(message)
+            elif message["number"] == self._asked:
+                return
+        self.is_settled = False
+
     def receive(self) -> Any:
         """One message; EOFError once the guest is gone."""
+        return self._early.popleft() if self._early else self._receive()
+
+    def _receive(self) -> Any:
         (size,) = HEAD.unpack(self._exactly(HEAD.size))
         return values.decode(self._exactly(size))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for a message; whether there is one."""
-        return self._wait(select.POLLIN, timeout_s)
+        return self.has_early or self._wait(select.POLLIN, timeout_s)
 
     def _wait(self, events: int, timeout_s: float | None) -> bool:
         poll = select.poll()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.kernels import Process, errors_of, values_of
+
+
+def errors_in(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [message for message in told if message["event"] == "error"]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,77 @@ def test_what_a_forked_child_prints_comes_by_the_descriptors(tmp_path: Path) -> 
 def test_pools_of_processes_work(kernel: Process) -> None:
     kernel.run("import multiprocessing")
     assert kernel.value("with multiprocessing.get_context('fork').Pool(2) as pool: found = pool.map(abs, [-1, -2])\nfound") == "[1, 2]"
+
+
+STARTS = ("subprocess.call(['touch', {path!r}])", "os.system('touch ' + {path!r})", "os.fork() or (open({path!r}, 'x').close(), os._exit(0))")
+
+
+@pytest.fixture
+def silent(kernel: Process) -> Iterator[Process]:
+    """A kernel whose guest does not say that it has taken in what was sent, until the test says so."""
+    kernel.answers = False
+    yield kernel
+    kernel.answers = True
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_nothing_starts_before_the_guest_has_what_was_printed_before(silent: Process, tmp_path: Path, start: str) -> None:
+    path = tmp_path / "started"
+    cell = silent.begin(f"import os\nprint('before')\n{start.format(path=str(path))}\nos.wait() if 'fork' in {start!r} else None\nprint('after')")
+    asked = silent.until_event("sync")
+    assert [message["data"] for message in asked if message["event"] == "output"] == [b"before\n"]
+    time.sleep(0.1)
+    assert not path.exists()
+    silent.send({"op": "synced", "number": asked[-1]["number"]})
+    silent.answers = True
+    assert silent.until(cell)[-1]["ok"]
+    assert path.exists()
+
+
+def test_who_prints_nothing_waits_for_nothing(silent: Process) -> None:
+    cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]")
+    told = silent.until_event("sync")
+    assert [message["event"] for message in told] == ["started", "sync"], "for what the last cell told"
+    silent.send({"op": "synced", "number": told[-1]["number"]})
+    assert [message["event"] for message in silent.until(cell)] == ["done"]
+    cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]\nprint('x')\n_ = [subprocess.call(['true']) for _ in range(3)]")
+    told = [*silent.until_event("sync")]
+    silent.send({"op": "synced", "number": told[-1]["number"]})
+    told += silent.until_event("sync")
+    assert [message["event"] for message in told] == ["started", "sync", "output", "sync"]
+    silent.send({"op": "synced", "number": told[-1]["number"]})
+    assert [message["event"] for message in silent.until(cell)] == ["done"]
+
+
+def test_a_guest_that_does_not_answer_is_not_waited_for_long(silent: Process) -> None:
+    cell = silent.begin("print('before')\nsubprocess.call(['true'])")
+    asked = silent.until_event("sync")[-1]
+    assert silent.until(cell)[-1]["ok"]
+    silent.send({"op": "synced", "number": asked["number"]})  # too late: heard between cells, and for nobody
+    assert silent.value("'on'") == "'on'"
+
+
+def test_waiting_for_the_guest_is_interrupted(silent: Process, tmp_path: Path) -> None:
+    path = tmp_path / "started"
+    cell = silent.begin(f"print('before')\nsubprocess.call(['touch', {str(path)!r}])")
+    silent.until_event("sync")
+    os.kill(silent.pid, signal.SIGINT)
+    assert [error["name"] for error in errors_in(silent.until(cell))] == ["KeyboardInterrupt"]
+    assert not path.exists()
+
+
+def test_what_the_guest_says_meanwhile_is_heard_afterwards(silent: Process) -> None:
+    first = silent.begin("print('before')\nsubprocess.call(['true'])")
+    asked = silent.until_event("sync")[-1]
+    second = silent.begin("'second'")
+    silent.send({"op": "synced", "number": asked["number"]})
+    assert silent.until(first)[-1]["ok"]
+    assert values_of(silent.until(second)) == ["'second'"]
+
+
+def test_threads_and_tasks_between_cells_do_not_wait(silent: Process) -> None:
+    cell = silent.begin("t = threading.Thread(target=lambda: (print('x'), subprocess.call(['true'])))\nt.start(); t.join()")
+    assert [message["event"] for message in silent.until(cell)] == ["started", "output", "done"]
 
 
 def test_a_program_that_is_not_there_is_told_without_frames_of_ours(kernel: Process) -> None:
