@@ -5,7 +5,7 @@
 # - An interactive shell tells of jobs and prompts; in PROMPT_COMMAND it keeps quiet like one that runs a script.
 # - No loop and no function is around a cell that it could `return` from or `declare` its variables in.
 #
-# 60 tells the number of a cell, 61 is told when the shell is ready and how a cell ended, 62 is standard error, 63 holds three texts with
+# 60 tells the number of a cell, 61 is told when the shell is ready and how which cell ended, 62 is standard error, 63 holds three texts with
 # a NUL after each: the cell's number, what is ours to do before it, and the cell. Between cells standard error is /dev/null, where
 # the noise goes. An interrupt may come between reading a number and running its cell: the shell is then ready once more, is told the
 # number again, and runs no number twice.
@@ -21,7 +21,7 @@ __sandlot_over() {
     case $- in *x*) __sandlot_flags='set -x; ' ;; *) __sandlot_flags= ;; esac
     set +x
     jobs # forgets those that have ended
-    __sandlot_status=${__sandlot_failed:-$status} __sandlot_busy= __sandlot_failed=
+    __sandlot_status=${__sandlot_failed:-$status}
     local entry name
     for entry in ${__sandlot_lent[@]+"${__sandlot_lent[@]}"}; do
         name=${entry#?}
@@ -33,7 +33,8 @@ __sandlot_over() {
         esac
     done
     __sandlot_lent=()
-    printf '%s %s\n' "$1" "$__sandlot_status" >&61
+    printf '%s %s %s\n' "$1" "$__sandlot_status" "$__sandlot_ran" >&61
+    __sandlot_busy= __sandlot_failed= # last: an interrupt before that has all of it done again, and told twice, which harms nobody
 }
 
 __sandlot_next() {
@@ -47,7 +48,8 @@ __sandlot_next() {
         [[ $number == "${__sandlot_texts[0]-}" ]] && break
         printf 'ready 0\n' >&61 # an interrupted read leaves half a line, an interrupted mapfile its buffer
     done
-    __sandlot_ran=$number __sandlot_busy=1
+    __sandlot_busy=1
+    __sandlot_ran=$number # last: an interrupt before that has the cell begun again
 }
 
 # $? of the cell before, for the cell that begins.

@@ -106,12 +106,13 @@ class Shell:
         *lines, self._heard = (self._heard + data).split(b"\n")
         ended = None
         for line in lines:
-            word, _, status = line.decode("ascii", "replace").partition(" ")
+            word, _, rest = line.decode("ascii", "replace").partition(" ")
+            status, _, number = rest.partition(" ")
             if word == "ready":
                 if self._is_ready and self._is_busy:
                     self._go()  # it was interrupted before it began the cell
                 self._is_ready = True
-            elif self._is_busy:
+            elif self._is_busy and number == str(self._number):
                 self._is_busy = self._is_ready = False
                 ended = word, int(status) if status.isdigit() else 1
         return ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import time
@@ -251,3 +252,22 @@ def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(shell: Piped
         time.sleep(number % 31 / 1000)
         told = shell.stop(cell)
         assert len(told.errors) == (not told.is_ok), told
+
+
+def test_interrupts_that_come_in_swarms_leave_a_shell_that_runs_the_next_cell(shell: Piped) -> None:
+    source = random.Random(7)
+    for number in range(60):
+        cell = shell.begin(f"kept={number}; sleep 300", env={"LENT": "1"})
+        shell.until(cell, lambda told: "started" in told.order)
+        for _ in range(source.randrange(1, 6)):
+            time.sleep(source.uniform(0, 0.006))
+            shell.interrupt()
+        assert shell.stop(cell).errors, number
+        assert not shell.run("true").errors or not shell.run("true").errors, "a late one may strike the first"
+    assert shell.run("echo ${LENT-none}").stdout == "none\n"
+
+
+def test_an_interrupt_while_the_end_of_a_cell_is_being_told_loses_nothing(shell: Piped) -> None:
+    told = shell.run("x=5; printf() { unset -f printf; kill -INT $$; }")  # what tells it
+    assert told.errors in ([], [("KeyboardInterrupt", "")])
+    assert shell.run("echo $x").stdout == "5\n"
