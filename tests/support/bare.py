@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
@@ -39,6 +40,15 @@ root=$2/root
 shift 2
 exec chroot "$root" "$@"
 """
+
+
+class Thread(NamedTuple):
+    """One inside, as this machine's kernel sees it (proc(5), stat)."""
+
+    tid: int
+    state: str
+    ticks: int
+    """Processor time."""
 
 
 @dataclass
@@ -230,6 +240,13 @@ class BareDriver:
         alive = [f"process {pid}" for pid in _holders(self.folder)]
         return [*alive, *(str(path) for path in self.folder.iterdir())]
 
+    def threads(self) -> list[Thread]:
+        """What there is in all of its sandboxes now."""
+        alive = [instance.process.pid for instance in self.instances if instance.process.returncode is None]
+        spaces = {_pid_space(pid, "pid_for_children") for pid in alive} - {""}
+        pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()]
+        return sorted(thread for pid in pids if _pid_space(pid) in spaces for thread in _threads(pid))
+
     def kill_runtime(self, number: int = 0) -> None:
         """End a sandbox from outside, as the kernel's out-of-memory killer would."""
         self.instances[number].kill()
@@ -243,4 +260,21 @@ def _holders(folder: Path) -> list[int]:
             with contextlib.suppress(OSError):
                 if any(str(fd.readlink()).startswith(f"{folder}/") for fd in (process / "fd").iterdir()):
                     found.append(int(process.name))
+    return found
+
+
+def _pid_space(pid: int, name: str = "pid") -> str:
+    """The namespace of a process's pid (pid_namespaces(7)), or of its children's; empty where there is none any more."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{name}")  # noqa: PTH115 - not a path to follow
+    except OSError:
+        return ""
+
+
+def _threads(pid: int) -> list[Thread]:
+    found = []
+    with contextlib.suppress(OSError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            fields = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            found.append(Thread(int(task.name), fields[0], int(fields[11]) + int(fields[12])))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from sandlot.core.admission import NewSandbox
+from sandlot.core.node.idle import TICK_S
 from sandlot.core.ports import Clock, Packages
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
@@ -22,6 +25,8 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listen
 from tests.support.bare import BareDriver
+from tests.support.clock import ManualClock
+from tests.support.until import PAUSE_S
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
@@ -32,6 +37,11 @@ The guest's limit of processes counts those of its users (RLIMIT_NPROC), and wit
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
 BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
+
+REST_S = 0.5
+"""Longer than a guest pauses before it goes on with what it makes ahead (guest/kernels/spares.py: 0.2 s)."""
+_AT_WORK = {"R", "D"}
+"""On a processor, waiting for one, or for a disk (proc(5))."""
 
 
 @dataclass
@@ -47,6 +57,24 @@ class Bench:
 
     async def sandbox(self) -> Sandbox:
         return await self.service.sandboxes.create(BASE, OPERATOR)
+
+    async def rest(self) -> None:
+        """Return once nothing is done in any sandbox: for :data:`REST_S` no thread there ran, or was about to."""
+        before, since_s = self.driver.threads(), time.monotonic()
+        while time.monotonic() < since_s + REST_S:
+            await asyncio.sleep(PAUSE_S)
+            now = self.driver.threads()
+            if now != before or any(thread.state in _AT_WORK for thread in now):
+                before, since_s = now, time.monotonic()
+
+    async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
+        """Let time pass in which the sandboxes do nothing, and the idle ones are looked for at every moment when they are.
+
+        What a sandbox makes ahead for itself, the next kernel above all, takes half a second of a processor. That is work like any other, and
+        more of it than an idle one may do in as long as a test lets pass meanwhile; so it is waited for first.
+        """
+        await self.rest()
+        await clock.pass_s(seconds, TICK_S)
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandlot.core.node.idle import TICK_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
@@ -195,22 +194,15 @@ async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(fol
         made = [ok(await http.post(f"{HERE}/v1/sessions", json={"language": "python3", "idle_ttl": 60}), 201)["id"] for _ in range(2)]
         boxes = [here.sandboxes.find(id_, OPERATOR) for id_ in made]
         assert [box.idle_timeout_s for box in boxes] == [60, 60]
-        await passes(clock, 50)
+        await here.pass_idly(clock, 50)
         before = ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"]
         await run(http, made[1], "1")
         assert ok(await http.get(f"{HERE}/v1/sessions/{made[1]}"))["expires_at"] > before
-        await passes(clock, 30)
+        await here.pass_idly(clock, 30)
         await boxes[0].ended.wait()
         await all_gone(http, made[0])
         assert not boxes[1].wanted.is_set()
         assert (await run(http, made[1], "print(1)"))["stdout"] == "1\n"
-
-
-async def passes(clock: ManualClock, seconds: float) -> None:
-    """Time passes, a tick after the other, each long enough for the reaper to have looked."""
-    for _ in range(int(seconds / TICK_S)):
-        clock.advance(TICK_S)
-        await asyncio.sleep(0.05)
 
 
 async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.AsyncClient, session: str, at: Bench) -> None:
