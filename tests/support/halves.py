@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 
-BESIDE = ("tests/conformance", "tests/security", "tests/soak")
+BESIDE = ("tests/conformance", "tests/security", "tests/soak", "tests/integration/guest", "tests/integration/kernels", "tests/unit/guest")
 """As long as the rest together, on two cores. No test may look at what the other half does: each has services, state directories,
 control groups and networks of its own, and counts only those."""
 
