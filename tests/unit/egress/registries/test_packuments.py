@@ -38,7 +38,7 @@ def test_no_package(name: str) -> None:
 
 
 def test_links_lead_here_and_files_are_found_by_the_usual_name_and_by_upstreams() -> None:
-    made = make(got(packument(**{"1.0.0": version()})), "@s/pkg", "http://cache", short=False)
+    made = make([got(packument(**{"1.0.0": version()}))], name="@s/pkg", origin="http://cache", short=False)
     served = json.loads(made["body"])
     assert served["versions"]["1.0.0"]["dist"]["tarball"] == "http://cache/npm/@s/pkg/-/pkg-1.0.0.tgz"
     assert served["readme"] == "long"
@@ -49,7 +49,9 @@ def test_links_lead_here_and_files_are_found_by_the_usual_name_and_by_upstreams(
 
 
 def test_what_installing_needs_is_left_of_a_full_one() -> None:
-    made = make(got(packument(**{"1.0.0": version(), "2.0.0": version("2.0.0", scripts={"test": "x"})})), "@s/pkg", "http://cache", short=True)
+    made = make(
+        [got(packument(**{"1.0.0": version(), "2.0.0": version("2.0.0", scripts={"test": "x"})}))], name="@s/pkg", origin="http://cache", short=True
+    )
     served = json.loads(made["body"])
     assert set(served) == {"name", "dist-tags", "versions", "modified"}
     assert set(served["versions"]["1.0.0"]) == {"name", "version", "dist", "os", "hasInstallScript"}
@@ -58,12 +60,12 @@ def test_what_installing_needs_is_left_of_a_full_one() -> None:
 
 def test_an_abbreviated_one_stays_as_it_is() -> None:
     words = packument(**{"1.0.0": version()})
-    assert "readme" in json.loads(make(got(words, SHORT_TYPE), "@s/pkg", "http://cache", short=True)["body"])
+    assert "readme" in json.loads(make([got(words, SHORT_TYPE)], name="@s/pkg", origin="http://cache", short=True)["body"])
 
 
 @pytest.mark.parametrize("dist", [None, {}, {"tarball": 5}, {"tarball": "file:///etc/passwd"}, "x"])
 def test_a_version_without_a_file_that_can_be_fetched_has_none_here(dist: object) -> None:
-    made = make(got(packument(**{"1.0.0": version(dist=dist)})), "@s/pkg", "http://cache", short=False)
+    made = make([got(packument(**{"1.0.0": version(dist=dist)}))], name="@s/pkg", origin="http://cache", short=False)
     assert find(made["table"], "pkg-1.0.0.tgz") is None
 
 
@@ -74,13 +76,14 @@ def test_a_path_is_spelled_as_npm_spells_it() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"versions": []}', b"\xff"])
 def test_what_makes_no_sense(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any of them: the text is the parser's
-        make(Got(URL, "application/json", body), "a", "http://cache", short=True)
+        make([Got(URL, "application/json", body)], name="a", origin="http://cache", short=True)
 
 
 def test_a_link_has_no_user_and_no_password() -> None:
     words = version()
     words["dist"] = {"tarball": "https://u:geheim@cdn.example/pkg.tgz", "shasum": SHA1}
-    made = make(got(packument(**{"1.0.0": words, "2.0.0": {"dist": {"tarball": "ftp://u:geheim@odd/x"}}})), "@s/pkg", "http://here", short=False)
+    both = packument(**{"1.0.0": words, "2.0.0": {"dist": {"tarball": "ftp://u:geheim@odd/x"}}})
+    made = make([got(both)], name="@s/pkg", origin="http://here", short=False)
     assert find(made["table"], "pkg-1.0.0.tgz") == ("https://cdn.example/pkg.tgz", Digest("sha1", SHA1))
     assert find(made["table"], "pkg-2.0.0.tgz") is None
     assert b"geheim" not in made["table"] + made["body"]
