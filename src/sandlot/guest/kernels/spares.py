@@ -1,7 +1,7 @@
 """Kernels made ahead: a zygote that has imported what kernels import, and one kernel forked from it that waits for its context.
 
 Laws:
-- Started a moment after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
+- Started a second after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
 - Ahead of any need none is begun while a command runs, and one that is importing stands still: sandboxes are for programs, too.
 - A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
   in all that is read when a program starts. Otherwise kernels are started directly.
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     Taker = Callable[[Kernel | None], object]
 
-AHEAD_S = 0.1
-"""After the begin of a life, and after a command's end: the next one is not to wait for what nobody may need."""
-TRIES = 50
+AHEAD_S = 1.0
+"""After the begin of a life, and after a command's end. Who lives as briefly is spared the imports: 0.3 to 1.5 s of a processor in gVisor."""
+TRIES = 25
 REFILL_S = 0.05
 START_S, ANSWER_S = 15.0, 5.0
 FAILURES = 3
@@ -256,7 +256,7 @@ class Spares:
             return
         self._tries += 1
         if self._tries < TRIES and (self._guest.processes.running() or (self._zygote is not None and self._kernels.is_busy())):
-            self._later(2 * AHEAD_S)
+            self._later(AHEAD_S)
             return
         self._tries = 0
         if self._zygote is None and (not self._suits(self._environment()) or self._begin() is None):
