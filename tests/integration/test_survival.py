@@ -69,7 +69,7 @@ def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int
     nothing_is_left(service)
 
 
-@moments(0, 5, 20, 100, 1000, soak=(1, 2, 10, 50, 300, 500, 1800))
+@moments(0, 20, 100, soak=(1, 2, 5, 10, 50, 300, 500, 1000, 1800))
 def test_killed_while_a_sandbox_is_deleted(service: LocalService, delay_ms: int) -> None:
     service.start()
     url = create(service)
@@ -82,8 +82,8 @@ def test_killed_while_a_sandbox_is_deleted(service: LocalService, delay_ms: int)
     "work",
     [
         Request("POST", "/code", {"code": "while True: pass", "timeout": None}),
-        Request("POST", "/code", {"code": "import subprocess; subprocess.run(['sleep', '1000'])"}),
-        Request("POST", "/processes", {"command": "yes", "timeout": None}, {"Accept": "text/event-stream"}),
+        pytest.param(Request("POST", "/code", {"code": "import subprocess; subprocess.run(['sleep', '1000'])"}), marks=pytest.mark.soak),
+        pytest.param(Request("POST", "/processes", {"command": "yes", "timeout": None}, {"Accept": "text/event-stream"}), marks=pytest.mark.soak),
         Request("POST", "/processes", {"command": ":(){ :|:& };:; sleep 100"}),
         Request("PUT", "/files/content?path=/workspace/big", None),
         Request("POST", "/processes", {"command": "head -c 300000000 /dev/zero > a; sync; sleep 100"}),

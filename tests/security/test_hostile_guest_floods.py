@@ -69,6 +69,13 @@ on("process.start", fall_silent)
 """
 
 
+@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
+def isolation(request: pytest.FixtureRequest) -> str:
+    """The host's end of the link, which this is about, is one for both; a container is made sooner."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
 def roots() -> Iterator[Roots]:
     with own_roots() as made:

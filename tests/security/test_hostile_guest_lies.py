@@ -25,6 +25,13 @@ AT_ONCE = 4
 Ask = Callable[[Sandbox], object]
 
 
+@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
+def isolation(request: pytest.FixtureRequest) -> str:
+    """The host's end of the link, which this is about, is one for both; a container is made sooner."""
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
 def roots() -> Iterator[Roots]:
     with own_roots() as made:

@@ -167,7 +167,7 @@ def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(se
         assert made.files.read("/workspace/f") == "x"
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", [pytest.param(each, marks=[pytest.mark.soak] if each == "a site that hangs" else []) for each in BROKEN])
 def test_a_broken_python_breaks_code_and_nothing_else(service: LocalService, what: str) -> None:
     template = f"broken-{list(BROKEN).index(what)}"
     with service.create(template) as made:
