@@ -102,7 +102,8 @@ async def test_a_panic_of_its_kernel_is_a_crash_and_quoted(bench: Bench) -> None
             await subject.run("sh", "-c", "for n in 1 2 3 4 5 6 7 8; do sleep 60 & done; wait")
         end = await subject.instance.wait()
         assert end.reason is ExitReason.CRASHED
-        assert "panic: " in end.detail
+        # Which of its threads is the one too many decides who gives up: the sentry, or the Go runtime below it.
+        assert "panic: " in end.detail or "runtime: failed to create new OS thread" in end.detail
 
 
 async def test_it_goes_on_without_its_keeper(bench: Bench) -> None:
