@@ -95,6 +95,11 @@ async def test_in_the_background(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.post(process + "/stdin", content=chunks())).status_code == 200
     assert (await http.delete(process + "/stdin")).status_code == 204
     problem(await http.post(process + "/stdin", content=b"late"), 409, "conflict")
+
+    async def written() -> bool:
+        return bool((await http.get(process + "/output")).json()["stdout"])
+
+    await until(written)  # an offset that is not reached yet is refused
     all_told = await told(http, process + "/output", stdout_from=4)
     assert "".join(data["data"] for name, data in all_told if name == "output") == "0\n1\n2\n3\n4\n"
     assert all_told[-1][1]["exit_code"] == 4
