@@ -109,11 +109,8 @@ async def check_known(box: Sandbox, execution: str) -> None:
         NotFoundError: ``execution_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    try:
-        async with box.using() as link:
-            await look(link, check_id(execution))
-    except NotFoundError as error:
-        raise contexts.not_found(error) from None
+    async with contexts.reaching(box) as link:
+        await look(link, check_id(execution))
 
 
 async def follow(
@@ -227,11 +224,8 @@ async def interrupt(box: Sandbox, execution: str) -> bool:
         NotFoundError: ``execution_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    try:
-        async with box.using() as link:
-            return await link.interrupt(execution=check_id(execution))
-    except NotFoundError as error:
-        raise contexts.not_found(error) from None
+    async with contexts.reaching(box) as link:
+        return await link.interrupt(execution=check_id(execution))
 
 
 async def _begun(box: Sandbox, cell: Cell, id_: ProcessId, label: Label, *, certain: bool, presence: Presence | None = None) -> Execution:
@@ -283,11 +277,11 @@ async def look(link: Link, id_: ProcessId) -> None:
     Raises:
         NotFoundError: It does not.
     """
-    look = await link.attach_cell(id_, wait=False)
+    call = await link.attach_cell(id_, wait=False)
     try:
-        await look.result()
+        await call.result()
     finally:
-        await look.aclose()
+        await call.aclose()
 
 
 async def _taken(link: Link, call: CellCall) -> None:

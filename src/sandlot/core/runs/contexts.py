@@ -7,11 +7,12 @@ its first use; it can be removed, and starts anew at the next. Others are made, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.link.client import Link
 from sandlot.link.types import KernelInfo
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import CONTEXT_ID, new_context_id
@@ -113,6 +114,16 @@ def not_found(error: NotFoundError) -> NotFoundError:
     return error if code is None else NotFoundError(error.message, code=code, hint=error.hint)
 
 
+@asynccontextmanager
+async def reaching(box: Sandbox) -> AsyncIterator[Link]:
+    """The link for one call about a context or an execution; one that is not there is said as clients are told."""
+    try:
+        async with box.using() as link:
+            yield link
+    except NotFoundError as error:
+        raise not_found(error) from None
+
+
 async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None, id: str | None = None) -> Context:  # noqa: A002 - the word
     """Make a context; its kernel starts at once.
 
@@ -171,11 +182,8 @@ async def remove(box: Sandbox, id_: str) -> None:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    try:
-        async with box.using() as link:
-            await link.remove_kernel(check_id(id_))
-    except NotFoundError as error:
-        raise not_found(error) from None
+    async with reaching(box) as link:
+        await link.remove_kernel(check_id(id_))
 
 
 async def restart(box: Sandbox, id_: str) -> None:
@@ -185,11 +193,8 @@ async def restart(box: Sandbox, id_: str) -> None:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    try:
-        async with box.using() as link:
-            await link.restart(check_id(id_))
-    except NotFoundError as error:
-        raise not_found(error) from None
+    async with reaching(box) as link:
+        await link.restart(check_id(id_))
 
 
 async def interrupt(box: Sandbox, id_: str) -> bool:
@@ -199,11 +204,8 @@ async def interrupt(box: Sandbox, id_: str) -> bool:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
-    try:
-        async with box.using() as link:
-            return await link.interrupt(check_id(id_))
-    except NotFoundError as error:
-        raise not_found(error) from None
+    async with reaching(box) as link:
+        return await link.interrupt(check_id(id_))
 
 
 async def _given_up(box: Sandbox, id_: str) -> None:
