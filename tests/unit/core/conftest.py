@@ -1,4 +1,4 @@
-"""A service of its own for every test that asks for one, without HTTP."""
+"""A service of its own for every test that asks for one, without HTTP; or a driver, for services that follow one another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
+from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.service import Bench, bench
 
@@ -26,3 +27,14 @@ async def at(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
 @pytest.fixture
 async def box(at: Bench) -> Sandbox:
     return await at.sandbox()
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below)
+    yield made
+    for instance in made.instances:
+        await instance.destroy()
+    assert made.left() == []

@@ -31,17 +31,6 @@ from tests.support.service import BASE, serving
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
 
 
-@pytest.fixture
-async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
-    below = tmp_path / "driver"
-    below.mkdir()
-    made = BareDriver(below)
-    yield made
-    for instance in made.instances:
-        await instance.destroy()
-    assert made.left() == []
-
-
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
 

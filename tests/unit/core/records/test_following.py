@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,17 +20,6 @@ from sandlot.server.compose import Service
 from tests.support.bare import BareDriver
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
-
-
-@pytest.fixture
-async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
-    below = tmp_path / "driver"
-    below.mkdir()
-    made = BareDriver(below)
-    yield made
-    for instance in made.instances:
-        await instance.destroy()
-    assert made.left() == []
 
 
 def background(script: str) -> ProcessSpec:

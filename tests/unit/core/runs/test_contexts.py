@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +21,6 @@ from tests.support.until import until
 
 GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)\n"
 OPEN = "open('/tmp/gate', 'w').close()"
-
-
-@pytest.fixture
-async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
-    below = tmp_path / "driver"
-    below.mkdir()
-    made = BareDriver(below)
-    yield made
-    for instance in made.instances:
-        await instance.destroy()
-    assert made.left() == []
 
 
 async def done(box: Sandbox, execution: str) -> code.Executed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,17 +23,6 @@ from tests.support.until import until
 ENDLESS = Cell("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)", timeout_s=None)
 GATED = Cell("import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.05)\nprint('end')", timeout_s=None)
 OPEN = ProcessSpec(argv=("touch", "/tmp/gate"))
-
-
-@pytest.fixture
-async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
-    below = tmp_path / "driver"
-    below.mkdir()
-    made = BareDriver(below)
-    yield made
-    for instance in made.instances:
-        await instance.destroy()
-    assert made.left() == []
 
 
 @pytest.fixture(autouse=True)
