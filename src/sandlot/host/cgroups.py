@@ -155,6 +155,14 @@ class Cgroup:
             quota, period = self._read("cpu", "cpu.max").split()
         return GroupLimits(memory_bytes=self._memory_limit(), cpus=int(quota) / int(period), pids=int(self._read("pids", "pids.max")))
 
+    def charged_bytes(self) -> int:
+        """What counts against its memory limit now, page cache included.
+
+        Raises:
+            FileNotFoundError: It is gone.
+        """
+        return int(self._read("memory", "memory.usage_in_bytes" if self._layout.version == 1 else "memory.current"))
+
     def pids(self) -> set[int]:
         """The processes in it now, over all hierarchies: a process that was stopped half-way may be in some only."""
         found: set[int] = set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -21,7 +23,34 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
         args: Its arguments.
         kwargs: Its arguments by name.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    return await _done(asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs)))
+
+
+async def run_apart(function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """As :func:`run_blocking`, in a thread made for it: for what may take seconds, of a disk above all.
+
+    The threads that all others share are a handful (six on a host of two processors), and what is short must not wait for them.
+    """
+    loop = asyncio.get_running_loop()
+    work: asyncio.Future[ResultT] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            tell(work.set_exception, error)
+        else:
+            tell(work.set_result, result)
+
+    def tell(way: Callable[[Any], None], what: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(way, what)
+
+    threading.Thread(target=run, name=f"apart-{getattr(function, '__name__', 'work')}").start()
+    return await _done(work)
+
+
+async def _done(work: asyncio.Future[ResultT]) -> ResultT:
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -35,3 +64,10 @@ async def run_blocking(function: Callable[P, ResultT], /, *args: P.args, **kwarg
             work.exception()  # seen
         raise cancelled
     return work.result()
+
+
+async def finished(work: asyncio.Future[ResultT]) -> None:
+    """Wait until some work is over, however it ends and whoever is cancelled meanwhile: it is not."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.shield(work)

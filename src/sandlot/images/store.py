@@ -131,6 +131,19 @@ class ImageStore:
         folder = self._roots.ensure(digest, fill, lambda: reporter.step("another process is putting the guest in; waiting"))
         return RootFs(path=folder / build.TREE, digest=digest)
 
+    def kept(self, digest: str) -> RootFs | None:
+        """The root file system of a digest, where it is still there, whatever its template would be built to by now."""
+        folder = self._roots.find(digest)
+        return None if folder is None else RootFs(path=folder / build.TREE, digest=digest)
+
+    def environment(self, name: str) -> Mapping[str, str]:
+        """What every process of a template starts with.
+
+        Raises:
+            NotFoundError: There is no such template.
+        """
+        return recipes.environment(recipes.line_of(self._recipes, name))
+
     def find(self, name: str) -> Image | None:
         """An image if it is there; nothing is built.
 

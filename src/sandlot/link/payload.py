@@ -15,7 +15,7 @@ Layout below ``/.sandlot``::
     bin/python3                   the interpreter
     guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.programs, byte code, stored
     programs/                     kernel.py with sandlot_kernel/, values.py (image's python), sudo.py and shell.py (own interpreter),
-                                  shell.bash (image's bash), javascript.mjs (image's node)
+                                  shell.bash (image's bash), javascript.mjs with openssl.cnf (image's node)
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GUEST_ARGV = (
 _PLAIN = ("kernel.py", "shell.py", "sudo.py")
 """Programs that are files of their own: the image's python, or a script of the image, starts them by their path."""
 
-_OTHERS = ("javascript.mjs", "shell.bash")
-"""Programs of other languages."""
+_OTHERS = ("javascript.mjs", "openssl.cnf", "shell.bash")
+"""Programs of other languages, and what they are started with."""
 
 _KERNEL = "sandlot_kernel"
 """The modules of ``kernel.py``: a folder beside it."""

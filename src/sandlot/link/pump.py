@@ -1,7 +1,7 @@
 """The I/O shell of a link: bytes between a :class:`ByteStream` and the connection, events to whom they belong.
 
 Laws:
-- Each frame is one ``try_send`` of at most 4,096 bytes: a service that is killed leaves no half frame in the pipe.
+- Each ``try_send`` is of whole frames, 4,096 bytes at most: a service that is killed leaves no half frame in the pipe.
 - One task reads and one waits for room; neither waits for a consumer, so a stream that nobody reads stops only itself.
 - After every chunk the other tasks of the service get their turn, however fast a guest writes; one whose bytes take long
   to deal with waits as long as they took, so that a flood of tiny frames gets half of the loop at most.
@@ -21,6 +21,7 @@ from sandlot.model.ports import ByteStream
 from sandlot.protocol import events
 from sandlot.protocol.connection import HOST, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
+from sandlot.protocol.frames import HOST_FRAME_MAX
 from sandlot.protocol.values import BadValue
 
 READ_BYTES = 64 * 1024
@@ -57,6 +58,7 @@ class Pump:
         self._stream = stream
         self._on_event = on_event
         self._unsent: bytes | None = None
+        self._ahead: bytes | None = None
         self._full = asyncio.Event()
         self._write_failed = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,9 +123,9 @@ class Pump:
         if self._full.is_set() or self._write_failed or self.lost.done():
             return
         try:
-            while (frame := self._unsent or self.connection.next_frame()) is not None:
-                self._unsent = frame
-                if not self._stream.try_send(frame):
+            while (batch := self._unsent or self._next_batch()) is not None:
+                self._unsent = batch
+                if not self._stream.try_send(batch):
                     self._full.set()
                     break
                 self._unsent = None
@@ -132,6 +134,19 @@ class Pump:
             self._write_failed = str(error)
             self._last_words = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.lose, LostReason.BROKEN, str(error))
         self._dispatch(self.connection.take_events())
+
+    def _next_batch(self) -> bytes | None:
+        """Frames for one write: a call and its end wake the guest once."""
+        batch, self._ahead = self._ahead, None
+        while (frame := self.connection.next_frame()) is not None:
+            if batch is None:
+                batch = frame
+            elif len(batch) + len(frame) <= HOST_FRAME_MAX:
+                batch += frame
+            else:
+                self._ahead = frame
+                break
+        return batch
 
     def lose(self, reason: LostReason, detail: str = "") -> None:
         """The link is over. The first reason stays."""

@@ -172,6 +172,10 @@ class Services:
         self._services = dict(services)
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def offer(self, services: Mapping[str, Service]) -> None:
+        """Serve these from now on, and no others."""
+        self._services = dict(services)
+
     def on_opened(self, event: events.Opened) -> None:
         """The guest opened a stream.
 

@@ -17,7 +17,7 @@ from sandlot.link.calls import Call
 from sandlot.link.pump import Pump, ended
 from sandlot.link.services import Service, Services
 from sandlot.link.types import LinkLost
-from sandlot.model.errors import ErrorCode, TimeoutExceededError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, TimeoutExceededError, UnavailableError
 from sandlot.model.ports import ByteStream
 from sandlot.protocol import events, schema
 from sandlot.protocol.greeting import NONCE_BYTES
@@ -67,6 +67,14 @@ class Session:
         """Return when the link is over, and why. Any number of callers."""
         return await asyncio.shield(self._pump.lost)
 
+    def offer(self, services: Mapping[str, Service]) -> None:
+        """What the guest may ask of the host from now on; for one that was greeted before it was known whose it would be.
+
+        Args:
+            services: name -> service.
+        """
+        self._services.offer(services)
+
     async def aclose(self) -> None:
         """Close this end; the sandbox lives on and can be greeted again. Idempotent."""
         await self._services.aclose()
@@ -88,7 +96,9 @@ class Session:
         if not await self._within(timeout_s, self._at_rest):
             raise TimeoutExceededError(f"The sandbox did not come to rest within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="End it.")
 
-    async def ask(self, name: str, args: dict[str, Any], parse: Callable[[object], ResultT], *, while_asleep: bool = False) -> ResultT:
+    async def ask(
+        self, name: str, args: dict[str, Any], parse: Callable[[object], ResultT], *, while_asleep: bool = False, timeout_s: float | None = None
+    ) -> ResultT:
         """Make a call that has one short answer.
 
         Args:
@@ -96,19 +106,21 @@ class Session:
             args: Its arguments.
             parse: Makes the answer of what came over the wire, or raises ProtocolError.
             while_asleep: Whether the guest serves it then.
+            timeout_s: Seconds until it is given up; None is the link's patience.
 
         Raises:
-            TimeoutExceededError: No answer within the link's patience.
+            TimeoutExceededError: No answer in time.
             SandlotError: The guest's error, or the link's end.
         """
         self.check_usable(while_asleep=while_asleep)
         call = Call(self._pump, name, args, parse, call_id=new_call_id())
+        patience_s = self._patience_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(patience_s):
                 return await call.outcome
         except TimeoutError:
             raise TimeoutExceededError(
-                f"The sandbox did not answer {name} within {self._patience_s:g} s.", code=ErrorCode.TIMEOUT, hint="Try again, or end the sandbox."
+                f"The sandbox did not answer {name} within {patience_s:g} s.", code=ErrorCode.TIMEOUT, hint="Try again, or end the sandbox."
             ) from None
         finally:
             call.abandon()
@@ -160,8 +172,18 @@ class Session:
             self._greeted.set()
         elif isinstance(event, events.Quiesced):
             self._is_quiescing = False
-            self._pump.fail_all(UnavailableError("The sandbox came to rest.", code=ErrorCode.BUSY, hint="Try again when it has been woken."))
+            self._pump.fail_all(_came_to_rest())
             self._at_rest.set()
+
+
+def _came_to_rest() -> ConflictError:
+    """What a call is answered with that the guest's rest cut. What it began was begun: it is not to be made again unseen."""
+    return ConflictError(
+        "The sandbox came to rest before it had answered.",
+        code=ErrorCode.SANDBOX_PAUSED,
+        hint="What was begun in it goes on once it is resumed; look for that before you ask for the same again.",
+        fields={"cut": True},
+    )
 
 
 def new_call_id() -> bytes:

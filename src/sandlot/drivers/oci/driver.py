@@ -6,6 +6,7 @@ What happens when, and why it is safe to be killed in between:
 prepare    record, folder, control group, pipes, disk image; meanwhile the stage starts. Then the stage enters the
            group and makes its mounts. It ends by itself when the service dies before ``boot``.
 boot       record, OCI bundle; the stage starts the runtime, becomes the keeper and writes ``live``.
+restore    OCI bundle; the stage lets the runtime create, becomes the keeper and writes ``live``; the runtime restores; record (``blank.py``).
 adopt      ``live`` names processes that are the same ones still, in the group of that name.
 sweep      names of folders, groups, loop devices' files and owners of ids, less those to keep: each is given back as any.
 =========  ==========================================================================================================
@@ -15,21 +16,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
+import shutil
 import threading
+import time
 import uuid
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from sandlot.drivers.oci import probing
 from sandlot.drivers.oci import record as records
+from sandlot.drivers.oci.blank import OciBlank, unusable
+from sandlot.drivers.oci.checkpoint import images
+from sandlot.drivers.oci.checkpoint import manifest as manifests
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.holding import Holding
+from sandlot.drivers.oci.holding import Holding, new_folders
 from sandlot.drivers.oci.instance import OciInstance
-from sandlot.drivers.oci.places import VIEW_FOLDER, Folder, is_ref, new_ref, node_group, sandboxes_folder
+from sandlot.drivers.oci.places import Folder, is_ref, new_ref, node_group, runtimes_folder, sandboxes_folder, saved_images
+from sandlot.drivers.oci.programs import Programs
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Place, Program, Runtime
 from sandlot.drivers.registry import DriverSettings, driver_names
@@ -37,15 +44,17 @@ from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup, detect_layout, group_names
 from sandlot.host.hierarchies import Layout
 from sandlot.host.idranges import RANGES, IdRanges
-from sandlot.host.launch import Order, Stage, StageError, read_started
+from sandlot.host.launch import Stage, StageError, read_started
 from sandlot.host.processes import open_process
 from sandlot.host.threads import run_blocking
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, Blank, Capabilities, Instance, Resources
-from sandlot.model.specs import Limits, SandboxSpec, Shape
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.ports import Ability, Blank, Capabilities, Instance, Resources, Verdict
+from sandlot.model.specs import Limits, Shape
 
 _TEMPLATES_KEPT = 16
 """Empty disks of so many sizes are remembered, about 0.2 MiB each."""
+
+_LOOK_AGAIN_S = 60.0
 
 _FOLDER_BYTES = 1024 * 1024
 """A sandbox's folder beside its disk: bundle, state and logs, all bounded."""
@@ -66,25 +75,36 @@ class OciDriver:
         self._runtime = runtime
         self._sandboxes = sandboxes_folder(settings.data_dir)
         self._holdings: dict[str, Holding] = {}
-        self._program: tuple[Program, tuple[int, ...]] | None = None
+        self._programs = Programs(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
         self._disks: dict[int, disks.DiskTemplate] = {}
         self._lock = threading.Lock()
         self._probed: Capabilities | None = None
+        self._probed_s = 0.0
 
     def probe(self) -> Capabilities:
         """What this driver can do on this host, found by starting a sandbox; the first call takes about a second.
 
         A no is looked at again, because whoever reads its reason may do something about it, and a service need not be
-        started anew for that. A yes stays.
+        started anew for that. A yes stays. A no to snapshots alone, of a disk that was full for one, is looked at again after a minute,
+        by one caller: the others' sandboxes do not wait for that.
         """
+        known = self._probed
+        if known is not None and known.can(Ability.BOOT) and (self._lock.locked() or not self._is_worth_another_look(known)):
+            return known
         with self._lock:
-            if self._probed is None or not self._probed.can(Ability.BOOT):
+            if self._probed is None or not self._probed.can(Ability.BOOT) or self._is_worth_another_look(self._probed):
                 # For the event loop of the probe; a sweep of this one must see that the probe's sandbox is no stray.
                 fresh = OciDriver(self.name, self._settings, self._runtime)
                 fresh._holdings = self._holdings
-                self._probed = probing.probe(self.name, self.program, self._runtime.absent, fresh, self._settings.data_dir)
+                fresh._programs = self._programs
+                found = probing.probe(self.name, self.program, self._runtime.absent, fresh, self._settings.data_dir)
+                self._probed, self._probed_s = _with_every_yes(found, self._probed), time.monotonic()
             return self._probed
+
+    def _is_worth_another_look(self, probed: Capabilities) -> bool:
+        missing = not probed.can(Ability.SNAPSHOT) and Ability.SNAPSHOT not in self._runtime.absent
+        return missing and time.monotonic() > self._probed_s + _LOOK_AGAIN_S
 
     def fingerprint(self) -> str:
         """Everything that its snapshots depend on: the runtime's content.
@@ -92,23 +112,16 @@ class OciDriver:
         Raises:
             HostError: There is no runtime.
         """
-        program = self.program()
+        program = self._programs.newest()
         return f"{program.name}:{program.sha256}"
 
     def program(self) -> Program:
-        """The runtime's program. Blocks for some ten milliseconds when it is new, else for a stat.
+        """The runtime's program to start sandboxes on. Blocks for some tenths of a second when it is new, else for a stat.
 
         Raises:
-            HostError: It is not installed, or too old.
+            HostError: It is not installed, too old, or cannot be kept.
         """
-        if self._program is not None:
-            known, seen = self._program
-            with contextlib.suppress(FileNotFoundError):
-                if _stamp(known.path) == seen:
-                    return known
-        found = self._runtime.find()
-        self._program = found, _stamp(found.path)
-        return found
+        return self._programs.current()
 
     def takes(self, limits: Limits) -> Resources:
         """The most that a sandbox can take of the host; the runtime and the keeper are in its group, so they are paid from its limits."""
@@ -116,15 +129,32 @@ class OciDriver:
         image = disks.image_bytes(limits.disk_bytes, self._runtime.bytes_per_inode)
         return Resources(memory_bytes=group.memory_bytes, disk_bytes=image + _FOLDER_BYTES, pids=group.pids)
 
-    async def prepare(self, shape: Shape) -> Blank:
+    def restorable(self, snapshot: Path) -> Verdict:
+        """Whether it is whole, and the build of the runtime that wrote it is at hand. Blocks for a moment, longer for a build that is new to it."""
+        if reason := self._runtime.absent.get(Ability.SNAPSHOT, ""):
+            return Verdict(ok=False, reason=reason)
+        manifest = manifests.read(snapshot)
+        if manifest is None:
+            return Verdict(ok=False, reason="its manifest is missing or cannot be read")
+        if manifest.driver != self.name:
+            return Verdict(ok=False, reason=f"it was written by the {manifest.driver} driver")
+        reason = images.lacks(snapshot, manifest) or self._programs.why_not(manifest.runtime_sha256)
+        return Verdict(ok=not reason, reason=reason)
+
+    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> Blank:
         """Make a blank sandbox: everything but the runtime's own processes. About 15 ms.
 
+        Args:
+            shape: All that must be known before it is anyone's.
+            snapshot: What it is going to be restored from: it gets the build of the runtime that wrote that.
+
         Raises:
+            ConflictError: ``snapshot_unusable``: the snapshot is not whole, or what wrote it is not at hand.
             HostError: The host lacks something; the hint gives the fix.
         """
         if not (shape.root.path / "").is_dir():
             raise InternalError(f"The root file system {shape.root.path} does not exist.")
-        program = await run_blocking(self.program)
+        program = await run_blocking(self.program if snapshot is None else partial(self._writer, snapshot))
         holding = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
             first_id = await self._prepare(holding, shape, program)
@@ -138,6 +168,13 @@ class OciDriver:
                 ) from error
             raise
         return OciBlank(holding, shape, self._runtime, program, first_id)
+
+    def _writer(self, snapshot: Path) -> Program:
+        """The build that wrote a snapshot."""
+        verdict, manifest = self.restorable(snapshot), manifests.read(snapshot)
+        if not verdict.ok or manifest is None:
+            raise unusable(verdict.reason)
+        return self._programs.kept(manifest.runtime_sha256)
 
     async def adopt(self, ref: str) -> Instance:
         """Take over a live sandbox after the service restarted.
@@ -167,7 +204,7 @@ class OciDriver:
             self._holdings.pop(ref, None)
             raise _not_alive(ref)
         holding.record = record
-        instance = OciInstance(holding, record, started, self._runtime)
+        instance = OciInstance(holding, record, started, self._runtime, partial(self._programs.kept, record.runtime_sha256))
         await instance.settle()
         return instance
 
@@ -181,8 +218,9 @@ class OciDriver:
         strays -= set(keep) | set(self._holdings)
         strays -= await run_blocking(self._others, strays)
         holdings = [self._hold(ref) for ref in strays]
-        failures = [failure for failure in await asyncio.gather(*map(_give_back, holdings)) if failure is not None]
+        failures = [failure for failure in await asyncio.gather(*(holding.discard() for holding in holdings)) if failure is not None]
         await run_blocking(self._forget_probes)
+        await run_blocking(self._forget_unneeded)
         # Empty parents that a killed service left; others' sandboxes keep them.
         await run_blocking(Cgroup(self._detected(), node_group(self._settings.node)).remove)
         if failures:
@@ -196,6 +234,17 @@ class OciDriver:
                 probing.clean(self.name, self._settings.data_dir)
             finally:
                 self._lock.release()
+
+    def _forget_unneeded(self) -> None:
+        """Remove folders that were not finished, and builds of the runtime that nothing names any more."""
+        with contextlib.suppress(FileNotFoundError):
+            for beside in self._sandboxes.glob(f"{new_folders(self.name)}*"):
+                if beside.name.removeprefix(new_folders(self.name)) not in self._holdings:
+                    shutil.rmtree(beside, ignore_errors=True)
+        if Ability.SNAPSHOT not in self._runtime.absent:
+            run = (records.read(file) for file in self._sandboxes.glob("*/record.json"))
+            wrote = (manifests.read(image) for image in saved_images(self._settings.data_dir))
+            self._programs.prune({each.runtime_sha256 for each in (*run, *wrote) if each is not None})
 
     def _group(self, ref: str) -> Cgroup:
         return Cgroup(self._detected(), node_group(self._settings.node) / ref)
@@ -234,6 +283,7 @@ class OciDriver:
             holding.stage = await spawning
         place = Place(
             shape=shape,
+            program=program,
             folder=folder,
             doors=holding.cgroup.doors,
             has_image=not program.limits_disk,
@@ -276,81 +326,6 @@ class OciDriver:
         return {name for name in names if is_ref(name, node)}
 
 
-class OciBlank:
-    """A prepared sandbox, nothing running in it; made by the driver."""
-
-    __slots__ = ("_booted", "_first_id", "_holding", "_program", "_runtime", "_shape")
-
-    def __init__(self, holding: Holding, shape: Shape, runtime: Runtime, program: Program, first_id: int | None) -> None:
-        self._holding = holding
-        self._shape = shape
-        self._runtime = runtime
-        self._program = program
-        self._first_id = first_id
-        self._booted = False
-
-    async def boot(self, spec: SandboxSpec) -> Instance:
-        """Start the guest; returns once the runtime says that it runs. Once only.
-
-        Raises:
-            SandboxEndedError: It was destroyed meanwhile.
-            HostError: The runtime could not start it; the message has its words.
-        """
-        holding, stage, record = self._holding, self._holding.stage, self._holding.record
-        if self._booted or stage is None or record is None:
-            raise ConflictError("This sandbox was started already.", code=ErrorCode.CONFLICT)
-        if holding.is_doomed():
-            raise _destroyed(holding.ref)
-        self._booted = True
-        try:
-            record = replace(record, step=Step.BOOT)
-            await run_blocking(self._write_bundle, spec, record)
-            started = await stage.start(
-                Order(
-                    argv=self._runtime.run_argv(self._program, holding.ref, self._shape.limits.disk_bytes),
-                    env={},
-                    folder=VIEW_FOLDER,
-                    stdin=f"{VIEW_FOLDER}/in",
-                    stdout=f"{VIEW_FOLDER}/out",
-                    pid_file=f"{VIEW_FOLDER}/pid",
-                )
-            )
-        except BaseException as error:
-            was_destroyed = holding.is_doomed()
-            words = await run_blocking(_runtime_words, holding.folder) if isinstance(error, StageError) else ""
-            await _give_back(holding)
-            if was_destroyed and isinstance(error, StageError | OSError):
-                raise _destroyed(holding.ref) from None
-            if isinstance(error, StageError | OSError):
-                raise HostError(
-                    f"{self._program.name} could not start the sandbox: {words or error}",
-                    code=ErrorCode.HOST_NOT_READY,
-                    hint="`sandlot doctor` says what is missing.",
-                ) from error
-            raise
-        if holding.is_doomed():
-            await holding.release()
-            raise _destroyed(holding.ref)
-        return OciInstance(holding, record, started, self._runtime)
-
-    async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:  # noqa: ARG002 - the port's
-        """Not yet.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(f"A snapshot cannot be restored: {self._runtime.absent[Ability.SNAPSHOT]}.", code=ErrorCode.UNSUPPORTED)
-
-    async def destroy(self) -> None:
-        """Give everything back, also while or after it boots. Idempotent."""
-        await self._holding.release()
-
-    def _write_bundle(self, spec: SandboxSpec, record: Record) -> None:
-        self._holding.intend(record)
-        config = self._runtime.config(self._shape, spec, self._first_id)
-        self._holding.folder.config.write_text(json.dumps(config), encoding="utf-8")
-
-
 def gvisor(settings: DriverSettings) -> OciDriver:
     """The ``gvisor`` driver: runsc, a kernel in user space between the code and the host."""
     return OciDriver("gvisor", settings, Runsc())
@@ -361,21 +336,10 @@ def container(settings: DriverSettings) -> OciDriver:
     return OciDriver("container", settings, Crun())
 
 
-async def _give_back(holding: Holding) -> Exception | None:
-    """Give everything back, for a holding that nobody will ask about again; what went wrong."""
-    try:
-        await holding.release()
-    except Exception as failure:  # noqa: BLE001 - the next sweep tries again
-        holding.abandon()
-        return failure
-    return None
-
-
-def _runtime_words(folder: Folder) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-        last = folder.runtime_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
-        return str(json.loads(last)["msg"])
-    return ""
+def _with_every_yes(found: Capabilities, before: Capabilities | None) -> Capabilities:
+    if before is None:
+        return found
+    return replace(found, abilities={**found.abilities, **{ability: verdict for ability, verdict in before.abilities.items() if verdict.ok}})
 
 
 def _is_empty(folder: Path) -> bool:
@@ -387,14 +351,5 @@ def _is_empty(folder: Path) -> bool:
         return False
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
 def _not_alive(ref: str) -> NotFoundError:
     return NotFoundError(f"No live sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND, fields={"ref": ref})
-
-
-def _destroyed(ref: str) -> SandboxEndedError:
-    return SandboxEndedError("The sandbox was destroyed while it started.", code=ErrorCode.SANDBOX_ENDED, fields={"ref": ref, "reason": "killed"})

@@ -11,6 +11,8 @@ _FAULTS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGIL
 """Signals that a process brings upon itself (signal(7)); SIGSYS is its own seccomp filter."""
 _SIGNALLED = 128
 _DETAIL_CHARS = 1500
+DESTROYED, SAVED = "it was destroyed", "it was written to a snapshot"
+"""Why the service ends one."""
 _NO_TASK = "failed to get clone"
 """What gVisor says, and ends of, where the control group's limit of tasks refuses it a thread of the host."""
 
@@ -21,7 +23,7 @@ class Evidence:
 
     Args:
         status: Exit code of the runtime's process, negative for a signal; None if its keeper was lost.
-        destroyed: Whether the service ended it.
+        ended_for: Why the service ended it; empty if it did not.
         oom_kills: How many of its tasks the kernel killed for the memory limit.
         panic: What the runtime wrote when it failed, from its beginning.
         disk_full: Whether its disk has no space left.
@@ -30,7 +32,7 @@ class Evidence:
     """
 
     status: int | None
-    destroyed: bool
+    ended_for: str
     oom_kills: int
     panic: str
     disk_full: bool
@@ -47,8 +49,8 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    if evidence.destroyed and status in {None, -signal.SIGKILL}:
-        return Exit(ExitReason.KILLED, "it was destroyed")
+    if evidence.ended_for and status in {None, -signal.SIGKILL}:
+        return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
         return Exit(ExitReason.OOM, f"it reached its memory limit of {evidence.memory_bytes // 2**20} MiB")
     failed = bool(panic) or (status is not None and -status in _FAULTS)

@@ -15,23 +15,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sandlot.drivers.oci.exits import Evidence, explain
+from sandlot.drivers.oci.checkpoint import images
+from sandlot.drivers.oci.checkpoint.taking import Taking, take
+from sandlot.drivers.oci.exits import DESTROYED, SAVED, Evidence, explain
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.record import Record
-from sandlot.drivers.oci.runtime import Runtime
+from sandlot.drivers.oci.runtime import Engine, EngineError, Live, Program, Runtime
 from sandlot.host.fifos import PipeStream
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
-from sandlot.host.threads import run_blocking
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.host.threads import finished, run_blocking
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
 _KEEPER_PATIENCE_S = 2.0
-_FREEZE_PATIENCE_S = 10.0
-_FREEZE_PAUSE_S = 0.0005
+_STOP_PAUSE_S = 0.001
 _PANIC_BYTES = 16 * 1024
 _FULL_SHARE = 0.98
 """A disk counts as full when so much of its image is taken: metadata and fragments keep it from reaching all."""
@@ -45,16 +46,19 @@ class OciInstance:
         record: What it was made from.
         started: Its processes.
         runtime: What is particular to its runtime.
+        program: Finds the program that it runs on; may block, and raise HostError.
     """
 
-    __slots__ = ("_changing", "_end", "_holding", "_record", "_runtime", "_started", "_stream", "ref")
+    __slots__ = ("_changing", "_end", "_holding", "_program", "_record", "_runtime", "_saved", "_started", "_stream", "ref")
 
-    def __init__(self, holding: Holding, record: Record, started: Started, runtime: Runtime) -> None:
+    def __init__(self, holding: Holding, record: Record, started: Started, runtime: Runtime, program: Callable[[], Program]) -> None:
         self.ref = holding.ref
         self._holding = holding
         self._record = record
         self._started = started
         self._runtime = runtime
+        self._program = program
+        self._saved = False
         self._stream: PipeStream | None = None
         self._changing = asyncio.Lock()
         self._end: asyncio.Task[Exit] = asyncio.get_running_loop().create_task(self._watch())
@@ -109,13 +113,23 @@ class OciInstance:
                 ) from error
 
     async def settle(self) -> None:
-        """Finish a change that a service began which was killed: what is recorded was meant to be.
+        """Finish what a service began that was killed: what is recorded was meant to be.
 
-        Where it cannot be, what holds is recorded, so that it can be asked for again.
+        Limits that cannot be are not: what holds is recorded, so that they can be asked for again. What was paused and is not, for a
+        snapshot, is paused again.
         """
+        if self._holding.folder.refreeze.exists():
+            with contextlib.suppress(SandlotError, OSError):
+                await self._holding.freeze()
+                self._holding.folder.refreeze.unlink(missing_ok=True)
+        had_room = self._holding.folder.image.exists() or self._holding.folder.roomy.exists()
+        await run_blocking(images.discard, self._holding.folder.image)
         try:
             await run_blocking(self._holding.cgroup.change, self._runtime.group_limits(self._record.limits))
         except (SandlotError, OSError):
+            if had_room:
+                self._holding.narrow_later(self._runtime.group_limits)
+                return
             with contextlib.suppress(SandlotError, OSError, ValueError):  # it has ended meanwhile, or the host's disk is full
                 await run_blocking(self._record_what_holds)
 
@@ -126,22 +140,11 @@ class OciInstance:
             SandboxEndedError: It has ended.
         """
         await self._check_live()
-        cgroup = self._holding.cgroup
-        try:
-            async with asyncio.timeout(_FREEZE_PATIENCE_S):
-                cgroup.freeze()
-                while not cgroup.is_frozen():
-                    await asyncio.sleep(_FREEZE_PAUSE_S)
-                    # Version 1 can miss a task that forks meanwhile; asking again helps (cgroup-v1/freezer-subsystem.rst).
-                    cgroup.freeze()
-        except TimeoutError:
-            cgroup.thaw()
-            raise InternalError(f"Sandbox {self.ref} did not freeze.", hint="A process of it most likely waits for a disk.") from None
-        except FileNotFoundError:
-            raise await self._ended_error() from None
-        except BaseException:
-            cgroup.thaw()
-            raise
+        async with self._changing:
+            try:
+                await self._holding.freeze()
+            except FileNotFoundError:
+                raise await self._ended_error() from None
 
     async def resume(self) -> None:
         """Thaw it; one that was not frozen goes on as it is.
@@ -150,15 +153,53 @@ class OciInstance:
             SandboxEndedError: It has ended.
         """
         await self._check_live()
-        self._holding.cgroup.thaw()
+        async with self._changing:
+            self._holding.cgroup.thaw()
 
-    async def snapshot(self, into: Path, *, keep_running: bool) -> None:  # noqa: ARG002 - the port's
-        """Not yet.
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+        """Write it down (``checkpoint/taking.py``). One after the other, and not while it is changed or paused.
+
+        A caller that is cancelled is told so when it is over; what was written is gone then.
 
         Raises:
-            UnsupportedError: Always.
+            UnsupportedError: Its runtime knows of no snapshots.
+            ConflictError: There is something under that name.
+            HostError: The disk is full, or the runtime failed; the sandbox goes on.
+            SandboxEndedError: It has ended.
         """
-        raise UnsupportedError(f"This sandbox cannot be written to a snapshot: {self._runtime.absent[Ability.SNAPSHOT]}.", code=ErrorCode.UNSUPPORTED)
+        engine = self._runtime.engine(await run_blocking(self._program))
+        await self._check_live()
+        work = asyncio.ensure_future(self._snapshot(engine, into, keep_running=keep_running, durable=durable))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await finished(work)
+            if not keep_running or work.cancelled() or work.exception() is not None:
+                raise  # what ended for it is not to be lost
+            await run_blocking(images.discard, into)
+            raise
+
+    async def _snapshot(self, engine: Engine, into: Path, *, keep_running: bool, durable: bool) -> int:
+        async with self._changing:
+            await self._check_live()
+            live = Live(self._holding.folder, self._started, self._program())
+            try:
+                how = Taking(self._record, self._runtime.group_limits, goes_on=keep_running, durable=durable)
+                size = await take(self._holding, live, engine, into, how)
+            except (EngineError, OSError) as error:
+                if _has_ended(self._started.sandbox) or self._holding.is_doomed():
+                    raise await self._ended_error() from error
+                raise not_written(error) from error
+            if not keep_running:
+                self._saved = True
+                await self._stop()
+            return size
+
+    async def _stop(self) -> None:
+        """End it, and give its memory back; all else is still there."""
+        while await run_blocking(self._holding.cgroup.kill_once):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_STOP_PAUSE_S)
+        await self.wait()
 
     async def usage(self) -> Usage:
         """What it has used so far; ``pids`` are tasks of the host, the runtime's own included.
@@ -225,7 +266,7 @@ class OciInstance:
         return explain(
             Evidence(
                 status=status,
-                destroyed=self._holding.is_doomed(),
+                ended_for=SAVED if self._saved else DESTROYED if self._holding.is_doomed() else "",
                 oom_kills=self._holding.cgroup.oom_kills(),
                 panic=panic,
                 disk_full=disk_full,
@@ -235,14 +276,15 @@ class OciInstance:
         )
 
     def _limit(self, record: Record) -> None:
-        self._holding.intend(record)
-        try:
-            self._holding.cgroup.change(self._runtime.group_limits(record.limits))
-        except BaseException:
-            with contextlib.suppress(OSError):  # it is being given back, or the host's disk is full
-                self._holding.intend(self._record)
-            raise
-        self._record = record
+        with self._holding.limiting:
+            self._holding.intend(record)
+            try:
+                self._holding.cgroup.change(self._runtime.group_limits(record.limits))
+            except BaseException:
+                with contextlib.suppress(OSError):  # it is being given back, or the host's disk is full
+                    self._holding.intend(self._record)
+                raise
+            self._record = record
 
     def _record_what_holds(self) -> None:
         holds = limits_of(self._holding.cgroup.limits(), self._record.limits, self._runtime.group_limits)
@@ -274,6 +316,24 @@ def limits_of(group: GroupLimits, known: Limits, group_limits: Callable[[Limits]
     # More of the sandbox's are more of the group's, whatever the runtime adds.
     pids = bisect_left(range(PIDS_MOST), group.pids, lo=PIDS_LEAST, key=lambda count: group_limits(replace(known, pids=count)).pids)
     return replace(known, memory_bytes=group.memory_bytes, cpus=group.cpus, pids=pids)
+
+
+def not_written(error: Exception) -> SandlotError:
+    """Why there is no snapshot, for people."""
+    fields = {"reason": str(error)}
+    if "no space left" in str(error).lower():
+        return LimitError(
+            "The snapshot could not be written: the disk of the host is full. The sandbox goes on.",
+            code=ErrorCode.DISK_FULL,
+            hint="Free some space where the service keeps its state (SANDLOT_DATA_DIR): delete snapshots or sandboxes that are not needed.",
+            fields=fields,
+        )
+    return HostError(
+        f"The snapshot could not be written: {error}. The sandbox goes on.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="`sandlot doctor` says what is missing.",
+        fields=fields,
+    )
 
 
 def _has_ended(identity: Identity) -> bool:

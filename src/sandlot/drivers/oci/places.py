@@ -12,6 +12,7 @@ Laws:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -29,6 +30,7 @@ VIEW = f"{VIEW_MOUNT}/sandlot"
 VIEW_FOLDER = f"{VIEW}/instance"
 VIEW_ROOT = f"{VIEW}/root"
 VIEW_DISK = f"{VIEW}/disk"
+VIEW_PROGRAM = f"{VIEW}/program"
 VIEW_LOWER = f"{VIEW}/lower"
 VIEW_IDS = f"{VIEW}/ids"
 VIEW_BOOT_ID = f"{VIEW}/boot_id"
@@ -52,6 +54,16 @@ def node_group(node: NodeId) -> PurePosixPath:
 def sandboxes_folder(data_dir: Path) -> Path:
     """Where all folders of sandboxes are."""
     return data_dir / "sandboxes"
+
+
+def runtimes_folder(data_dir: Path) -> Path:
+    """Where builds of runtimes are kept, each in a folder named by its SHA-256."""
+    return data_dir / "runtimes"
+
+
+def saved_images(data_dir: Path) -> Iterator[Path]:
+    """The folders of all snapshots that outlive their sandboxes."""
+    return data_dir.glob("saved/*/image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,26 @@ class Folder:
     def panic_log(self) -> Path:
         """What the runtime said when it failed."""
         return self.path / "panic.log"
+
+    @property
+    def control(self) -> Path:
+        """Runsc's control socket."""
+        return self.runtime / f"runsc-{self.ref}.sock"
+
+    @property
+    def image(self) -> Path:
+        """A snapshot that is being written."""
+        return self.path / "image.new"
+
+    @property
+    def refreeze(self) -> Path:
+        """There while a sandbox that is paused was thawed for a snapshot."""
+        return self.path / "refreeze"
+
+    @property
+    def roomy(self) -> Path:
+        """There while a sandbox's memory limit is higher than what is recorded, after a snapshot."""
+        return self.path / "roomy"
 
     @property
     def stage_log(self) -> Path:

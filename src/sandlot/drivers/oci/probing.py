@@ -19,17 +19,18 @@ from sandlot.drivers.oci.runtime import Program
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import missing
 from sandlot.link.payload import GUEST_ARGV
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Ability, Capabilities, Change, Driver, ExitReason, Instance, Verdict
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
+_SPEC = SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS)
 _PATIENCE_S = 60.0
 _YES = Verdict(ok=True)
 _TRIED = (
     *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.SHOW_LIMITS),
-    *(Ability.PAUSE, Ability.ADOPT),
+    *(Ability.PAUSE, Ability.ADOPT, Ability.SNAPSHOT),
     *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.CONFIGURE_DISK),
 )
 _CHANGES = {
@@ -109,14 +110,17 @@ async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdi
     folder.mkdir(mode=0o700, parents=True)
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            blank = await driver.prepare(Shape(make_tiny_root(folder / "root"), PROBE_LIMITS))
+            shape, snapshot = Shape(make_tiny_root(folder / "root"), PROBE_LIMITS), folder / "snapshot"
+            blank = await driver.prepare(shape)
             try:
-                instance = await blank.boot(SandboxSpec(id=SandboxId("sb-aaaa-probeprobeprobepr"), limits=PROBE_LIMITS))
-                await _talk(instance, verdicts)
+                instance = await blank.boot(_SPEC)
+                await _talk(instance, verdicts, snapshot)
             finally:
                 await blank.destroy()
             end = await instance.wait()
             verdicts[Ability.ADOPT] = _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"it ended {end.reason}: {end.detail}")
+            if snapshot.exists():
+                verdicts[Ability.SNAPSHOT] = await _restored(driver, shape, snapshot)
     finally:
         clean(driver.name, data_dir)
 
@@ -130,7 +134,31 @@ def _folder(name: str, data_dir: Path) -> Path:
     return sandboxes_folder(data_dir) / f".probe-{name}"  # not a ref, so a sweep takes it for no sandbox
 
 
-async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
+async def _restored(driver: Driver, shape: Shape, snapshot: Path) -> Verdict:
+    """Whether what was written while it waited for its byte still does."""
+    blank = await driver.prepare(shape, snapshot=snapshot)
+    try:
+        instance = await blank.restore(snapshot, _SPEC)
+        stream = await instance.connect()
+        stream.try_send(b"x")
+        end = await instance.wait()
+        await stream.aclose()
+    except (ConflictError, HostError, SandboxEndedError) as error:
+        return Verdict(ok=False, reason=error.message)
+    finally:
+        await blank.destroy()
+    return _YES if end.reason is ExitReason.EXITED else Verdict(ok=False, reason=f"what was restored ended {end.reason}: {end.detail}")
+
+
+async def _written(instance: Instance, into: Path) -> Verdict:
+    try:
+        await instance.snapshot(into, keep_running=True, durable=False)
+    except (ConflictError, HostError, LimitError) as error:
+        return Verdict(ok=False, reason=str(error.fields.get("reason", error.message)))
+    return _YES
+
+
+async def _talk(instance: Instance, verdicts: dict[Ability, Verdict], snapshot: Path) -> None:
     stream = await instance.connect()
     if (said := await stream.receive(16)) != b"ok\n":
         raise HostError(f"The sandbox started, but said {said!r}.", code=ErrorCode.HOST_NOT_READY)
@@ -147,6 +175,8 @@ async def _talk(instance: Instance, verdicts: dict[Ability, Verdict]) -> None:
     await instance.pause()
     await instance.resume()
     verdicts[Ability.PAUSE] = _YES
+    if Ability.SNAPSHOT not in verdicts:
+        verdicts[Ability.SNAPSHOT] = await _written(instance, snapshot)
     stream.try_send(b"x")
     await instance.wait()
     await stream.aclose()

@@ -79,6 +79,15 @@ def write(path: Path, record: Record) -> None:
 
     Not synced to the disk: what it describes does not outlive the machine's running either.
     """
-    new = path.with_suffix(".new")
-    new.write_text(record.dump(), encoding="utf-8")
-    os.replace(new, path)  # noqa: PTH105 - atomic, which Path.replace says less clearly
+    draft(path, record)
+    issue(path)
+
+
+def draft(path: Path, record: Record) -> None:
+    """Write a record beside the one that is in place."""
+    path.with_suffix(".new").write_text(record.dump(), encoding="utf-8")
+
+
+def issue(path: Path) -> None:
+    """Put the draft in place of the one before."""
+    os.replace(path.with_suffix(".new"), path)  # noqa: PTH105 - atomic, which Path.replace says less clearly

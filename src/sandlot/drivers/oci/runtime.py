@@ -48,6 +48,7 @@ class Program:
         sha256: Of its content, in hexadecimal.
         version: What it calls itself.
         limits_disk: Whether it limits the disk itself; otherwise it is given a file system of the right size.
+        has_control: Whether its control socket speaks as this version of Sandlot does; otherwise its command line is used.
     """
 
     name: str
@@ -55,6 +56,65 @@ class Program:
     sha256: str
     version: str
     limits_disk: bool = False
+    has_control: bool = False
+
+
+_WORDS = 400
+"""Of what a runtime says of a failure; some quote all that they were about to write."""
+_FOREIGN = "incompatible FeatureSet"
+"""runsc, pkg/cpuid, ``ErrIncompatible``; the same from 2024 to 2026."""
+
+
+class EngineError(Exception):
+    """A runtime could not do what it was asked for; the text is its own."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it refused an image because that is of a processor with more features than this one."""
+        return _FOREIGN in str(self)
+
+
+def words(text: str) -> str:
+    """What is told of a runtime's words."""
+    return text[:_WORDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A sandbox whose runtime runs, for an engine.
+
+    Args:
+        folder: Its folder.
+        started: Its processes.
+        program: What it runs on.
+    """
+
+    folder: Folder
+    started: Started
+    program: Program
+
+
+class Engine(Protocol):
+    """How a runtime that runs already is told to start, to write down and to go on from what was written down.
+
+    Every method raises :class:`EngineError` with the runtime's words, also where the sandbox ends meanwhile.
+    """
+
+    async def ready(self, live: Live) -> None:
+        """Do for a sandbox that was created what every start and restore needs."""
+        ...
+
+    async def start(self, live: Live) -> None:
+        """Start the guest in one that is ready."""
+        ...
+
+    async def restore(self, live: Live, image: Path) -> None:
+        """Let one that is ready go on from a folder of images."""
+        ...
+
+    async def save(self, live: Live, image: Path) -> None:
+        """Write images into a folder that is there and empty; the sandbox stands still meanwhile, and goes on however that ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +123,7 @@ class Place:
 
     Args:
         shape: What was asked for.
+        program: What it is going to run on.
         folder: Its folder.
         doors: The files that take a process into its control group.
         has_image: Whether its disk is a file system of its own; otherwise the runtime limits a folder.
@@ -72,6 +133,7 @@ class Place:
     """
 
     shape: Shape
+    program: Program
     folder: Folder
     doors: tuple[Path, ...]
     has_image: bool
@@ -119,8 +181,8 @@ class Runtime(Protocol):
         """What the stage does before it starts the program."""
         ...
 
-    def config(self, shape: Shape, spec: SandboxSpec, first_id: int | None) -> dict[str, Any]:
-        """The bundle's ``config.json``."""
+    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:
+        """The bundle's ``config.json``; without a spec for a runtime that knows of snapshots, before it is known who it will be."""
         ...
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
@@ -131,6 +193,22 @@ class Runtime(Protocol):
             ref: The sandbox's name to the runtime, which has a state folder for this one sandbox alone.
             disk_bytes: The limit of its disk.
         """
+        ...
+
+    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
+        """The command that starts a sandbox's own processes with nothing in them; otherwise as :meth:`run_argv`."""
+        ...
+
+    def engine(self, program: Program) -> Engine:
+        """How one that runs is told what comes next.
+
+        Raises:
+            UnsupportedError: It knows of no snapshots.
+        """
+        ...
+
+    def settle(self, started: Started) -> None:
+        """What the runtime's command line does after a start, and nobody did. Blocks for microseconds."""
         ...
 
     def disk_bytes(self, started: Started) -> int:

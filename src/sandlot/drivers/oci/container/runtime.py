@@ -19,11 +19,11 @@ from typing import Any
 from sandlot.drivers.oci.container.config import oci_config
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Place, Program, content_sha256, programs
+from sandlot.drivers.oci.runtime import Engine, Place, Program, content_sha256, programs
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation, Started
-from sandlot.model.errors import ErrorCode, HostError, InternalError
+from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Ability
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
@@ -34,7 +34,10 @@ _VERSION = re.compile(r"crun version (\d+)\.(\d+)")
 
 _ABSENT: Mapping[Ability, str] = MappingProxyType(
     {
-        Ability.SNAPSHOT: "a container shares the host's kernel, so its memory cannot be written down; choose gvisor for that",
+        Ability.SNAPSHOT: (
+            "a container's memory is in the hands of the host's kernel: writing it down takes CRIU, which is no part of Sandlot and would tie the "
+            "snapshot to this very kernel; choose gvisor for that"
+        ),
         Ability.SHOW_LIMITS: "a container reads the host's memory and processors in /proc; its limits hold all the same",
     }
 )
@@ -96,10 +99,10 @@ class Crun:
         """What the stage does before it starts crun."""
         return stage_plan(place)
 
-    def config(self, shape: Shape, spec: SandboxSpec, first_id: int | None) -> dict[str, Any]:
+    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:
         """The bundle's ``config.json``."""
-        if first_id is None:
-            raise InternalError("A container needs ids of its own.")
+        if first_id is None or spec is None:
+            raise InternalError("A container needs ids of its own, and a name.")
         return oci_config(shape, spec, first_id, IDS)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - its disk is a file system
@@ -117,9 +120,24 @@ class Crun:
             ref,
         )
 
+    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the port's
+        """It has no such command: what would follow is a restore."""
+        raise _no_snapshots()
+
+    def engine(self, program: Program) -> Engine:  # noqa: ARG002 - the port's
+        """There is none."""
+        raise _no_snapshots()
+
+    def settle(self, started: Started) -> None:
+        """Nothing."""
+
     def disk_bytes(self, started: Started) -> int:
         """What its file system holds, that which is not written out yet included; seen by the keeper, whose view nobody inside changes."""
         with contextlib.suppress(OSError):
             stat = os.statvfs(f"/proc/{started.keeper.pid}/root{VIEW_DISK}")
             return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
         return 0
+
+
+def _no_snapshots() -> UnsupportedError:
+    return UnsupportedError(_ABSENT[Ability.SNAPSHOT], code=ErrorCode.UNSUPPORTED)

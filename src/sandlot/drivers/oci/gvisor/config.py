@@ -1,4 +1,4 @@
-"""Pure: from a shape and a spec to the ``config.json`` of an OCI bundle for runsc.
+"""Pure: from a shape to the ``config.json`` of an OCI bundle for runsc.
 
 Source: the OCI runtime specification 1.0.2, config.md and config-linux.md, and what runsc makes of it.
 """
@@ -12,8 +12,9 @@ from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
 from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV
-from sandlot.model.specs import SandboxSpec, Shape
+from sandlot.model.specs import Shape
 
+HOST_NAME = "sandbox"
 OPEN_FILES_SOFT = 65536
 OPEN_FILES_HARD = 1_048_576
 """Linux's own ceiling (fs.nr_open). Inside, every limit is the sandbox kernel's bookkeeping, paid from its memory limit."""
@@ -45,12 +46,11 @@ gives it to any user in a user namespace of their own. Left out: NET_RAW and NET
 SYS_RAWIO, SYS_BOOT, SYS_TIME and the rest (nothing there would answer)."""
 
 
-def oci_config(shape: Shape, spec: SandboxSpec, limits: GroupLimits) -> dict[str, Any]:
+def oci_config(shape: Shape, limits: GroupLimits) -> dict[str, Any]:
     """The configuration of one sandbox.
 
     Args:
         shape: What it was prepared from.
-        spec: What was asked for; its id becomes the host name.
         limits: What its control group was limited to.
     """
     capabilities = list(CAPABILITIES)
@@ -73,7 +73,8 @@ def oci_config(shape: Shape, spec: SandboxSpec, limits: GroupLimits) -> dict[str
         },
         # Writable through the overlay; the folder itself is mounted read-only.
         "root": {"path": VIEW_ROOT, "readonly": False},
-        "hostname": spec.id,
+        # Whoever it will be: the guest sets it when that is known.
+        "hostname": HOST_NAME,
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_PROGRAM, VIEW_ROOT
 from sandlot.drivers.oci.runtime import CORE_BYTES, Place
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
@@ -53,8 +53,9 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         ("private_mounts",),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
         *_shown_cgroups(limits),
-        *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_ROOT, VIEW_DISK)),
+        *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
+        ("bind", str(place.program.path.parent), VIEW_PROGRAM, "ro"),
         ("bind", str(shape.root.path), VIEW_ROOT, "ro"),
         *(
             [("bind", str(folder.tmp), f"{VIEW_ROOT}/tmp", "ro")]  # noqa: S108 - the sandbox's

@@ -18,10 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sandlot.drivers.oci.checkpoint.cli import CliEngine
+from sandlot.drivers.oci.checkpoint.control import ControlEngine
 from sandlot.drivers.oci.gvisor.config import oci_config
-from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
-from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Place, Program, ask, content_sha256, programs
+from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE, group_limits, stage_plan
+from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
+from sandlot.drivers.oci.runtime import Engine, Place, Program, ask, content_sha256, programs
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError
@@ -36,7 +38,10 @@ INSTALL_HINT = (
 )
 _DATE = re.compile(r"(?:^|[-~.])(20\d{6})(?:\.|$)")
 
-_ABSENT: Mapping[Ability, str] = MappingProxyType({Ability.SNAPSHOT: "snapshots come in a later version"})
+CONTROL_RELEASES = frozenset((20240729,))
+"""Releases whose control socket was tried; it is runsc's own affair, and may change with any other."""
+
+_ABSENT: Mapping[Ability, str] = MappingProxyType({})
 
 
 def release_date(version: str) -> int:
@@ -67,7 +72,9 @@ def find_runsc(search_path: str | None = None) -> Program:
         raise HostError(f"{file} is version {version}; at least {FLOOR} is needed.", code=ErrorCode.HOST_NOT_READY, hint=INSTALL_HINT)
     # With "memory" on purpose: an old one takes everything after "dir=" for a path, and would not object.
     tried = ask(file, "--overlay2=root:memory,size=16777216", "--version")
-    return Program("runsc", file, content_sha256(file), version, limits_disk=tried.returncode == 0)
+    return Program(
+        "runsc", file, content_sha256(file), version, limits_disk=tried.returncode == 0, has_control=release_date(version) in CONTROL_RELEASES
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +113,26 @@ class Runsc:
         """What the stage does before it starts runsc."""
         return stage_plan(place)
 
-    def config(self, shape: Shape, spec: SandboxSpec, first_id: int | None) -> dict[str, Any]:  # noqa: ARG002 - the port's
+    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:  # noqa: ARG002 - the port's
         """The bundle's ``config.json``."""
-        return oci_config(shape, spec, group_limits(shape.limits))
+        return oci_config(shape, group_limits(shape.limits))
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         """The command that starts a sandbox and returns once it runs."""
-        size = f",size={disk_bytes}" if program.limits_disk else ""
-        return (
-            str(program.path),
-            f"--root={VIEW_FOLDER}/runtime",
-            f"--log={VIEW_FOLDER}/runtime.log",
-            "--log-format=json",
-            f"--panic-log={VIEW_FOLDER}/panic.log",
-            "--platform=systrap",
-            "--network=none",
-            # The process that runs the tenant's system calls gets no access to host files of its own, and uid 65534.
-            "--directfs=false",
-            "--host-uds=none",
-            "--host-fifo=none",
-            f"--overlay2=root:dir={VIEW_DISK}{size}",
-            # What a sandbox sees of the host's processors follows its limit, as far as the runtime goes (at least 2).
-            "--cpu-num-from-quota",
-            "run",
-            "-detach",
-            f"-bundle={VIEW_FOLDER}/bundle",
-            f"-pid-file={VIEW_FOLDER}/pid",
-            ref,
-        )
+        return (*flags(program, disk_bytes), "run", "-detach", *_BUNDLE, ref)
+
+    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
+        """The command that starts its own processes with nothing in them."""
+        return (*flags(program, disk_bytes), "create", *_BUNDLE, ref)
+
+    def engine(self, program: Program) -> Engine:
+        """By its control socket where that is known, else by its command line."""
+        return ControlEngine() if program.has_control else CliEngine(flags)
+
+    def settle(self, started: Started) -> None:
+        """Let the kernel take its own kernel first when memory is short (``plan.py``), as its command line would."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended, which others notice
+            Path(f"/proc/{started.sandbox.pid}/oom_score_adj").write_text(str(KERNEL_OOM_SCORE), encoding="ascii")
 
     def disk_bytes(self, started: Started) -> int:
         """What its one file takes: deleted and held open by the runtime, it is what the disk limit counts."""
@@ -144,3 +143,32 @@ class Runsc:
                     if "/runsc-filestore-" in os.readlink(entry.path):  # noqa: PTH115 - a link that points nowhere
                         return os.stat(entry.path).st_blocks * 512  # noqa: PTH116 - the file itself, through the link
         return 0
+
+
+_BUNDLE = (f"-bundle={VIEW_FOLDER}/bundle", f"-pid-file={VIEW_FOLDER}/pid")
+
+
+def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
+    """The program as its stage sees it, and what is said to it before any command.
+
+    Args:
+        program: To run.
+        disk_bytes: The limit of the sandbox's disk.
+    """
+    size = f",size={disk_bytes}" if program.limits_disk else ""
+    return (
+        f"{VIEW_PROGRAM}/{program.path.name}",
+        f"--root={VIEW_FOLDER}/runtime",
+        f"--log={VIEW_FOLDER}/runtime.log",
+        "--log-format=json",
+        f"--panic-log={VIEW_FOLDER}/panic.log",
+        "--platform=systrap",
+        "--network=none",
+        # The process that runs the tenant's system calls gets no access to host files of its own, and uid 65534.
+        "--directfs=false",
+        "--host-uds=none",
+        "--host-fifo=none",
+        f"--overlay2=root:dir={VIEW_DISK}{size}",
+        # What a sandbox sees of the host's processors follows its limit, as far as the runtime goes (at least 2).
+        "--cpu-num-from-quota",
+    )
