@@ -3,7 +3,7 @@
 Laws:
 - A call's arguments are checked before its handler sees them; a bad one is refused and nothing was done.
 - Ids are remembered (law 6): a repeated call that is done answers as it did; one that is under way goes on on the new
-  stream. The memory is forgotten at ``guest.wake``, because a clone is another sandbox.
+  stream. The memory is forgotten when the guest is woken as another sandbox, because a clone is one.
 - A handler that fails answers ``internal``; the guest lives on.
 """
 
@@ -44,6 +44,10 @@ UNREMEMBERED = frozenset(
 )
 
 
+#: Calls that start something, which waits while it is held (``Calls.hold_starts``).
+STARTING = frozenset({"process.start", "kernel.create", "kernel.execute"})
+
+
 class Refusal(Exception):  # noqa: N818 - an answer, not a defect
     """A call cannot be done; the host is told. ``code`` is one of the model's ErrorCode texts."""
 
@@ -61,7 +65,7 @@ class Call(Port):
     called once when the stream is over without the handler's doing. ``on_answered`` is the dispatcher's.
     """
 
-    __slots__ = ("_wire", "args", "id", "name", "on_answered", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
+    __slots__ = ("_wire", "args", "id", "is_patient", "name", "on_answered", "on_bytes", "on_end", "on_gone", "on_writable", "outcome", "stream")
 
     def __init__(self, wire: Wire, stream: int, name: str, id_: str, args: dict[str, Any]) -> None:
         self._wire = wire
@@ -70,6 +74,8 @@ class Call(Port):
         self.id = id_
         self.args = args
         self.outcome: dict[str, Any] | Refusal | None = None
+        self.is_patient = False
+        """Whether what it tells on the way may wait for a moment, because its answer is about to come."""
         self.on_answered: Callable[[], object] | None = None
         self.on_bytes: Callable[[int, bytes, int], object] | None = None
         self.on_end: Callable[[], object] | None = None
@@ -79,7 +85,7 @@ class Call(Port):
     def event(self, event: str, /, **fields: Any) -> None:
         """Tell something on the way."""
         self._wire.connection.send(self.stream, {"event": event, **fields})
-        self._wire.flush_soon()
+        self._flush()
 
     def result(self, **fields: Any) -> None:
         """Answer; the call is over."""
@@ -111,7 +117,13 @@ class Call(Port):
     def data(self, channel: int, piece: bytes) -> None:
         """Queue bytes."""
         self._wire.connection.send_bytes(self.stream, channel, piece)
-        self._wire.flush_soon()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self.is_patient:
+            self._wire.flush_later()
+        else:
+            self._wire.flush_soon()
 
     def lost(self, channel: int, size: int) -> None:
         """Tell that bytes of a channel are no longer kept."""
@@ -134,12 +146,13 @@ class Calls:
         handlers: call name -> what does it.
     """
 
-    __slots__ = ("_by_stream", "_remembered", "_under_way", "handlers", "wire")
+    __slots__ = ("_by_stream", "_held", "_remembered", "_under_way", "handlers", "wire")
 
     def __init__(self, handlers: dict[str, Callable[[Call], object]]) -> None:
         self.handlers = handlers
         self.wire: Wire
         self._by_stream: dict[int, Call] = {}
+        self._held: list[Call] | None = None
         self._under_way: dict[str, Call] = {}
         self._remembered: OrderedDict[str, tuple[str, dict[str, Any] | Refusal]] = OrderedDict()
 
@@ -160,8 +173,22 @@ class Calls:
             self._gone(call)
 
     def forget_all(self) -> None:
-        """Forget ids, at ``guest.wake``."""
+        """Forget ids: this is another sandbox from now on."""
         self._remembered.clear()
+
+    def hold_starts(self) -> None:
+        """Let calls that start something wait, until :meth:`release_starts`. Idempotent."""
+        if self._held is None:
+            self._held = []
+
+    def release_starts(self) -> None:
+        """Do what waited, but for what nobody waits for any more. Idempotent."""
+        held, self._held = self._held or [], None
+        for call in held:
+            if self._by_stream.get(call.stream) is call:
+                self._do(call)
+            else:
+                self.abandon(call)
 
     @property
     def open_streams(self) -> int:
@@ -190,8 +217,14 @@ class Calls:
             return
         if name not in UNREMEMBERED:
             self._under_way[id_] = call
+        if self._held is not None and name in STARTING:
+            self._held.append(call)
+        else:
+            self._do(call)
+
+    def _do(self, call: Call) -> None:
         try:
-            self.handlers[name](call)
+            self.handlers[call.name](call)
         except Refusal as refusal:
             call.answer(refusal)
         except Exception as error:  # noqa: BLE001 - the far side gets an answer whatever happens

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 
-from sandlot.guest.calls import Call, Calls, Refusal
+from sandlot.guest.calls import Call, Calls
 from sandlot.guest.files.service import Files
-from sandlot.guest.flow.lean import signal, socket
-from sandlot.guest.flow.loop import READ, Loop, Timer, log
+from sandlot.guest.flow.lean import signal
+from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
-from sandlot.guest.kernels.service import Kernels, find_python
+from sandlot.guest.hooks import Hooks
+from sandlot.guest.kernels.service import Kernels
 from sandlot.guest.limits import Pids, count
 from sandlot.guest.local import Local
 from sandlot.guest.processes import Processes
 from sandlot.guest.relay import Relay
-from sandlot.guest.spawn import account, environment
 from sandlot.guest.tasks import cpu_s, kill_all, tasks
+from sandlot.guest.waking import Waking
 from sandlot.protocol import events
 from sandlot.protocol.connection import GENERATION
 
@@ -52,19 +52,17 @@ class Guest:
     """
 
     __slots__ = (
-        "_deadline",
-        "_started_s",
         "calls",
         "dev_null",
-        "entropy",
         "env",
-        "identity",
+        "hooks",
         "kernels",
         "local",
         "loop",
         "pids",
         "processes",
         "relay",
+        "waking",
         "wire",
         "workspace",
     )
@@ -73,19 +71,13 @@ class Guest:
         self.loop = Loop()
         self.calls = Calls(
             {
-                "guest.wake": self._wake,
                 "guest.info": self._info,
-                "guest.deadline": self._set_deadline,
                 "guest.shutdown": self._shutdown,
             }
         )
         self.dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.env: dict[str, str] = {}
-        self.entropy = b""
-        self.identity = ""
         self.workspace = "/"
-        self._deadline: Timer | None = None
-        self._started_s = time.monotonic()
         self.wire = Wire(self.loop, fd_in, fd_out, self._on_event)
         self.calls.wire = self.wire
         self.pids = Pids(self)
@@ -93,6 +85,8 @@ class Guest:
         self.kernels = Kernels(self)
         self.local = Local(self)
         self.relay = Relay(self)
+        self.waking = Waking(self)
+        self.hooks = Hooks(self)
         Files(self)
 
     def run(self) -> None:
@@ -113,6 +107,7 @@ class Guest:
                 self.calls.drop_streams()
                 self.local.drop_streams()
                 self.relay.drop_streams()
+                self.waking.rested()
             self.wire.flush_soon()
             return
         if isinstance(event, (events.Greeted, events.Lost)):
@@ -134,97 +129,26 @@ class Guest:
                 return
             if pid == 0:
                 return
-            if not (self.processes.reaped(pid, status, usage) or self.kernels.reaped(pid, status, usage.ru_maxrss * 1024)):
+            peak_bytes = usage.ru_maxrss * 1024
+            if not (self.processes.reaped(pid, status, usage) or self.kernels.reaped(pid, status, peak_bytes) or self.hooks.reaped(pid, status)):
                 self.local.reaped(pid, status)
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _wake(self, call: Call) -> None:
-        if not self.wire.connection.asleep:
-            raise Refusal("conflict", "The guest is awake already.")
-        args = call.args
-        self.calls.forget_all()
-        self.identity = args["identity"]
-        self.env = args["env"]
-        self.entropy = args["entropy"]
-        # The clock needs no setting: gVisor and a container read the host's. A microVM's guest sets it here.
-        _set_hostname(args["hostname"])
-        _stir(self.entropy)
-        self.pids.set(args["pids"])
-        _make_tmp()
-        self._make_workspace(args["workspace"])
-        self._arm(args["deadline_s"])
-        self.wire.connection.asleep = False
-        self.kernels.woken(args["memory_bytes"])
-        call.result(python=find_python(environment(account("user"), self.env)))
-
-    def _make_workspace(self, path: str) -> None:
-        who = account("user")
-        try:
-            if not os.path.isdir(path):
-                os.makedirs(path, 0o755)
-                os.chown(path, who.uid, who.gid)
-            self.workspace = path
-        except OSError as error:
-            log(f"no workspace {path}: {error}")
-            self.workspace = who.home
-
     def _info(self, call: Call) -> None:
         call.result(
             generation=GENERATION,
-            identity=self.identity,
-            uptime_s=time.monotonic() - self._started_s,
+            identity=self.waking.identity,
+            uptime_s=self.loop.time() - self.waking.began_s,
             processes=len(tasks()),
             tasks=count(),
             cpu_s=cpu_s(),
             streams=self.wire.connection.streams,
         )
 
-    def _set_deadline(self, call: Call) -> None:
-        self._arm(call.args["deadline_s"])
-        call.result()
-
     def _shutdown(self, call: Call) -> None:
         call.result()
         self.loop.after(0.05, self.loop.stop)  # time for the answer to leave
-
-    def _arm(self, deadline_s: float | None) -> None:
-        """The guest ends by itself when its deadline passes unheard, whatever became of the service."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None if deadline_s is None else self.loop.after(deadline_s, self.loop.stop)
-
-
-def _make_tmp() -> None:
-    """A folder for everybody's passing files, which programs count on, where an image has none (gVisor makes one itself)."""
-    try:
-        os.mkdir("/tmp")
-        os.chmod("/tmp", 0o1777)  # noqa: S103 - likewise
-    except OSError:
-        return
-
-
-def _set_hostname(name: str) -> None:
-    if socket.gethostname() == name:  # a container was given it, and may not change it
-        return
-    try:
-        socket.sethostname(name)
-    except OSError as error:
-        log(f"hostname: {error}")
-
-
-def _stir(entropy: bytes) -> None:
-    """Mix the host's randomness into the kernel's, so that clones of one snapshot part ways (random(4))."""
-    try:
-        fd = os.open("/dev/urandom", os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(fd, entropy)
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
 
 
 def _heed_no_signals() -> None:

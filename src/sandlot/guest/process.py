@@ -7,7 +7,6 @@ pipes, and their output is kept for readers that come later. Who only waits is t
 from __future__ import annotations
 
 import os
-import time
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.lean import signal
@@ -67,7 +66,7 @@ class Process:
         self.hidden = bool(args["hidden"])
         self.is_terminal = args["rows"] is not None and args["cols"] is not None
         self.pid = 0
-        self.started_s = time.monotonic()
+        self.started_s = guest.loop.time()
         self.duration_s = 0.0
         self._cpu_s: float | None = None
         self._peak_bytes: int | None = None
@@ -160,7 +159,7 @@ class Process:
         """
         if self.timer is not None:
             self.timer.cancel()
-        self.duration_s = time.monotonic() - self.started_s
+        self.duration_s = self._guest.loop.time() - self.started_s
         self._cpu_s = usage.ru_utime + usage.ru_stime
         self._peak_bytes = usage.ru_maxrss * 1024
         if os.WIFSIGNALED(status):
@@ -238,7 +237,7 @@ class Process:
             "reason": self.reason,
             "exit_code": self.exit_code,
             "signal": self.signal,
-            "duration_s": time.monotonic() - self.started_s if self.running else self.duration_s,
+            "duration_s": self._guest.loop.time() - self.started_s if self.running else self.duration_s,
             "pty": self.is_terminal,
             "stdin": self.input is not None and self.input.is_open,
             "stdin_bytes": self.input.accepted if self.input is not None else 0,

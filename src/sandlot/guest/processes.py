@@ -130,6 +130,12 @@ class Processes:
         """Those not reaped yet."""
         return list(self._by_pid.values())
 
+    def forget_past(self) -> None:
+        """Those that have ended were another sandbox's."""
+        for process in [each for each in self._by_id.values() if not each.running]:
+            process.discard()
+            del self._by_id[process.id]
+
     def _find(self, call: Call) -> Process:
         process = self._by_id.get(call.args["process"])
         if process is None:

@@ -105,7 +105,7 @@ def candidates(program: str, env: dict[str, str]) -> list[bytes]:
 
 
 def start(
-    argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds: tuple[int, int, int], keep: int = -1, *, terminal: bool = False
+    argv: Sequence[str], env: dict[str, str], cwd: str, who: Account, fds: tuple[int, int, int], keep: Sequence[int] = (), *, terminal: bool = False
 ) -> int:
     """Fork and exec; the child's pid. Its own session and process group, signals restored, nothing inherited but ``fds``.
 
@@ -115,7 +115,7 @@ def start(
         cwd: Absolute folder.
         who: The account.
         fds: What becomes 0, 1 and 2.
-        keep: One more descriptor that the child inherits under its own number; -1 is none.
+        keep: More descriptors that the child inherits, under their own numbers.
         terminal: Whether the first of ``fds`` becomes the terminal that controls its session.
 
     Raises:
@@ -129,13 +129,13 @@ def start(
             lowest.append(status_write)
             status_write = os.dup(status_write)
             os.set_inheritable(status_write, False)
-        if keep >= 0:
-            os.set_inheritable(keep, True)
+        for fd in keep:
+            os.set_inheritable(fd, True)
         try:
             pid = _fork_exec(argv, env, cwd, who, fds, (status_read, status_write), take_terminal if terminal else None)
         finally:
-            if keep >= 0:
-                os.set_inheritable(keep, False)
+            for fd in keep:
+                os.set_inheritable(fd, False)
     except BlockingIOError:
         raise Refusal("limit_exceeded", "The sandbox has no room for another process.", "End some, or ask for more pids.") from None
     except OSError as error:

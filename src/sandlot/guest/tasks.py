@@ -123,7 +123,8 @@ def kill_tree(root: int, number: int) -> None:
         members = {pid for known in members for pid in tree(known, alive)} & {task.pid for task in alive}
         if not members:
             return
-        for pid in members:
+        # Parents first, as far as their numbers tell: who waits for a child is not to outlive it by the moment in which it says how that ended.
+        for pid in sorted(members, key=lambda pid: (pid != root, pid)):
             send(pid, signal.SIGKILL)
         alive = tasks()
 

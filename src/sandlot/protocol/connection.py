@@ -10,6 +10,7 @@ Laws:
 - At most one message is in pieces at a time in each direction, so a receiver assembles at most ``MESSAGE_MAX_BYTES``.
 - Streams take turns, frame by frame; one without credit delays no other.
 - Everything of a stream that either end closed is ignored, because it may still have been under way.
+- An armed guest falls asleep at the next HELLO, whoever says it: it may be another life, restored from a checkpoint.
 - After QUIESCE the host sends nothing but HELLO until QUIESCED, so that no frame of the old streams can come after it.
 """
 
@@ -42,7 +43,7 @@ class Connection:
 
     Args:
         side: ``HOST`` or ``GUEST``.
-        asleep: Guest: whether it waits for its first ``guest.wake`` (true at boot).
+        asleep: Guest: whether it waits for its first ``guest.wake`` (true at boot). ``armed`` is the guest's to set, around checkpoints.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Connection:
         "_quiescing",
         "_search",
         "_table",
+        "armed",
         "asleep",
         "generation",
     )
@@ -74,7 +76,7 @@ class Connection:
         self._outbox = Outbox(self._max_payload)
         self._assembly = Assembly(MESSAGE_MAX_BYTES)
         self._table = Table(self._outbox, self._assembly, is_host=self._is_host)
-        self._quiescing = False
+        self._quiescing = self.armed = False
         self.asleep = asleep
         self.generation = GENERATION
 
@@ -173,8 +175,8 @@ class Connection:
             raise ProtocolError("a HELLO that is none")
         if not self._greeted or hello[0] != self._nonce:
             self._forget_streams()
-            self._nonce = hello[0]
-            self._greeted = True
+            self._nonce, self._greeted = hello[0], True
+            self.asleep, self.armed = self.asleep or self.armed, False
             self._events = [event for event in self._events if isinstance(event, events.Lost)]
             self._events.append(events.Greeted())
         self._outbox.put_control(greeting.welcome(self._nonce, GENERATION, asleep=self.asleep))
@@ -360,7 +362,7 @@ class Connection:
         if not self._quiescing or not self._greeted:
             return False
         self._forget_streams()
-        self.asleep = True
+        self.asleep, self.armed = True, False
         self._outbox.put_control(frames.encode(frames.QUIESCED, 0))
         return True
 

@@ -137,6 +137,11 @@ CALLS: dict[str, dict[str, Any]] = {
     },
     # Refused with conflict where more run than would be allowed. memory_bytes: None is as before.
     "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
+    # Around a checkpoint that the guest outlives: armed, the next HELLO finds it asleep, as what is restored from the checkpoint must be.
+    "guest.checkpoint": {"args": {"armed": "bool"}, "events": {}, "result": {}},
+    # What kernels are forked from, and the first one, made now; answered when they are ready, so that a snapshot holds them. Lean: only
+    # the first one is left then, which takes half the memory; what others are forked from is made anew when one is asked for.
+    "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
     "process.start": {

@@ -4,6 +4,8 @@ Laws:
 - Nothing that runs on the loop blocks. Long work is a generator that yields every few milliseconds.
 - With nothing to do the loop sleeps in epoll without a timeout: an idle guest costs no CPU.
 - An exception in a callback is the guest's own defect: it is logged and the loop goes on, because PID 1 must not die.
+- Timers go by the time that the sandbox has lived, not by the clock: while it was hibernated, paused, or held for a checkpoint no
+  timer comes nearer. gVisor's monotonic clock does not stand still for that: restored after an hour it has gone on by an hour (measured).
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ WRITE = select.EPOLLOUT
 READ_BYTES = 262144
 """At most as much is read at once."""
 GONE = select.EPOLLHUP | select.EPOLLERR
+STILL_S = 5.0
+"""Who comes so late out of a wait that has its end was frozen meanwhile, or is another life of what waited."""
+HOLD_MOST_S = 300.0
+"""Timers are held for as long at most, lest a guest that nobody wakes any more misses its deadline."""
+HOLD_TICK_S = 5.0
 
 
 class Scratch:
@@ -65,33 +72,56 @@ class Timer:
 class Loop:
     """One loop; the guest has one."""
 
-    __slots__ = ("_epoll", "_running", "_soon", "_tasks", "_timers", "_watched", "scratch")
+    __slots__ = ("_epoll", "_held_left_s", "_held_since_s", "_lost_s", "_masks", "_running", "_soon", "_tasks", "_timers", "_watched", "scratch")
 
     def __init__(self) -> None:
         self.scratch = Scratch(READ_BYTES)
+        self._lost_s = 0.0
+        self._held_since_s: float | None = None
+        self._held_left_s = 0.0
         self._epoll = select.epoll()
         self._watched: dict[int, Callable[[int], object]] = {}
+        self._masks: dict[int, int] = {}
         self._timers: list[Timer] = []
         self._tasks: deque[Generator[None, None, None]] = deque()
         self._soon: deque[Callable[[], object]] = deque()
         self._running = True
 
+    def time(self) -> float:
+        """Seconds that the sandbox has lived, from an arbitrary moment: a monotonic clock less what it stood still."""
+        return (time.monotonic() if self._held_since_s is None else self._held_since_s) - self._lost_s
+
+    def hold(self) -> None:
+        """Time stands still from now on: a checkpoint is about to be taken. Idempotent."""
+        if self._held_since_s is None:
+            self._held_since_s = time.monotonic()
+            self._held_left_s = HOLD_MOST_S
+
+    def release(self) -> None:
+        """Time goes on, in whatever life. Idempotent."""
+        if self._held_since_s is not None:
+            self._lost_s += time.monotonic() - self._held_since_s
+            self._held_since_s = None
+
     def watch(self, fd: int, mask: int, callback: Callable[[int], object]) -> None:
         """Call back with the ready mask whenever the descriptor is ready; replaces an earlier watch."""
-        if fd in self._watched:
-            self._epoll.modify(fd, mask)
-        else:
+        before = self._masks.get(fd)
+        if before is None:
             self._epoll.register(fd, mask)
+        elif before != mask:
+            self._epoll.modify(fd, mask)
+        self._masks[fd] = mask
         self._watched[fd] = callback
 
     def unwatch(self, fd: int) -> None:
         """Stop; to be called before the descriptor is closed. Idempotent."""
         if self._watched.pop(fd, None) is not None:
+            del self._masks[fd]
             self._epoll.unregister(fd)
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call back once after a delay."""
-        timer = Timer(time.monotonic() + delay_s, callback)
+        timer = Timer(self.time() + delay_s, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
@@ -114,12 +144,12 @@ class Loop:
 
     def turn(self) -> None:
         """One turn: wait for whatever is next, then do all that is due."""
-        for fd, mask in self._epoll.poll(self._timeout_s()):
+        for fd, mask in self._wait():
             callback = self._watched.get(fd)
             if callback is not None:
                 self._guarded(lambda callback=callback, mask=mask: callback(mask))  # type: ignore[misc]
-        now = time.monotonic()
-        while self._timers and (self._timers[0].callback is None or self._timers[0].due_s <= now):
+        now = self.time()
+        while self._timers and self._held_since_s is None and (self._timers[0].callback is None or self._timers[0].due_s <= now):
             timer = heapq.heappop(self._timers)
             if timer.callback is not None:
                 callback_, timer.callback = timer.callback, None
@@ -131,12 +161,30 @@ class Loop:
             if self._guarded(lambda work=work: self._step(work)):  # type: ignore[misc]
                 self._tasks.append(work)
 
+    def _wait(self) -> list[tuple[int, int]]:
+        """What is ready; while that was waited for, time passed or did not."""
+        timeout_s = self._timeout_s()
+        if timeout_s <= 0:
+            return self._epoll.poll(timeout_s)
+        before_s = time.monotonic()
+        ready = self._epoll.poll(timeout_s)
+        passed_s = time.monotonic() - before_s
+        if self._held_since_s is not None:
+            self._held_left_s -= min(passed_s, timeout_s)
+            if self._held_left_s <= 0:
+                self.release()
+        elif passed_s > timeout_s + STILL_S:
+            self._lost_s += passed_s
+        return ready
+
     def _timeout_s(self) -> float:
         if self._soon or self._tasks:
             return 0
         while self._timers and self._timers[0].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0].due_s - time.monotonic()) if self._timers else -1
+        if not self._timers:
+            return -1
+        return HOLD_TICK_S if self._held_since_s is not None else max(0.0, self._timers[0].due_s - self.time())
 
     @staticmethod
     def _step(work: Generator[None, None, None]) -> bool:

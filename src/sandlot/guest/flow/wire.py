@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WRITE_BYTES = 256 * 1024
 """Several frames as one write: every write of the guest costs a trip through its kernel."""
+PATIENCE_S = 0.001
 
 
 class Wire:
@@ -28,7 +29,7 @@ class Wire:
         handle: Called with each event.
     """
 
-    __slots__ = ("_fd_in", "_fd_out", "_flush_due", "_handle", "_loop", "_pending", "_waiting", "connection")
+    __slots__ = ("_fd_in", "_fd_out", "_flush_due", "_handle", "_is_later", "_loop", "_pending", "_waiting", "connection")
 
     def __init__(self, loop: Loop, fd_in: int, fd_out: int, handle: Callable[[events.Event], object]) -> None:
         self.connection = Connection(GUEST)
@@ -39,6 +40,7 @@ class Wire:
         self._pending = memoryview(b"")
         self._waiting = False
         self._flush_due = False
+        self._is_later = False
         for fd in (fd_in, fd_out):
             os.set_blocking(fd, False)
         loop.watch(fd_in, READ, self._readable)
@@ -48,6 +50,16 @@ class Wire:
         if not self._flush_due:
             self._flush_due = True
             self._loop.soon(self._flush)
+
+    def flush_later(self) -> None:
+        """Write what is queued in a moment, with what comes until then: each write wakes the host, which takes longer than to make one."""
+        if not self._flush_due and not self._is_later:
+            self._is_later = True
+            self._loop.after(PATIENCE_S, self._flush_what_waited)
+
+    def _flush_what_waited(self) -> None:
+        self._is_later = False
+        self.flush_soon()
 
     def _readable(self, mask: int) -> None:
         try:
@@ -88,7 +100,9 @@ class Wire:
                 self._waiting = True
                 self._loop.watch(self._fd_out, WRITE, self._writable)
             else:
-                self.flush_soon()
+                self._pending = memoryview(self.connection.next_batch(WRITE_BYTES))
+                if self._pending:
+                    self.flush_soon()
         for event in self.connection.take_events():
             self._handle(event)
 

@@ -13,8 +13,6 @@ Laws:
 
 from __future__ import annotations
 
-import time
-
 from sandlot.guest.calls import Refusal
 from sandlot.guest.flow.outputs import HOLD_S, Buffer, Outputs
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
@@ -41,6 +39,8 @@ EVENTS_MOST = EVENTS_BYTES // EVENT_BYTES
 ERRORS_MOST = 256
 """Of that number, for errors alone."""
 RUNS = 4096
+YOUNG_S = 0.005
+"""What a cell tells before that goes with its end where that follows at once, as it does most times."""
 ERROR_LINES = 25
 """What is kept of the traceback of an error that takes all that errors may: each line has up to 32 KB."""
 CLEARED = {"event": "clear", "wait": False}
@@ -173,7 +173,7 @@ class Cell:
 
     def begin(self) -> None:
         """Its turn has come."""
-        self._began_s = time.monotonic()
+        self._began_s = self._loop.time()
 
     def tell(self, event: dict[str, Any], size: int) -> None:
         """Keep an event and pass it on.
@@ -259,7 +259,7 @@ class Cell:
         self.pump()
 
     def _state(self, status: str) -> dict[str, Any]:
-        passed_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        passed_s = 0.0 if self._began_s is None else self._loop.time() - self._began_s
         return {"status": status, "execution_count": self.count, "duration_s": passed_s}
 
     def attach(self, call: Call, events_from: int, stdout_from: int | None, stderr_from: int | None, *, wait: bool = True) -> None:
@@ -287,7 +287,9 @@ class Cell:
 
     def pump(self) -> None:
         """Send on what can be sent, and answer where all is done."""
+        is_young = self._began_s is not None and self.result is None and self._loop.time() - self._began_s < YOUNG_S
         for follower in list(self.readers):
+            follower.call.is_patient = is_young
             has_all = follower.pump(self)
             if (has_all and self.result is not None) or follower.has_enough:
                 self._leave(follower)

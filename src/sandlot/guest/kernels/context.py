@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sandlot.guest.main import Guest
 
 AGAIN_S, GRACE_S = 1.0, 2.0
+BELL_S = 0.02
+"""When a kernel is asked for what it has kept back of a cell: most cells are over by then, and are told in one piece."""
 BEGUN_S = 0.3
 """How long an interrupt waits for a kernel to say that it has begun the cell: before that it may not hear of it."""
 
@@ -48,6 +50,7 @@ class Context(Owner):
     """
 
     __slots__ = (
+        "_bell",
         "_guest",
         "_has_begun",
         "_is_up",
@@ -85,6 +88,7 @@ class Context(Owner):
         self._has_begun = False
         self._starts = Starts(guest, kernels, self)
         self._timer: Timer | None = None
+        self._bell: Timer | None = None
         self._why = ""
         self._verdict = ""
 
@@ -155,6 +159,11 @@ class Context(Owner):
         if self.kernel is not None:
             self._wake(self.kernel, "")  # it stays where its cells have gone
 
+    def part(self) -> None:
+        """The sandbox is a copy from now on: nobody here waits for cells that have not begun."""
+        self._abort_all("It waited in the sandbox that this one is a copy of.")
+        self.last = self.cell
+
     # -- the kernel's life --------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
@@ -177,7 +186,7 @@ class Context(Owner):
         kernel.serve(self)
 
     def _wake(self, kernel: Kernel, cwd: str) -> None:
-        kernel.send({"op": "wake", "entropy": self._guest.entropy, "env": {**self._guest.env, **self.env}, "cwd": cwd})
+        kernel.wake({**self._guest.env, **self.env}, self._guest.waking.draw(), cwd)
 
     def kill(self, verdict: str) -> None:
         """Kill the kernel and its family; its cell says so by the verdict."""
@@ -272,6 +281,7 @@ class Context(Owner):
         kernel.send(
             {"op": "execute", "cell": cell.id, "code": cell.code, "env": cell.env, "silent": cell.silent, "store_history": cell.store_history}
         )
+        self._bell = self._guest.loop.after(BELL_S, kernel.ring)
         self._kernels.memory.watch()
 
     def _interrupt(self, why: str) -> None:
@@ -284,6 +294,7 @@ class Context(Owner):
         if self._has_begun:
             self._signal()
         else:
+            self.kernel.ring()
             self._set_timer(BEGUN_S, self._signal)
 
     def _signal(self) -> None:
@@ -307,11 +318,15 @@ class Context(Owner):
             self._timer.cancel()
         self._timer = self._guest.loop.after(delay_s, callback)
 
+    def _set_no_timer(self) -> None:
+        for timer in (self._timer, self._bell):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._bell = None
+
     def _quiet(self) -> None:
         """No timer of a cell or a kernel that is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._set_no_timer()
         self._starts.settle()
 
     def cell_of(self, id_: str | None) -> Cell | None:
@@ -352,9 +367,7 @@ class Context(Owner):
 
     def _finish(self, status: str) -> None:
         cell, self.cell = self.cell, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._set_no_timer()
         if cell is None:
             return
         cell.finish(status, self.count)

@@ -11,24 +11,26 @@ Laws:
 from __future__ import annotations
 
 import os
+import select
 import struct
 
-from sandlot.guest.flow.lean import socket
 from sandlot.guest.flow.loop import READ, READ_BYTES, WRITE
 from sandlot.guest.flow.outputs import Outputs
-from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe, open_pipe
+from sandlot.guest.flow.pipes import DRAIN_READS, OutputPipe
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels.messages import checked
-from sandlot.guest.spawn import account, start
+from sandlot.guest.spawn import account, environment
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.schema import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from sandlot.guest.kernels.cells import Cell
+    from sandlot.guest.kernels.ends import Ends
     from sandlot.guest.main import Guest
 
 HEAD = struct.Struct(">I")
@@ -63,29 +65,6 @@ class Owner:
         raise NotImplementedError
 
 
-class Ends:
-    """What a kernel to be has of descriptors: the guest's and its own."""
-
-    __slots__ = ("err", "err_theirs", "out", "out_theirs", "socket", "theirs")
-
-    def __init__(self) -> None:
-        self.socket, self.theirs = socket.socketpair()
-        self.out, self.out_theirs = open_pipe(roomy=True)
-        self.err, self.err_theirs = open_pipe(roomy=True)
-
-    def given(self) -> None:
-        """The kernel has its own."""
-        self.theirs.close()
-        os.close(self.out_theirs)
-        os.close(self.err_theirs)
-
-    def close(self) -> None:
-        """There will be no kernel."""
-        self.socket.close()
-        os.close(self.out)
-        os.close(self.err)
-
-
 class Kernel:
     """One process.
 
@@ -94,15 +73,18 @@ class Kernel:
         pid: It; it leads its session.
         ends: The guest's ends.
         number: Its mark.
+        env: What of its environment is the sandbox's or its context's, not its user's account's.
     """
 
     __slots__ = (
+        "_bell",
         "_buffer",
         "_found",
         "_gone",
         "_guest",
         "_is_broken",
         "_is_closed",
+        "_look",
         "_out",
         "_over",
         "_owner",
@@ -110,18 +92,23 @@ class Kernel:
         "_sink",
         "_socket",
         "_stalled",
+        "env",
         "killed",
         "number",
         "pid",
         "pipes",
     )
 
-    def __init__(self, guest: Guest, pid: int, ends: Ends, number: int) -> None:
+    def __init__(self, guest: Guest, pid: int, ends: Ends, number: int, env: dict[str, str]) -> None:
         self._guest = guest
+        self.env = env
         self.pid = pid
         self.number = number
         self._socket = ends.socket
         self._socket.setblocking(False)
+        self._bell = ends.bell
+        if self._bell >= 0:
+            os.set_blocking(self._bell, False)
         self._buffer = bytearray()
         self._out = bytearray()
         self._found: tuple[dict[str, Any], int] | None = None
@@ -135,6 +122,9 @@ class Kernel:
         self._owner: Owner | None = None
         self._sink = Outputs((STDOUT, STDERR))  # what is printed before the first cell is nobody's
         self.pipes = [OutputPipe(guest.loop, fd, channel, self._sink, self._piped) for fd, channel in ((ends.out, STDOUT), (ends.err, STDERR))]
+        self._look = select.poll()
+        for pipe in self.pipes:
+            self._look.register(pipe.fd, select.POLLIN)
         family.mark(pid, number)
         guest.pids.watch()
 
@@ -148,12 +138,56 @@ class Kernel:
         """Speak to it from now on."""
         self._owner = owner
         self._guest.loop.watch(self._socket.fileno(), READ, self._ready)
+        if self._buffer:
+            self._guest.loop.soon(self._hand_on)
+
+    def unread(self) -> int:
+        """How many bytes it has said so far to whom it will serve: they are taken in for that."""
+        self._buffer += (not self._gone and self._receive()) or b""
+        return len(self._buffer)
+
+    def when_heard(self, callback: Callable[[], object]) -> None:
+        """Call back once it has said its first word, or is gone. That is left for whom it will serve; who does so before calls for it."""
+        descriptor = self._socket.fileno()
+        if self._buffer:
+            self._guest.loop.soon(callback)
+            return
+
+        def heard(_mask: int) -> None:
+            self._guest.loop.unwatch(descriptor)
+            callback()
+
+        self._guest.loop.watch(descriptor, READ, heard)
 
     def send(self, message: dict[str, Any]) -> None:
         """Say something to it."""
         raw = values.encode(message)
         self._out += HEAD.pack(len(raw)) + raw
         self._write()
+
+    def wake(self, env: dict[str, str], entropy: bytes, cwd: str) -> None:
+        """A life begins, or a context takes it: what is new is told before its next cell.
+
+        Args:
+            env: As ``Kernel.env``, from now on. What cells made of a variable that stays as it is stays theirs.
+            entropy: That nobody else is given.
+            cwd: Where it is to be; empty is where it is.
+        """
+        changed, gone = difference(self.env, env)
+        if gone:
+            own = environment(account("user"))
+            changed.update({name: own[name] for name in gone if name in own})
+            gone = [name for name in gone if name not in own]
+        self.env = env
+        self.send({"op": "wake", "entropy": entropy, "env": changed, "gone": gone, "cwd": cwd})
+
+    def ring(self) -> None:
+        """A cell takes its time: what the kernel has kept back of it is wanted now."""
+        if self._bell >= 0:
+            try:
+                os.write(self._bell, b"\0")
+            except OSError:  # it has not heard thousands of them, or is gone
+                return
 
     def direct(self, cell: Cell) -> None:
         """What comes by the pipes is that cell's from now on."""
@@ -224,7 +258,7 @@ class Kernel:
     def _receive(self) -> bytes | None:
         """What there is; None where nothing is, empty at the end."""
         try:
-            return self._socket.recv(READ_BYTES)
+            return self._guest.loop.scratch.read(self._socket.fileno())
         except BlockingIOError:
             return None
         except OSError:
@@ -261,6 +295,7 @@ class Kernel:
 
     def _hand_on_all(self) -> bool:
         """Whether there is nothing left."""
+        drained = False
         for number in range(AT_ONCE + 1):
             if self._owner is None:
                 break
@@ -273,8 +308,8 @@ class Kernel:
             if self._found is None:
                 return not self._gone or self._drain()
             message, size = self._found
-            # What a cell writes comes after its beginning, however soon.
-            if message["event"] != "started" and not self._drain():
+            # What a cell writes comes after its beginning, however soon. One look is enough for all messages that are here by now.
+            if message["event"] != "started" and not (drained := drained or self._drain()):
                 return False
             self._found = None
             if message["event"] == "output":
@@ -299,8 +334,8 @@ class Kernel:
             self._hand_on()
 
     def _drain(self) -> bool:
-        """Read what is in the pipes; whether that was all."""
-        return all([pipe.drain() for pipe in self.pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
+        """Read what is in the pipes; whether that was all. Most times there is nothing, which one look tells of both."""
+        return not self._look.poll(0) or all([pipe.drain() for pipe in self.pipes if pipe.is_open])  # noqa: C419 - each, also after a full one
 
     def _pour(self) -> bool:
         """Put what is left of an output where it belongs, as far as that wants it; whether nothing is left."""
@@ -350,30 +385,13 @@ class Kernel:
     def _close(self) -> None:
         self._guest.loop.unwatch(self._socket.fileno())
         self._socket.close()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
         for pipe in self.pipes:
             pipe.close()
 
 
-def start_kernel(guest: Guest, argv: list[str], env: dict[str, str], cwd: str, number: int) -> Kernel:
-    """Start a kernel's program as ``user``.
-
-    Args:
-        guest: The guest.
-        argv: The program; the number of its socket is added.
-        env: Its whole environment.
-        cwd: Its folder.
-        number: Its mark.
-
-    Raises:
-        Refusal: It cannot be started.
-    """
-    ends = Ends()
-    try:
-        theirs = ends.theirs.fileno()
-        pid = start([*argv, str(theirs)], env, cwd, account("user"), (guest.dev_null, ends.out_theirs, ends.err_theirs), keep=theirs)
-    except BaseException:
-        ends.close()
-        raise
-    finally:
-        ends.given()
-    return Kernel(guest, pid, ends, number)
+def difference(before: dict[str, str], after: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What is new or other in an environment, and the names that are gone. Pure."""
+    return {name: text for name, text in after.items() if before.get(name) != text}, [name for name in before if name not in after]

@@ -10,12 +10,19 @@ import os
 from sandlot.guest.calls import Refusal
 from sandlot.guest.spawn import SHELL, candidates
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 DEFAULTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
 """The contexts that are there by themselves, and their language."""
 
 PROGRAMS = "/.sandlot/programs"
 OWN_PYTHON = ("/.sandlot/lib/ld.so", "--library-path", "/.sandlot/lib", "/.sandlot/bin/python3", "-SI", "-X", "utf8")
-EARLY = ("OMP_", "MKL_", "OPENBLAS_", "PYTHON", "LD_", "MPL")
+EARLY = (
+    *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
+    *("OMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMEXPR_"),
+)
 """Variables that begin so are read when a program or a library starts: later is too late."""
 
 
@@ -39,7 +46,8 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
     Args:
         language: python, bash or javascript.
         env: What it will have.
-        plain: Without what the image may have installed beside its python, because with that it did not start.
+        plain: Without what is nice to have, because with that it did not start: what the image has installed beside its python, the
+            processor's randomness for node.
 
     Raises:
         Refusal: The image has nothing that runs it.
@@ -58,9 +66,25 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if node is None:
             hint = "Use a template with Node.js, or install it."
             raise Refusal("unsupported", "This image has no Node.js, so it has no JavaScript context.", hint)
+        # Not what is only for some: a node may have been built without it, and does not start then.
+        random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/openssl.cnf"]
         # A cell that is terminated leaves node's bookkeeping of asynchronous calls uneven; the check of that would end node.
-        return [node, "--no-force-async-hooks-checks", f"{PROGRAMS}/javascript.mjs"]
+        return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript.mjs"]
     raise Refusal("invalid_request", f"There is no language {language[:50]!r}.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
+
+
+def _has_randomness() -> bool:
+    """Whether the processor draws random numbers by itself (RDRAND)."""
+    try:
+        fd = os.open("/proc/cpuinfo", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return b" rdrand " in os.read(fd, 65536)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def early(env: dict[str, str]) -> dict[str, str]:
@@ -68,19 +92,34 @@ def early(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(EARLY)}
 
 
-def site_folders(python: str, home: str) -> list[str]:
-    """Where an image's python finds what is installed beside it, without asking it: those folders that are there.
+def site_places(python: str, home: str) -> dict[str, int]:
+    """Where an image's python finds what is installed beside it, without asking it, and where such folders come to be.
 
     Args:
         python: Its path.
         home: Of whom it runs as.
+
+    Returns:
+        Of each, when it last changed; 0 where it is not there.
     """
     prefix = os.path.dirname(os.path.dirname(os.path.realpath(python)))
-    found = []
+    places = []
     for root in {prefix, "/usr/local", f"{prefix}/local", f"{home}/.local"}:
+        places.append(f"{root}/lib")
         try:
             versions = [name for name in os.listdir(f"{root}/lib") if name.startswith("python3")]
         except OSError:
             continue
-        found += [f"{root}/lib/{version}/{leaf}" for version in versions for leaf in ("site-packages", "dist-packages")]
-    return sorted(folder for folder in set(found) if os.path.isdir(folder))
+        places += [f"{root}/lib/{version}/{leaf}" for version in versions for leaf in ("site-packages", "dist-packages")]
+    return changed(places)
+
+
+def changed(places: Iterable[str]) -> dict[str, int]:
+    """When each of some folders last changed, in nanoseconds; 0 where it is not there."""
+    found = {}
+    for place in places:
+        try:
+            found[place] = os.stat(place).st_mtime_ns
+        except OSError:
+            found[place] = 0
+    return found

@@ -5,7 +5,8 @@ tell such an end from others. gVisor has no such killer: the host's kernel ends 
 what is left is looked at, sooner the less there is and the faster it goes, and the greediest process is killed before nothing is.
 
 Laws:
-- Looked at only while a cell runs, and only where ``/proc/meminfo`` speaks of this sandbox.
+- Looked at only while a cell runs, and once after it, and only where ``/proc/meminfo`` speaks of this sandbox.
+- A cell that begins while there is room is first looked at when it has run for ``LEAST_S``: most are over by then.
 - One is killed at a time, and only if that gives back something.
 """
 
@@ -55,13 +56,14 @@ class Memory:
         kernels: Whose cells are watched.
     """
 
-    __slots__ = ("_before", "_dying", "_dying_since_s", "_fd", "_guest", "_kernels", "_watching", "limit_bytes")
+    __slots__ = ("_before", "_dying", "_dying_since_s", "_fd", "_guest", "_has_room", "_kernels", "_watching", "limit_bytes")
 
     def __init__(self, guest: Guest, kernels: Kernels) -> None:
         self._guest = guest
         self._kernels = kernels
         self._fd = -1
         self._watching = False
+        self._has_room = False
         self._before = (0.0, 0)
         self._dying = 0
         self._dying_since_s = 0.0
@@ -94,7 +96,10 @@ class Memory:
         if not self._watching and self._fd >= 0:
             self._watching = True
             self._before = (0.0, 0)
-            self._look()
+            if self._has_room:
+                self._guest.loop.after(LEAST_S, self._look)
+            else:
+                self._look()
 
     def explains(self, peak_bytes: int) -> bool:
         """Whether a process that somebody has killed was killed for memory, by what it had taken and what others have.
@@ -106,22 +111,22 @@ class Memory:
         return explained(self.limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in pids() if pid != 1))
 
     def _look(self) -> None:
+        found = figures(self._text())
+        if found is None:
+            self._watching = self._has_room = False
+            return
+        now_s, used = time.monotonic(), found[0] - found[1]
+        room = self.limit_bytes - used - floor_bytes(self.limit_bytes)
+        self._has_room = room > NEAR_BYTES
         if not self._kernels.is_busy():
             self._watching = False
             return
-        found = figures(self._text())
-        if found is None:
-            self._watching = False
-            return
-        now_s, used = time.monotonic(), found[0] - found[1]
         then_s, before = self._before
         self._before = (now_s, used)
         rate = max(0.0, (used - before) / max(now_s - then_s, 0.001)) if then_s else 0.0
-        left = self.limit_bytes - used
-        floor = floor_bytes(self.limit_bytes)
-        if left - rate * HORIZON_S < floor:
+        if room < rate * HORIZON_S:
             self._end_the_greediest()
-        self._guest.loop.after(pause_s(left - floor, rate), self._look)
+        self._guest.loop.after(pause_s(room, rate), self._look)
 
     def _text(self) -> bytes:
         try:

@@ -38,18 +38,20 @@ WAITING_BYTES = 16 * 1024 * 1024
 KEPT = 64
 KEPT_BYTES = 16 * 1024 * 1024
 NAME_CHARS = 64
+LOOK_AGAIN_S = 0.05
 
 
 class Kernels:
     """All contexts of the sandbox, and the cells that are remembered."""
 
-    __slots__ = ("_cells", "_contexts", "_guest", "_number", "memory", "spares")
+    __slots__ = ("_cells", "_contexts", "_guest", "_is_trimming", "_number", "memory", "spares")
 
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
         self._contexts: OrderedDict[str, Context] = OrderedDict()
         self._cells: OrderedDict[str, Cell] = OrderedDict()
         self._number = 0
+        self._is_trimming = False
         self.memory = Memory(guest, self)
         self.spares = Spares(guest, self)
         guest.calls.handlers.update(
@@ -61,6 +63,7 @@ class Kernels:
                 "kernel.attach": self.attach,
                 "kernel.interrupt": self.interrupt,
                 "kernel.restart": self.restart,
+                "guest.warm": self.warm,
             }
         )
 
@@ -98,7 +101,7 @@ class Kernels:
         if cell is None:
             context = self._context(call.args["kernel"], call.args["language"])
             if context.kernel is None:
-                languages.argv(context.language, context.environment())
+                self._check(context.language, context.env)
             waiting = [one for each in self._contexts.values() for one in each.queue]
             cell = Cell(self._guest.loop, call.id, call.args)
             size = sum(each.asked_bytes for each in [*waiting, cell])
@@ -107,7 +110,7 @@ class Kernels:
             self.remember(cell)
             cell.attach(call, 0, 0, 0)
             context.submit(cell)
-            self._trim()
+            self._trim_soon()
         else:
             cell.attach(call, 0, 0, 0)
 
@@ -146,19 +149,52 @@ class Kernels:
             raise _unknown(name)
         call.result()
 
+    def warm(self, call: Call) -> None:
+        """``guest.warm``: what the first cell needs is made now, and answered for when it is there and at rest."""
+        lean = call.args["lean"] is True
+        self.spares.warm(lambda there: call.result() if there else self._warm_default(call, lean=lean), lean=lean)
+
+    def _warm_default(self, call: Call, *, lean: bool) -> None:
+        """Nothing is made ahead here: then the one kernel that most cells go to, where the image has one, and memory is not dear."""
+        if lean:
+            call.result()
+            return
+        try:
+            context = self._context("default", None)
+            context.boot()
+        except Refusal:
+            call.result()
+            return
+        self._when_up(call, context)
+
+    def _when_up(self, call: Call, context: Context) -> None:
+        if context.state == "starting":
+            self._guest.loop.after(LOOK_AGAIN_S, lambda: self._when_up(call, context))
+        else:
+            call.result()
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def woken(self, memory_bytes: int | None) -> None:
-        """The sandbox begins a life: tell every kernel, and make ready what its first cell may need."""
+    def woken(self, memory_bytes: int | None, env: dict[str, str], python: str | None) -> None:
+        """The sandbox begins a life: tell every kernel, and see to it that there will be one, where it takes long to make one.
+
+        A plain kernel is there in 0.1 s and takes 15 MiB in gVisor: one that nobody asks for is not worth that.
+
+        Args:
+            memory_bytes: Its limit, where it is told.
+            env: All of the user's environment.
+            python: The image's; None where it has none.
+        """
         self.memory.set(memory_bytes)
         for context in self._contexts.values():
             context.woken()
-        if self.spares.woken() or self._contexts:
-            return
-        try:
-            self._context("default", None).boot()
-        except Refusal:
-            return
+        self.spares.woken(env, python)
+
+    def part(self) -> None:
+        """This is a copy: cells that are over were another sandbox's, and those that wait are waited for there."""
+        for context in self._contexts.values():
+            context.part()
+        self._cells.clear()
 
     def reaped(self, pid: int, status: int, peak_bytes: int) -> bool:
         """A child ended; whether it was a kernel, or one made ahead."""
@@ -170,7 +206,7 @@ class Kernels:
 
     def finished(self) -> None:
         """A cell is over."""
-        self._trim()
+        self._trim_soon()
         if not self.is_busy():
             self.spares.settle()
 
@@ -192,7 +228,7 @@ class Kernels:
         """Whether a process is known, as whatever."""
         mine = [context.kernel.pid for context in self._contexts.values() if context.kernel is not None] + self.spares.pids()
         others = [process.pid for process in self._guest.processes.running()]
-        return pid in mine or pid in others or pid in self._guest.local.by_pid
+        return pid in mine or pid in others or pid in self._guest.local.by_pid or pid == self._guest.hooks.pid
 
     def new_number(self) -> int:
         """A mark for a kernel's family."""
@@ -202,7 +238,7 @@ class Kernels:
     def remember(self, cell: Cell) -> None:
         """A new cell; forgotten again when it is over and others need the room."""
         self._cells[cell.id] = cell
-        cell.on_late = self._trim
+        cell.on_late = self._trim_soon
 
     def cell_of(self, id_: str, kernel: str) -> Cell | None:
         """A remembered cell, where it is that context's."""
@@ -234,12 +270,24 @@ class Kernels:
             raise Refusal("conflict", f"The context {name!r} is for {languages.DEFAULTS[name]}.", "Use another id.")
         if sum(known not in languages.DEFAULTS for known in self._contexts) >= CONTEXTS and name not in languages.DEFAULTS:
             raise Refusal("limit_exceeded", f"The sandbox has {CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
-        languages.argv(language, environment(account("user"), self._guest.env, env))
+        self._check(language, env)
         if cwd is not None and not (cwd.startswith("/") and os.path.isdir(cwd)):
             raise Refusal("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
         return Context(self._guest, self, name, language, cwd or self._guest.workspace, env)
 
+    def _check(self, language: str, env: dict[str, str]) -> None:
+        """Refuse a language that the image has nothing for. That is looked up in many folders; where a zygote lives there is a python."""
+        if language != "python" or not self.spares.is_up:
+            languages.argv(language, environment(account("user"), self._guest.env, env))
+
+    def _trim_soon(self) -> None:
+        """Once what there is to answer has been sent."""
+        if not self._is_trimming:
+            self._is_trimming = True
+            self._guest.loop.soon(self._trim)
+
     def _trim(self) -> None:
+        self._is_trimming = False
         done = [cell for cell in self._cells.values() if cell.result is not None and not cell.readers]
         kept = sum(cell.kept_bytes for cell in self._cells.values())
         count = len(self._cells)

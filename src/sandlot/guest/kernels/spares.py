@@ -9,20 +9,23 @@ Laws:
   and known as nothing else.
 - Whoever waits is answered: with a kernel, or with none after ``START_S``, or ``ANSWER_S`` where all is imported. A zygote that
   has not answered by then is ended, so that nobody else waits for it.
+- Where memory is dearer than the next kernel (``guest.warm``, lean) the zygote ends when the spare is there. Another one is begun when
+  somebody asks for a kernel and there is no spare, not before.
+- What was made ahead in one life is kept for the next where a program that starts then would find the same. Its randomness is that
+  of the life in which it is given away.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 
-from sandlot.guest.flow.lean import signal, socket
-from sandlot.guest.flow.loop import READ, log
+from sandlot.guest.flow.loop import log
 from sandlot.guest.kernels import languages
-from sandlot.guest.kernels.kernel import HEAD, Ends, Kernel
-from sandlot.guest.spawn import UID, account, environment, start
-from sandlot.guest.tasks import Task, kill_tree, send
-from sandlot.protocol import values
+from sandlot.guest.kernels.ends import Ends
+from sandlot.guest.kernels.kernel import Kernel
+from sandlot.guest.kernels.zygote import Zygote
+from sandlot.guest.spawn import UID, account, environment
+from sandlot.guest.tasks import Task
 from sandlot.protocol.lean import deque
 
 TYPE_CHECKING = False
@@ -39,95 +42,14 @@ if TYPE_CHECKING:
 AHEAD_S = 1.0
 """After the begin of a life, and after a command's end. Who lives as briefly is spared the imports: 0.3 to 1.5 s of a processor in gVisor."""
 TRIES = 25
-REFILL_S = 0.05
+REFILL_S = 0.25
+"""After a spare was taken: its first cell has the processors for itself."""
 START_S, ANSWER_S = 15.0, 5.0
 FAILURES = 3
 """A zygote that ended so often before it gave a kernel is not started again."""
+LOOK_S, LOOKS = 0.005, 1000
 LEAST_BYTES = 256 << 20
 """Where the sandbox has less memory, it is not spent ahead."""
-WARM, MESSAGE_BYTES = "numpy,pandas,matplotlib", 4096
-FD = struct.Struct("i")
-
-
-class Zygote:
-    """The process that kernels are forked from."""
-
-    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "is_still", "is_up", "is_warm", "pid", "seen")
-
-    def __init__(
-        self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
-    ) -> None:
-        self._guest = guest
-        self._on_message = on_message
-        self._on_end = on_end
-        self._buffer = bytearray()
-        self.env = languages.early(env)
-        self.seen = seen
-        self.is_up = False
-        self.is_warm = False
-        self.is_still = False
-        ours, theirs = socket.socketpair()
-        try:
-            argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
-            null = guest.dev_null
-            self.pid = start(argv, env, guest.workspace, account("user"), (null, null, null), keep=theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        self._socket = ours
-        guest.loop.watch(ours.fileno(), READ, lambda _mask: self._read())
-
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
-        """Say something short, with descriptors; whether it was taken."""
-        raw = values.encode(message)
-        data = HEAD.pack(len(raw)) + raw
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(FD.pack(fd) for fd in fds))] if fds else []
-        try:
-            return self._socket.sendmsg([data], rights) == len(data)
-        except OSError:
-            return False
-
-    def _read(self) -> None:
-        try:
-            data = self._socket.recv(MESSAGE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._buffer += data
-        try:
-            while data and len(self._buffer) >= HEAD.size:
-                (size,) = HEAD.unpack_from(self._buffer)
-                if size > MESSAGE_BYTES:
-                    data = b""
-                    break
-                if len(self._buffer) < HEAD.size + size:
-                    return
-                message = values.decode(bytes(self._buffer[HEAD.size : HEAD.size + size]))
-                del self._buffer[: HEAD.size + size]
-                self._on_message(message)
-                if self._socket.fileno() < 0:
-                    return
-        except (values.BadValue, LookupError, TypeError, ValueError):
-            data = b""
-        if not data:
-            self._on_end()
-
-    def hold(self, *, still: bool) -> None:
-        """Let it stand still, or go on. Idempotent."""
-        if still != self.is_still:
-            self.is_still = still
-            send(self.pid, signal.SIGSTOP if still else signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it; what it has forked lives on. Idempotent."""
-        if self._socket.fileno() >= 0:
-            self._guest.loop.unwatch(self._socket.fileno())
-            self._socket.close()
-            kill_tree(self.pid, signal.SIGKILL)
 
 
 class Spares:
@@ -138,13 +60,16 @@ class Spares:
         "_failures",
         "_forking",
         "_guest",
+        "_is_lean",
         "_is_put_off",
         "_kernels",
+        "_origin",
         "_patience",
         "_spare",
         "_timer",
         "_tries",
         "_waiting",
+        "_warming",
         "_zygote",
     )
 
@@ -156,22 +81,74 @@ class Spares:
         self._forking: Ends | None = None
         self._asked: dict[str, int] | None = None
         self._waiting: deque[Taker] = deque()
+        self._warming: list[Callable[[bool], object]] = []
         self._timer: Timer | None = None
         self._patience: Timer | None = None
         self._tries = 0
         self._failures = 0
         self._is_put_off = False
+        self._is_lean = False
+        self._origin: Zygote | None = None
+        """What the spare was forked from, which may be gone: what it says of the environment and the disk holds for the spare."""
 
-    def woken(self) -> bool:
-        """The sandbox begins a life; whether kernels will be made ahead."""
+    def woken(self, env: dict[str, str], python: str | None) -> None:
+        """The sandbox begins a life: make kernels ahead, where that is worth it.
+
+        Args:
+            env: All of the user's environment.
+            python: The image's; None where it has none.
+        """
         self._failures = self._tries = 0
-        env = self._environment()
-        if self._zygote is not None and self._zygote.env != languages.early(env):
+        origin = self._zygote or self._origin
+        if origin is not None and (origin.env, origin.python) != (languages.early(env), python):
             self.drop()
-        if not self._suits(env):
-            return False
-        self._later(AHEAD_S)
-        return True
+        if not self._is_lean and (self._is_affordable if self._zygote is not None or self._spare is not None else self._suits(env)):
+            self._later(AHEAD_S)
+
+    def warm(self, done: Callable[[bool], object], *, lean: bool = False) -> None:
+        """Make the zygote and the spare now, whatever else runs.
+
+        Args:
+            done: Called once, with whether they are there and at rest.
+            lean: Whether the zygote ends then.
+        """
+        self._is_lean = lean
+        if self._zygote is None and self._spare is not None and lean:
+            self._rehearse(self._spare, done)
+            return
+        zygote = self._zygote
+        if zygote is None and self._suits(self._environment()):
+            zygote = self._begin()
+        if zygote is None:
+            done(False)
+            return
+        self._warming.append(done)
+        zygote.hold(still=False)
+        if self._spare is None:
+            self._go_on()
+        else:
+            self._spare.when_heard(lambda: self._warmed(there=True))
+
+    def _rehearse(self, spare: Kernel, done: Callable[[bool], object]) -> None:
+        """Let it run a cell unheard: where it was restored since it was made, whatever it touches first takes its time."""
+        before = spare.unread()
+        spare.send({"op": "rehearse"})
+
+        def look(left: int) -> None:
+            if left and spare is self._spare and spare.unread() == before:
+                self._guest.loop.after(LOOK_S, lambda: look(left - 1))
+            else:
+                done(spare is self._spare)
+
+        look(LOOKS)
+
+    def _warmed(self, *, there: bool) -> None:
+        warming, self._warming = self._warming, []
+        if warming and there and self._is_lean and self._zygote is not None and self._spare is not None and not self._waiting:
+            self._origin, self._zygote = self._zygote, None
+            self._origin.close()
+        for done in warming:
+            done(there)
 
     def take(self, env: dict[str, str], taker: Taker) -> bool:
         """Ask for a kernel.
@@ -183,11 +160,18 @@ class Spares:
         Returns:
             Whether ``taker`` will be called, or was.
         """
-        own = self._environment()
-        if languages.early(env) != languages.early(own) or not self._suits(own):
+        if languages.early(env) != languages.early(self._guest.env):  # what an account has besides is none of these
             return False
-        zygote = self._zygote or self._begin()
-        if zygote is None:
+        if self._zygote is None and self._spare is not None and self._origin is not None and self._is_affordable:
+            if languages.changed(self._origin.seen) == self._origin.seen:
+                spare, self._spare = self._spare, None
+                taker(spare)
+                return True
+            self.drop()
+        zygote = self._zygote
+        if zygote is None and self._suits(self._environment()):
+            zygote = self._begin()
+        if zygote is None or not self._is_affordable:
             return False
         self._waiting.append(taker)
         zygote.hold(still=False)
@@ -208,6 +192,9 @@ class Spares:
             self._zygote.hold(still=False)
         elif self._is_put_off:
             self._later(AHEAD_S)
+        elif self._spare is not None and self._origin is not None and languages.changed(self._origin.seen) != self._origin.seen:
+            self.drop()  # a command has installed something: whoever asks next is to wait as little as can be
+            self._later(AHEAD_S)
 
     def settle(self) -> None:
         """Nothing runs just now: refill."""
@@ -222,6 +209,7 @@ class Spares:
         if self._spare is not None and pid == self._spare.pid:
             spare, self._spare = self._spare, None
             spare.discard()
+            self._warmed(there=False)
             return True
         return False
 
@@ -234,7 +222,8 @@ class Spares:
         zygote, self._zygote = self._zygote, None
         spare, self._spare = self._spare, None
         forking, self._forking = self._forking, None
-        self._asked = None
+        self._asked = self._origin = None
+        self._is_lean = False
         if zygote is not None:
             zygote.close()
         if spare is not None:
@@ -259,16 +248,23 @@ class Spares:
             self._later(AHEAD_S)
             return
         self._tries = 0
-        if self._zygote is None and (not self._suits(self._environment()) or self._begin() is None):
+        if self._zygote is None and (self._spare is not None or not self._suits(self._environment()) or self._begin() is None):
             return
         self._go_on()
 
-    def _suits(self, env: dict[str, str]) -> bool:
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a zygote or a spare, and so a python."""
+        return self._spare is not None or (self._zygote is not None and self._zygote.is_up)
+
+    @property
+    def _is_affordable(self) -> bool:
         memory = self._kernels.memory
-        if self._failures >= FAILURES or (memory.limit_bytes and memory.limit_bytes < LEAST_BYTES):
-            return False
-        python = languages.find_python(env)
-        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_folders(python, env["HOME"]))
+        return self._failures < FAILURES and not (memory.limit_bytes and memory.limit_bytes < LEAST_BYTES)
+
+    def _suits(self, env: dict[str, str]) -> bool:
+        python = languages.find_python(env) if self._is_affordable else None
+        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_places(python, env["HOME"]))
 
     def _environment(self) -> dict[str, str]:
         return environment(account("user"), self._guest.env)
@@ -276,13 +272,7 @@ class Spares:
     def _look(self) -> dict[str, int]:
         """When the folders of what is installed last changed."""
         env = self._environment()
-        found = {}
-        for folder in languages.site_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"]):
-            try:
-                found[folder] = os.stat(folder).st_mtime_ns
-            except OSError:
-                continue
-        return found
+        return languages.site_places(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
 
     # -- what -----------------------------------------------------------------------------------------------------------
 
@@ -301,8 +291,8 @@ class Spares:
         zygote = self._zygote
         if zygote is None or not zygote.is_up or self._forking is not None or self._asked is not None:
             return
-        seen = self._look()
-        if seen != zygote.seen:
+        if languages.changed(zygote.seen) != zygote.seen:
+            seen = self._look()  # there may be others
             if zygote.send({"op": "check"}):
                 self._asked = seen
             else:
@@ -315,8 +305,8 @@ class Spares:
             self._fork(zygote)
 
     def _fork(self, zygote: Zygote) -> None:
-        ends = Ends()
-        sent = zygote.send({"op": "fork"}, (ends.theirs.fileno(), ends.out_theirs, ends.err_theirs))
+        ends = Ends(rings=True)
+        sent = zygote.send({"op": "fork"}, (ends.theirs.fileno(), ends.out_theirs, ends.err_theirs, ends.bell_theirs))
         ends.given()
         if sent:
             self._forking = ends
@@ -325,6 +315,7 @@ class Spares:
             self._ended()
 
     def _give(self, kernel: Kernel) -> None:
+        self._warmed(there=True)
         taker = self._waiting.popleft()
         if not self._waiting and self._patience is not None:
             self._patience.cancel()
@@ -360,11 +351,13 @@ class Spares:
                 ends.close()
                 raise ValueError(pid)
             self._failures = 0
-            kernel = Kernel(self._guest, pid, ends, self._kernels.new_number())
+            kernel = Kernel(self._guest, pid, ends, self._kernels.new_number(), zygote.given)
             if self._waiting:
                 self._give(kernel)
             else:
                 self._spare = kernel
+                if self._warming:
+                    kernel.when_heard(lambda: self._warmed(there=True))
 
     def _is_kernel(self, pid: Any) -> bool:
         """Whether a process that the zygote speaks of can be one that it forked."""
@@ -395,6 +388,7 @@ class Spares:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+        self._warmed(there=False)
         waiting, self._waiting = self._waiting, deque()
         for taker in waiting:
             taker(None)

@@ -1,7 +1,8 @@
 """How a context comes by its kernel: the one that waits, one that is started for it, or the plain one.
 
 Laws:
-- A python kernel that ends before its first word is started once more as it was, and then plainly; the plain one says so itself.
+- A python kernel that ends before its first word is started once more as it was, and then plainly; the plain one says so itself. A
+  JavaScript one is started plainly at once.
 - The plain one is for one kernel: the next is tried as usual.
 - A kernel that does not say a word in time is killed: as long as the cell that waits for it may run, within bounds.
 """
@@ -10,21 +11,22 @@ from __future__ import annotations
 
 from sandlot.guest.calls import Refusal
 from sandlot.guest.kernels import languages
-from sandlot.guest.kernels.kernel import start_kernel
+from sandlot.guest.kernels.ends import Ends
+from sandlot.guest.kernels.kernel import Kernel
+from sandlot.guest.spawn import account, environment, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sandlot.guest.flow.loop import Timer
     from sandlot.guest.kernels.context import Context
-    from sandlot.guest.kernels.kernel import Kernel
     from sandlot.guest.kernels.service import Kernels
     from sandlot.guest.main import Guest
 
 START_S, LEAST_START_S = 30.0, 10.0
 LATE = "late"
 """The verdict on a kernel that took too long to start."""
-AGAIN = 2
-"""From so many failures on, a python kernel is the plain one."""
+PLAIN_AFTER = {"python": 2, "javascript": 1}
+"""From so many failures on, a kernel is the plain one."""
 
 
 class Starts:
@@ -53,11 +55,9 @@ class Starts:
         Raises:
             Refusal: The image has nothing that runs the language, or it does not start.
         """
-        language, env = self._context.language, self._context.environment()
-        languages.argv(language, env)
-        if language == "python" and not self._failures:
+        if self._context.language == "python" and not self._failures:
             self.is_taking = True
-            if self._kernels.spares.take(env, self._given):
+            if self._kernels.spares.take({**self._guest.env, **self._context.env}, self._given):
                 return
             self.is_taking = False
         self._start()
@@ -88,7 +88,7 @@ class Starts:
             verdict: What became of it.
         """
         self._failures += 1
-        again = self._context.language == "python" and verdict == "died" and self._failures <= AGAIN
+        again = verdict == "died" and self._failures <= PLAIN_AFTER.get(self._context.language, 0)
         if not again:
             self.forget()
         return again
@@ -111,6 +111,35 @@ class Starts:
 
     def _start(self) -> None:
         context = self._context
-        env = context.environment()
-        argv = languages.argv(context.language, env, plain=self._failures >= AGAIN)
-        context.adopt(start_kernel(self._guest, argv, env, context.cwd, self._kernels.new_number()))
+        plain = 0 < PLAIN_AFTER.get(context.language, 0) <= self._failures
+        argv = languages.argv(context.language, context.environment(), plain=plain)
+        env = {**self._guest.env, **context.env}
+        rings = context.language == "python"
+        context.adopt(start_kernel(self._guest, argv, env, context.cwd, self._kernels.new_number(), rings=rings))
+
+
+def start_kernel(guest: Guest, argv: list[str], env: dict[str, str], cwd: str, number: int, *, rings: bool) -> Kernel:
+    """Start a kernel's program as ``user``.
+
+    Args:
+        guest: The guest.
+        argv: The program; the number of its socket is added, and that of its bell.
+        env: As ``Kernel.env``.
+        cwd: Its folder.
+        number: Its mark.
+        rings: Whether it has a bell.
+
+    Raises:
+        Refusal: It cannot be started.
+    """
+    ends = Ends(rings=rings)
+    try:
+        theirs = [ends.theirs.fileno(), *([ends.bell_theirs] if rings else [])]
+        who, pipes = account("user"), (guest.dev_null, ends.out_theirs, ends.err_theirs)
+        pid = start([*argv, *map(str, theirs)], environment(who, env), cwd, who, pipes, keep=theirs)
+    except BaseException:
+        ends.close()
+        raise
+    finally:
+        ends.given()
+    return Kernel(guest, pid, ends, number, env)

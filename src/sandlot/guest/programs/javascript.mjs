@@ -42,6 +42,8 @@ const BUNDLE_LIMIT = 7 * 1024 * 1024; // bytes of all representations of one dis
 const MIME_TYPES = 64; // representations of one display; protocol/schema.py's number
 const MIME_CHARS = 201;
 const TOO_LARGE = '[left out: it is too large to be told]';
+const UUIDS_AHEAD = 128; // what node's crypto draws at once (lib/internal/crypto/random.js)
+const INTEGERS_AHEAD = 1024;
 const slice = Function.prototype.call.bind(String.prototype.slice); // whatever cells make of it
 
 // -- values, as protocol/values.py has them ------------------------------------------------------------------------------------------
@@ -520,6 +522,46 @@ function world() {
   hidden('display', (...values) => values.forEach((value) => show(owner.getStore()?.id ?? last, value, false)));
 }
 
+// -- another life of the same process ------------------------------------------------------------------------------------------------------
+
+// V8's generator cannot be given another seed: one of ours takes its place, unless a cell has put its own there. What node has drawn ahead
+// is thrown away. OpenSSL's generator in node cannot be reached either; where it can be helped, the guest has node take the processor's
+// (guest/kernels/languages.py).
+function renew(entropy) {
+  if (Math.random === random) {
+    random = xoshiro(entropy);
+    Object.defineProperty(Math, 'random', { value: random, writable: true, configurable: true, enumerable: false });
+  }
+  try {
+    const crypto = createRequire(import.meta.url)('node:crypto');
+    for (let drawn = 0; drawn < UUIDS_AHEAD; drawn += 1) crypto.randomUUID();
+    for (let drawn = 0; drawn < INTEGERS_AHEAD; drawn += 1) crypto.randomInt(2);
+  } catch {
+    // a node without crypto
+  }
+}
+
+let { random } = Math;
+
+// xoshiro128** by David Blackman and Sebastiano Vigna, of which two words make one number.
+function xoshiro(entropy) {
+  const words = new DataView(entropy.buffer, entropy.byteOffset, entropy.byteLength);
+  const state = Uint32Array.from({ length: 4 }, (_, number) => words.getUint32(4 * number));
+  const rotated = (word, by) => (word << by) | (word >>> (32 - by));
+  const next = () => {
+    const word = Math.imul(rotated(Math.imul(state[1], 5), 7), 9) >>> 0;
+    const shifted = state[1] << 9;
+    state[2] ^= state[0];
+    state[3] ^= state[1];
+    state[1] ^= state[2];
+    state[0] ^= state[3];
+    state[2] ^= shifted;
+    state[3] = rotated(state[3], 11);
+    return word;
+  };
+  return { random: () => ((next() >>> 5) * 2 ** 26 + (next() >>> 6)) / 2 ** 53 }.random;
+}
+
 // -- in -----------------------------------------------------------------------------------------------------------------------------------
 
 // Between the threads: the number of the last message that was heard, and whether a cell has its first turn.
@@ -541,7 +583,9 @@ function take(message) {
   else if (message.op === 'interrupt' && running !== null && (message.cell ?? running.id) === running.id) interrupted(running);
   else if (message.op === 'wake') {
     Object.assign(process.env, message.env);
+    for (const name of message.gone ?? []) delete process.env[name];
     if (!began && message.cwd) process.chdir(message.cwd);
+    if (began) renew(message.entropy);
     began = true;
   }
   hear(message.number);

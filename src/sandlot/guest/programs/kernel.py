@@ -1,10 +1,10 @@
 """The python kernel's program, on the image's python (3.8 or newer): starts a kernel, or a zygote that kernels are forked from.
 
-``kernel.py [--plain | --instead] FD`` serves the socket FD, with the plain shell where that is said; by the second, which also tells
-the first cell, where the usual one did not start. ``kernel.py --zygote FD [--warm a,b]`` imports IPython and says ``ready``, then imports
-the modules a and b where they are installed and says ``warm``. Meanwhile it answers: ``fork`` comes with three descriptors (the kernel's
-socket, stdout, stderr) and is answered by ``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still
-what lies on the disk.
+``kernel.py [--plain | --instead] FD [BELL]`` serves the socket FD, and hears the guest ring by the pipe BELL; with the plain shell where
+that is said, by the second, which also tells the first cell, where the usual one did not start. ``kernel.py --zygote FD [--warm a,b]``
+imports IPython and says ``ready``, then imports the modules a and b where they are installed and says ``warm``. Meanwhile it answers:
+``fork`` comes with four descriptors (the kernel's socket, stdout, stderr, and the pipe by which the guest rings) and is answered by
+``forked`` with the kernel's pid; ``check`` by ``fresh``, whether what was imported is still what lies on the disk.
 
 Laws:
 - What lies in the working folder is imported by cells, never by the kernel itself.
@@ -92,14 +92,17 @@ def ipython() -> tuple[Any, str]:
     return None, f"IPython does not work here ({type(said).__name__}: {str(said)[:500]}), so cells have no magics and figures are not shown.\n"
 
 
-def serve(kernel: Any, fd: int) -> None:
+def serve(kernel: Any, fd: int, bell: int = -1) -> None:
     """Serve a guest until it is gone, which is the end of this process."""
-    from sandlot_kernel.wire import Wire  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
+    from sandlot_kernel.wire import Wire, high  # type: ignore[import-not-found]  # noqa: PLC0415 - the same
 
     wire = Wire(fd)
+    if bell >= 0:
+        low, bell = bell, high(bell)
+        os.close(low)
     sys.path.insert(0, "")
     try:
-        kernel.serve(wire)
+        kernel.serve(wire, bell)
     finally:
         os._exit(0)  # threads that cells started may never end
 
@@ -118,8 +121,8 @@ class Zygote:
         self.kernel.rehearse()
         self._learn()
 
-    def serve(self) -> int | None:
-        """Answer the guest until it is gone; in a forked kernel, the socket to serve."""
+    def serve(self) -> list[int] | None:
+        """Answer the guest until it is gone; in a forked kernel, the socket to serve and the bell."""
         self._send({"event": "ready", "warm": not self._cold})
         while True:
             if self._cold and not select.select([self._socket], [], [], 0)[0]:
@@ -131,9 +134,9 @@ class Zygote:
             if message["op"] == "check":
                 self._send({"event": "fresh", "fresh": self._fresh()})
             elif message["op"] == "fork":
-                fd = self._fork(fds)
-                if fd is not None:
-                    return fd
+                ends = self._fork(fds)
+                if ends is not None:
+                    return ends
 
     def _warm(self, name: str) -> None:
         """Import a module, if the image has it."""
@@ -152,7 +155,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
 
-    def _fork(self, fds: list[int]) -> int | None:
+    def _fork(self, fds: list[int]) -> list[int] | None:
         told, tell = os.pipe()
         first = os.fork()
         if first == 0:
@@ -173,17 +176,17 @@ class Zygote:
         self._send({"event": "forked", "pid": pid})
         return None
 
-    def _become_kernel(self, fds: list[int]) -> int:
+    def _become_kernel(self, fds: list[int]) -> list[int]:
         self._socket.close()
         os.setsid()
-        link, out, err = fds
+        link, out, err, bell = fds
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
         self.kernel.part(os.urandom(64))
         self.kernel.rehearse()  # its pages become its own now, not in its first cell: nobody waits for a spare
-        return link
+        return [link, bell]
 
     def _fresh(self) -> bool:
         """Whether what was imported is still there: looks closer only where a folder of packages has changed.
@@ -201,7 +204,7 @@ class Zygote:
         data = b""
         fds: list[int] = []
         while len(data) < self._head.size or len(data) < self._head.size + self._head.unpack_from(data)[0]:
-            part, ancillary, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(3 * 4))
+            part, ancillary, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(4 * 4))
             for level, kind, raw in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds.extend(int.from_bytes(raw[at : at + 4], sys.byteorder) for at in range(0, len(raw) - 3, 4))
@@ -249,15 +252,16 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path not in {"", HERE}]
     sys.meta_path.insert(0, Finder())
     if argv[0] != "--zygote":
-        kernel = engine(plain=len(argv) > 1)
+        ends = [int(word) for word in argv if not word.startswith("--")]
+        kernel = engine(plain=len(argv) > len(ends))
         kernel.warning = kernel.warning or (INSTEAD if argv[0] == "--instead" else "")
-        serve(kernel, int(argv[-1]))
+        serve(kernel, *ends)
         return
     warm = argv[argv.index("--warm") + 1] if "--warm" in argv else WARM
     zygote = Zygote(int(argv[1]), [name for name in warm.split(",") if name])
-    fd = zygote.serve()
-    if fd is not None:
-        serve(zygote.kernel, fd)
+    forked = zygote.serve()
+    if forked is not None:
+        serve(zygote.kernel, *forked)
 
 
 if __name__ == "__main__":

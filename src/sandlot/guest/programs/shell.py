@@ -194,12 +194,16 @@ class Kernel:
     def _wake(self, message: dict[str, Any]) -> None:
         """A life begins: its environment and randomness are the shell's before its next cell, and every later shell's."""
         os.environ.update(message["env"])
+        gone = [name for name in message.get("gone", ()) if is_name(name)]
+        for name in gone:
+            os.environ.pop(name, None)
         cwd = message.get("cwd")
         if self._shell is None and cwd:
             os.chdir(cwd)
         exports = "".join(f"export {name}={quoted(value)}\n" for name, value in message["env"].items() if is_name(name))
+        exports += "".join(f"unset -v {name}\n" for name in gone)
         seed = int.from_bytes(message["entropy"][:4], "big")
-        self._before = f"{exports}RANDOM={seed}\n"
+        self._before += f"{exports}RANDOM={seed}\n"
         if self._shell is None:
             try:
                 self._shell = Shell()  # so that it is there when the first cell comes

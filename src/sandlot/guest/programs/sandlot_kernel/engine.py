@@ -15,11 +15,10 @@ from __future__ import annotations
 import builtins
 import getpass
 import os
-import random
 import sys
-import tempfile
+import time
 
-from . import origins, telling
+from . import hooks, origins, reseed, telling
 from .children import Children
 from .guard import Guard
 from .running import Interrupts, Loop
@@ -140,6 +139,9 @@ class Engine:
         self._host = Host(self._output, self._interrupts, self._guard, self._children)
         self._wire: Wire | None = None
         self._number = 0
+        self._was_long = False
+        self._has_time = False
+        """Whether nobody waits for it yet."""
         self.warning = ""
         """Told on stderr of the first cell."""
         self.is_whole = True
@@ -168,20 +170,36 @@ class Engine:
             vars(sys).pop(name, None)
         self._output.is_muted = False
 
+    def _rehearse_all(self) -> None:
+        """Run a cell as the first one will be run, unheard and without a trace: all that it touches is this process's own then."""
+        warning, self.warning = self.warning, ""
+        self._output.is_muted = True
+        self._lend({"cell": "", "code": "print(1)\n1", "silent": False, "store_history": False})
+        self._output.is_muted = False
+        self._number, self.warning = 0, warning
+
     def part(self, entropy: bytes) -> None:
         """This process was forked from a zygote: its randomness is its own."""
         self._children.settle()
         reseed(entropy)
+        self._has_time = True
 
-    def serve(self, wire: Wire) -> None:
-        """Answer until the guest is gone."""
+    def serve(self, wire: Wire, bell: int = -1) -> None:
+        """Answer until the guest is gone.
+
+        Args:
+            wire: To the guest.
+            bell: As ``Output.connect`` has it.
+        """
         self._wire = wire
-        self._output.connect(wire)
+        self._output.connect(wire, bell)
         self._guard.install()
         self._children.install()
         self._interrupts.install()
         self._loop.install()
         try:
+            if self._has_time:
+                self._rehearse_all()
             self._output.send({"event": "ready"})
             while True:
                 self._loop.wait(wire)
@@ -192,11 +210,17 @@ class Engine:
     def _take(self, message: dict[str, Any]) -> None:
         if message["op"] == "execute":
             self._lend(message)
+        elif message["op"] == "rehearse":
+            if not self._number:
+                reseed(os.urandom(64))
+                self._rehearse_all()
+            self._output.send({"event": "ready"})
         elif message["op"] == "wake":
-            os.environ.update(message.get("env") or {})
+            _change_environment(message.get("env") or {}, message.get("gone") or ())
             if message.get("cwd") and not self._number:
                 _change_folder(message["cwd"])
             reseed(message["entropy"])
+            self.warning += hooks.call(message["entropy"], self._interrupts)
 
     def _lend(self, message: dict[str, Any]) -> None:
         env = message.get("env") or {}
@@ -216,7 +240,8 @@ class Engine:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._interrupts.in_cell = False
+        self._was_long = self._output.was_rung
+        self._interrupts.in_cell = self._output.was_rung = False
         self._host.reset()
         self._output.send({"event": "done", "cell": message.get("cell", ""), "ok": ok, "count": count})
 
@@ -227,12 +252,12 @@ class Engine:
         host.reset(cell)
         interrupts.pending = interrupts.cancelled = False
         interrupts.in_cell = True
-        interrupts.install()
+        interrupts.install(anew=self._was_long)
         self._guard.restore()
         self._loop.call(origins.begin, cell)
         count = shell.execution_count if stored else shell.execution_count - 1
         self._output.fresh()
-        self._output.send({"event": "started", "cell": cell, "count": count})
+        self._output.begin({"event": "started", "cell": cell, "count": count})
         if self.warning:
             self._guard.stderr.write(self.warning)
             self.warning = ""
@@ -268,18 +293,6 @@ class Engine:
                     pass
 
 
-def reseed(entropy: bytes) -> None:
-    """Randomness of this life, not of the snapshot or the process that it comes from."""
-    random.seed(entropy)
-    tempfile._name_sequence = None  # type: ignore[attr-defined]  # noqa: SLF001 - it has a generator of its own
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        numpy.seed(int.from_bytes(entropy[:4], "big"))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(int.from_bytes(entropy[4:12], "big") >> 1)
-
-
 def _translated(kind: Any, raised: Any, *, interrupted: Interrupts) -> tuple[Any, Any]:
     """An error as it is told: an interrupt while the cell awaited cancels it, a debugger finds the end of its input."""
     name = telling.name_of(kind)
@@ -296,6 +309,14 @@ def _nothing_to_read(prompt: object = "", *_more: object) -> str:
 
 def _no_debugger(*_args: object, **_named: object) -> None:
     raise StdinNotImplementedError(NO_DEBUGGER)
+
+
+def _change_environment(changed: dict[str, str], gone: Any) -> None:
+    os.environ.update(changed)
+    for name in gone:
+        os.environ.pop(name, None)
+    if "TZ" in changed or "TZ" in gone:
+        time.tzset()  # otherwise read once, when the process begins
 
 
 def _change_folder(path: str) -> None:

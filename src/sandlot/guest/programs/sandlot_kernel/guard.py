@@ -5,16 +5,19 @@ Laws:
   or made into what cannot be called, are back in the next cell.
 - ``sys.stdout`` and ``sys.stderr`` that a cell replaced stay replaced; None, or closed ones, are put back before the next cell.
 - Descriptors 0, 1 and 2 that a cell closed are put back before the next cell.
-- What is installed while the kernel runs can be imported by the next cell, also from folders that did not exist before.
+- What is installed while the kernel runs can be imported by the next cell, also from folders that did not exist before. Whether there
+  are new ``.pth`` files is looked for when an import finds nothing, once in a cell: to look takes longer than most cells.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
+import select
 import site
 import sys
 import types
+from importlib.machinery import PathFinder
 
 from .wire import high
 
@@ -74,11 +77,16 @@ class Guard:
         self._kept: dict[int, int] = {}
         self._modules: dict[str, Any] = {}
         self._seen: dict[str, tuple[int, set[str]]] = {}
+        self._standard = select.poll()
+        self._is_looking = True
 
     def install(self) -> None:
         """Remember what is there now."""
         self.builtins.learn()
         self._kept = {fd: high(fd) for fd in (0, 1, 2) if _is_open(fd)}
+        for fd in self._kept:
+            self._standard.register(fd, 0)
+        sys.meta_path.append(self)
         self._modules = dict(sys.modules)
         sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc,assignment]
         sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc,assignment]
@@ -97,16 +105,17 @@ class Guard:
             stream = getattr(sys, name, None)
             if stream is None or getattr(stream, "closed", False) is True:
                 setattr(sys, name, own)
-        for fd, kept in self._kept.items():
-            if not _is_open(fd):
+        for fd, mask in self._standard.poll(0):
+            if mask & select.POLLNVAL:
                 try:
-                    os.dup2(kept, fd)
+                    os.dup2(self._kept[fd], fd)
                 except OSError:
                     pass  # it closed that as well: children have nothing to write to, cells still have
         if sys.getrecursionlimit() < STACK_MIN:
             sys.setrecursionlimit(STACK_MIN)
         self._restore_modules()
-        self._look_for_packages()
+        self._is_looking = False
+        self._forget_folders()
 
     def _restore_modules(self) -> None:
         modules = self._modules
@@ -116,8 +125,31 @@ class Guard:
                     sys.modules[name] = module
             sys.modules.update({name: modules[name] for name in ("sys", "builtins")})
 
-    def _look_for_packages(self) -> None:
-        """What importlib.invalidate_caches does, without importing what it needs for that; and the .pth files that came."""
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
+        """The last finder's one method: nobody has found a module; it may be where a new .pth file says."""
+        if self._is_looking or path is not None:
+            return None
+        self._is_looking = True  # also while that is done: what a .pth file imports is not looked for here
+        before = list(sys.path)
+        self._add_path_files()
+        return None if sys.path == before else PathFinder.find_spec(name)
+
+    def _add_path_files(self) -> None:
+        """The .pth files that came."""
+        try:
+            for folder, (mtime, seen) in list(self._seen.items()):
+                now = _mtime(folder)
+                if now == mtime:
+                    continue
+                there = _path_files(folder)
+                for name in sorted(there - seen):
+                    site.addpackage(folder, name, None)
+                self._seen[folder] = (now, there)
+        except Exception:  # noqa: BLE001, S110 - .pth files are other people's code
+            pass
+
+    def _forget_folders(self) -> None:
+        """What importlib.invalidate_caches does, without importing what it needs for that."""
         try:
             for finder in list(sys.path_importer_cache.values()):
                 invalidate = getattr(finder, "invalidate_caches", None)
@@ -129,15 +161,7 @@ class Guard:
             metadata = sys.modules.get("importlib.metadata")
             if metadata is not None:
                 metadata.MetadataPathFinder.invalidate_caches()
-            for folder, (mtime, seen) in list(self._seen.items()):
-                now = _mtime(folder)
-                if now == mtime:
-                    continue
-                there = _path_files(folder)
-                for name in sorted(there - seen):
-                    site.addpackage(folder, name, None)
-                self._seen[folder] = (now, there)
-        except Exception:  # noqa: BLE001, S110 - finders and .pth files are other people's code
+        except Exception:  # noqa: BLE001, S110 - finders are other people's code
             pass
 
 

@@ -35,10 +35,11 @@ MACHINERY = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__, (la
 class Interrupts:
     """SIGINT, and when it may strike. Its fields are the main thread's."""
 
-    __slots__ = ("_unraisable", "cancel", "cancelled", "depth", "in_cell", "in_user_code", "pending")
+    __slots__ = ("_known", "_unraisable", "cancel", "cancelled", "depth", "in_cell", "in_user_code", "pending")
 
     def __init__(self) -> None:
         self._unraisable: Any = None
+        self._known = 0
         self.in_cell = False
         self.in_user_code = False
         self.depth = 0
@@ -49,9 +50,16 @@ class Interrupts:
         self.cancelled = False
         """Whether that was done to the running cell."""
 
-    def install(self) -> None:
-        """Take the signal (back)."""
-        signal.signal(signal.SIGINT, self._came)
+    def install(self, *, anew: bool = False) -> None:
+        """Take the signal (back).
+
+        Args:
+            anew: Also where Python knows of nobody else who has it: C code may. It is asked by what is imported as well.
+        """
+        known = len(sys.modules)
+        if anew or known != self._known or signal.getsignal(signal.SIGINT) != self._came:
+            self._known = known
+            signal.signal(signal.SIGINT, self._came)
         if sys.unraisablehook != self._swallowed:
             self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
 
@@ -176,12 +184,11 @@ class Loop:
                 raise
 
     def wait(self, wire: Wire) -> None:
-        """Let tasks go on until the guest says something."""
+        """Let tasks go on, where there are any, until the guest says something."""
         while True:
             loop = self._loop
             if loop is None or loop.is_closed() or not _busy(loop) or wire.has_early:
-                wire.wait()
-                return
+                return  # to read waits for it
             try:
                 self._interrupts.in_user_code = True
                 loop.add_reader(wire.fileno(), loop.stop)

@@ -5,6 +5,8 @@ Laws:
 - Text is kept back for ``PAUSE_S`` or ``KEPT`` characters at most, and never over a display, an error, the end of a cell, a fork or
   the start of a program. ``flush`` sends at once. The guest reads a program's own output another way, so before one
   starts it is waited for (but by threads, and by tasks between cells).
+- Whoever keeps something back wakes a thread for it, but not in the first moment of a cell: the guest rings then, a little later, where
+  the cell is not over. To wake a thread takes a tenth of a millisecond or several, which is more than most cells take.
 - The first ``AT_ONCE`` lines of a cell, and those after a silence of ``SILENCE_S``, are sent by whoever writes them. A thread sends the
   rest; code that keeps the interpreter for itself (``sum(range(10**9))``, a long match) keeps it from that. So what is late until such
   code is done: lines beyond those, and text without the end of its line.
@@ -16,11 +18,11 @@ from __future__ import annotations
 
 import io
 import time
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import allocate_lock, get_ident
 from collections import deque
 
 from . import origins
-from .wire import write_all
+from .wire import Late, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,26 +53,47 @@ class Output:
         """Whether something is to be seen to at the next write: that, or a line that goes at once."""
         self.is_muted = False
         """Whether nothing of it goes anywhere."""
+        self.was_rung = False
+        """Whether the guest has rung since the last cell was over."""
         self._interrupts = interrupts
         self._wire: Wire | None = None
         self._main = get_ident()
         self._lock = allocate_lock()
         self._owner = 0
-        self._late: _Late | None = None
+        self._late: Late | None = None
+        self.bell = -1
+        """By which the guest rings; -1 where there is none, or a cell has closed it."""
         self._at_once = AT_ONCE
         self._sent_s = 0.0
 
-    def connect(self, wire: Wire) -> None:
-        """From now on there is somebody to tell."""
+    def connect(self, wire: Wire, bell: int = -1) -> None:
+        """From now on there is somebody to tell.
+
+        Args:
+            wire: How.
+            bell: A pipe by which the guest rings once in a while when a cell runs; -1 is none.
+        """
         self._wire = wire
         self._main = get_ident()
+        self.bell = bell
+        if bell >= 0:
+            self._listen()
         self.fresh()
 
     def fresh(self) -> None:
         """A cell begins: its first lines are sent at once, also where an interrupt struck while it was seen to that others are."""
         self._at_once = AT_ONCE
-        self.armed = False
+        late = self._late
+        self.armed = late is not None and late.is_rung
+        if self.was_rung:  # this cell waited for its turn here for longer than the guest did
+            self.armed = False
         self.is_alert = True
+
+    def begin(self, message: dict[str, Any]) -> None:
+        """Tell that a cell has begun: with what it says first, or when the guest rings."""
+        self.parts.append((None, 0, message))
+        if not self.armed:
+            self.flush()
 
     def send(self, message: dict[str, Any]) -> None:
         """Tell something, after all that was written before."""
@@ -102,14 +125,25 @@ class Output:
         """See to it that what is kept is sent soon."""
         self.armed = True
         late = self._late
-        if late is None:
-            try:
-                late = self._late = _Late(self)
-            except RuntimeError:  # the sandbox has as many threads as it may: nothing is kept back then
-                self.armed, self.is_alert = False, True
-                self.flush()
-                return
+        if late is None or late.is_over:
+            late = self._listen()
+        if late is None:  # nothing is kept back then
+            self.armed, self.is_alert = False, True
+            self.flush()
+            return
         late.ring()
+
+    def _listen(self) -> Late | None:
+        """The thread that sends what is kept back; none where the sandbox has as many threads, or descriptors, as it may."""
+        is_main = get_ident() == self._main
+        self._interrupts.depth += is_main
+        try:
+            self._late = Late(self, self.bell, PAUSE_S)
+        except (RuntimeError, OSError):
+            self._late = None
+        finally:
+            self._interrupts.depth -= is_main
+        return self._late
 
     def flush(self) -> None:
         """Send all that is kept.
@@ -206,62 +240,22 @@ class Output:
                 data = piece if kind is bytes else piece.encode(ENCODING, ERRORS)
                 if not self._tell({"event": "output", "cell": cell, "channel": channel, "data": data}, given_up):
                     break  # interrupted while nobody read: as with any write, what was not written is not
+        if self._wire is not None:
+            self._wire.push(given_up)
 
     def _tell(self, message: dict[str, Any], given_up: Any) -> bool:
+        """Put a message where it goes, and what is enough for a write to whom it is for; False is given up."""
         if self.is_muted:
             return True
         wire = self._wire
         if wire is not None:
             wire.put(message)
-            return wire.push(given_up)
+            return wire.waiting < PIECE or wire.push(given_up)
         if message["event"] == "output":
             write_all(message["channel"], message["data"])
         elif message["event"] == "display" and "text/plain" in message["data"]:
             write_all(STDOUT, message["data"]["text/plain"].encode(ENCODING, ERRORS) + b"\n")
         return True
-
-
-class _Late:
-    """A thread that sends what is kept back after a pause. It is none of ``threading``'s: cells do not see it."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._bell = allocate_lock()
-        self._pause = allocate_lock()
-        self._over = allocate_lock()
-        for lock in (self._bell, self._pause, self._over):
-            lock.acquire()
-        self._ending = False
-        start_new_thread(self._run, ())
-
-    def ring(self) -> None:
-        """Something is kept."""
-        if self._bell.locked():
-            try:
-                self._bell.release()
-            except RuntimeError:
-                pass  # another thread was faster
-
-    def end(self) -> None:
-        """End the thread, and wait for that."""
-        self._ending = True
-        self._pause.release()
-        self.ring()
-        self._over.acquire()
-
-    def _run(self) -> None:
-        output = self._output
-        while True:
-            self._bell.acquire()
-            if not self._ending:
-                self._pause.acquire(timeout=PAUSE_S)
-            if self._ending:
-                self._over.release()
-                return
-            try:
-                output.late()
-            except OSError:
-                return
 
 
 class Stream(io.TextIOBase):

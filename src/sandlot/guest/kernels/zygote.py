@@ -1,0 +1,109 @@
+"""The zygote: the process that has imported what kernels import, and that they are forked from. Here is how it is spoken to.
+
+Law: It runs as ``user`` and may say anything: a message that is none ends it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from sandlot.guest.flow.lean import signal, socket
+from sandlot.guest.flow.loop import READ
+from sandlot.guest.kernels import languages
+from sandlot.guest.kernels.kernel import HEAD
+from sandlot.guest.spawn import account, start
+from sandlot.guest.tasks import kill_tree, send
+from sandlot.protocol import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from sandlot.guest.main import Guest
+
+WARM, MESSAGE_BYTES = "numpy,pandas,matplotlib", 4096
+FD = struct.Struct("i")
+
+
+class Zygote:
+    """The process that kernels are forked from."""
+
+    __slots__ = ("_buffer", "_guest", "_on_end", "_on_message", "_socket", "env", "given", "is_still", "is_up", "is_warm", "pid", "python", "seen")
+
+    def __init__(
+        self, guest: Guest, env: dict[str, str], seen: dict[str, int], on_message: Callable[[dict[str, Any]], object], on_end: Callable[[], object]
+    ) -> None:
+        self._guest = guest
+        self._on_message = on_message
+        self._on_end = on_end
+        self._buffer = bytearray()
+        self.env = languages.early(env)
+        self.python = languages.find_python(env)
+        self.given = guest.env
+        self.seen = seen
+        self.is_up = False
+        self.is_warm = False
+        self.is_still = False
+        ours, theirs = socket.socketpair()
+        try:
+            argv = [*languages.argv("python", env), "--zygote", str(theirs.fileno()), "--warm", WARM]
+            null = guest.dev_null
+            self.pid = start(argv, env, guest.workspace, account("user"), (null, null, null), keep=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        guest.loop.watch(ours.fileno(), READ, lambda _mask: self._read())
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
+        """Say something short, with descriptors; whether it was taken."""
+        raw = values.encode(message)
+        data = HEAD.pack(len(raw)) + raw
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(FD.pack(fd) for fd in fds))] if fds else []
+        try:
+            return self._socket.sendmsg([data], rights) == len(data)
+        except OSError:
+            return False
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._buffer += data
+        try:
+            while data and len(self._buffer) >= HEAD.size:
+                (size,) = HEAD.unpack_from(self._buffer)
+                if size > MESSAGE_BYTES:
+                    data = b""
+                    break
+                if len(self._buffer) < HEAD.size + size:
+                    return
+                message = values.decode(bytes(self._buffer[HEAD.size : HEAD.size + size]))
+                del self._buffer[: HEAD.size + size]
+                self._on_message(message)
+                if self._socket.fileno() < 0:
+                    return
+        except (values.BadValue, LookupError, TypeError, ValueError):
+            data = b""
+        if not data:
+            self._on_end()
+
+    def hold(self, *, still: bool) -> None:
+        """Let it stand still, or go on. Idempotent."""
+        if still != self.is_still:
+            self.is_still = still
+            send(self.pid, signal.SIGSTOP if still else signal.SIGCONT)
+
+    def close(self) -> None:
+        """End it; what it has forked lives on. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._guest.loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            kill_tree(self.pid, signal.SIGKILL)
