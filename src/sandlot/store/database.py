@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, select
 
 from sandlot.store import engine, migrations
 from sandlot.store.events import Events
@@ -18,6 +17,7 @@ from sandlot.store.keys import Keys
 from sandlot.store.rows import insert
 from sandlot.store.sandboxes import Sandboxes
 from sandlot.store.schema import IDENTITY, counters
+from sandlot.store.snapshots import Snapshots
 
 
 class SqlStore:
@@ -30,6 +30,7 @@ class SqlStore:
     def __init__(self, database: engine.Database) -> None:
         self._database = database
         self._sandboxes = Sandboxes(database)
+        self._snapshots = Snapshots(database)
         self._keys = Keys(database)
         self._files = Files(database)
         self._executions = Executions(database)
@@ -39,6 +40,11 @@ class SqlStore:
     def sandboxes(self) -> Sandboxes:
         """Sandboxes."""
         return self._sandboxes
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Snapshots of sandboxes."""
+        return self._snapshots
 
     @property
     def keys(self) -> Keys:
@@ -65,9 +71,9 @@ class SqlStore:
         query = select(counters.c.value).where(counters.c.name == IDENTITY)
         adding = insert(self._database.dialect, counters).on_conflict_do_nothing(index_elements=["name"])
 
-        async def make(connection: AsyncConnection) -> int:
-            await connection.execute(adding, {"name": IDENTITY, "value": secrets.randbits(63)})
-            return int((await connection.execute(query)).scalar_one())
+        def make(connection: Connection) -> int:
+            connection.execute(adding, {"name": IDENTITY, "value": secrets.randbits(63)})
+            return int(connection.execute(query).scalar_one())
 
         found = await self._database.rows(query)
         return f"{int(found[0].value) if found else await self._database.write(make):016x}"

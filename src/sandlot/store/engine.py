@@ -4,6 +4,8 @@ Laws:
 - One connection of this process writes to SQLite, and every transaction on it begins with the lock (BEGIN IMMEDIATE): no two of them wait
   for each other half-way, so "database is locked" cannot occur within the process. Another process's is waited for (``busy_timeout``).
 - A transaction that was begun is finished: who asked for it may be cancelled meanwhile, the transaction is not.
+- A transaction is one piece of plain code, whatever the database: on SQLite it goes to a thread once as a whole (statement by statement, as
+  asynchronous drivers do it, a commit took three times as long), on PostgreSQL it waits in the event loop.
 - What returned is on disk: SQLite's ``synchronous`` is FULL (in WAL mode NORMAL loses the last transactions with the power,
   https://www.sqlite.org/pragma.html#pragma_synchronous), PostgreSQL's ``synchronous_commit`` is as its operator has it (on).
 - No statement's values, no password and no URL with one is in a message or a log.
@@ -14,15 +16,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]  # it has no py.typed
-from sqlalchemy import URL, Connection, Executable, Row, event, exc
+from sqlalchemy import URL, Connection, Engine, Executable, Row, create_engine, event, exc
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
@@ -53,16 +56,83 @@ _SQLITE: Final = {
 """SQLite's primary result code -> what happened, what to do (https://www.sqlite.org/rescode.html)."""
 
 
+Work = Callable[[Connection], _Result]
+"""What is done in one transaction."""
+
+
+class _Transactions(Protocol):
+    """Where transactions of one kind are carried out."""
+
+    dialect: str
+
+    async def run(self, work: Work[_Result]) -> _Result:
+        """Carry one out: all of it or, where something is raised, nothing."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let its connections go. Idempotent."""
+        ...
+
+
+class _Threads:
+    """Transactions in threads, each with a connection of its own.
+
+    Args:
+        engine: Where they begin.
+        count: How many at once.
+        name: What the threads are called.
+    """
+
+    def __init__(self, engine: Engine, count: int, name: str) -> None:
+        self.dialect = engine.dialect.name
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(count, name)
+
+    async def run(self, work: Work[_Result]) -> _Result:
+        """Carry one out."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+
+    async def aclose(self) -> None:
+        """Let its connections go."""
+        await asyncio.to_thread(self._threads.shutdown)
+        self._engine.dispose()
+
+    def _run(self, work: Work[_Result]) -> _Result:
+        with self._engine.begin() as connection:
+            return work(connection)
+
+
+class _Loop:
+    """Transactions in the event loop.
+
+    Args:
+        engine: Where they begin.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.dialect = engine.dialect.name
+        self._engine = engine
+
+    async def run(self, work: Work[_Result]) -> _Result:
+        """Carry one out."""
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(work)
+
+    async def aclose(self) -> None:
+        """Let its connections go."""
+        await self._engine.dispose()
+
+
 class Database:
     """One that is open.
 
     Args:
-        reader: Where transactions that read begin; each sees one moment.
-        writer: Where those begin that write.
+        reader: Where transactions that read are carried out; each sees one moment.
+        writer: Where those are that write.
         where: What to call it in a message.
     """
 
-    def __init__(self, reader: AsyncEngine, writer: AsyncEngine, where: str) -> None:
+    def __init__(self, reader: _Transactions, writer: _Transactions, where: str) -> None:
         self._reader = reader
         self._writer = writer
         self.where = where
@@ -70,9 +140,9 @@ class Database:
     @property
     def dialect(self) -> str:
         """``sqlite`` or ``postgresql``."""
-        return self._writer.dialect.name
+        return self._writer.dialect
 
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[_Result]]) -> _Result:
+    async def read(self, work: Work[_Result]) -> _Result:
         """Do some reading in one transaction, as of one moment.
 
         Raises:
@@ -81,7 +151,7 @@ class Database:
         """
         return await finished(self._transaction(self._reader, work))
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[_Result]]) -> _Result:
+    async def write(self, work: Work[_Result]) -> _Result:
         """Do some writing in one transaction: all of it or, where something is raised, nothing.
 
         Raises:
@@ -92,19 +162,11 @@ class Database:
 
     async def rows(self, query: Executable) -> Sequence[Row[Any]]:
         """All rows of one query."""
-
-        async def work(connection: AsyncConnection) -> Sequence[Row[Any]]:
-            return (await connection.execute(query)).all()
-
-        return await self.read(work)
+        return await self.read(lambda connection: connection.execute(query).all())
 
     async def apply(self, statement: Executable) -> int:
         """Execute one statement that writes; how many rows it touched."""
-
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(statement)).rowcount
-
-        return await self.write(work)
+        return await self.write(lambda connection: connection.execute(statement).rowcount)
 
     async def apply_all(self, piece: Executable) -> int:
         """Execute a statement that writes to some rows until it finds none, one transaction each time: others get their turn between."""
@@ -113,10 +175,14 @@ class Database:
             total += some
         return total
 
-    async def _transaction(self, engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[_Result]]) -> _Result:
+    async def aclose(self) -> None:
+        """Let all connections go, once what is under way is done. Idempotent."""
+        await finished(self._reader.aclose())
+        await finished(self._writer.aclose())
+
+    async def _transaction(self, transactions: _Transactions, work: Work[_Result]) -> _Result:
         try:
-            async with engine.begin() as connection:
-                return await work(connection)
+            return await transactions.run(work)
         except (exc.SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise translated(error, self.where) from error
 
@@ -152,8 +218,7 @@ async def opened(where: Path | str) -> AsyncIterator[Database]:
     try:
         yield database
     finally:
-        for engine in {database._reader, database._writer}:  # noqa: SLF001 - made right here
-            await finished(engine.dispose())
+        await database.aclose()
 
 
 def _sqlite(file: Path) -> Database:
@@ -174,28 +239,29 @@ def _sqlite(file: Path) -> Database:
         # Environments of sandboxes that have ended are overwritten, not only unlinked.
         pragmas=("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"journal_size_limit = {WAL_BYTES}", "secure_delete = ON"),
     )
-    return Database(reader, writer, str(file))
+    return Database(_Threads(reader, READERS, "store-reader"), _Threads(writer, 1, "store-writer"), str(file))
 
 
-def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[str, ...]) -> AsyncEngine:
-    engine = create_async_engine(
-        URL.create("sqlite+aiosqlite", database=str(file)),
-        # isolation_level: Python's own guesses about where a transaction begins are off; the listener below says it.
-        connect_args={"isolation_level": None, "timeout": WAIT_S},
+def _sqlite_engine(file: Path, *, connections: int, begin: str, pragmas: tuple[str, ...]) -> Engine:
+    engine = create_engine(
+        URL.create("sqlite", database=str(file)),
+        # isolation_level: Python's own guesses about where a transaction begins are off; the listener below says it. A connection is in one
+        # thread at a time, but not always in the same one.
+        connect_args={"isolation_level": None, "timeout": WAIT_S, "check_same_thread": False},
         pool_size=connections,
         max_overflow=0,
         pool_timeout=WAIT_S,
         hide_parameters=True,
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def prepare(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
         for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def begin_it(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
@@ -229,7 +295,7 @@ def _postgresql(url: str) -> Database:
         hide_parameters=True,
     )
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-    return Database(reader, engine, "PostgreSQL")
+    return Database(_Loop(reader), _Loop(engine), "PostgreSQL")
 
 
 def translated(error: Exception, where: str) -> SandlotError:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, select, update
+from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy import insert as plain_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import SandboxId
@@ -61,15 +60,15 @@ class Events:
         return await self._database.apply_all(delete(events).where(events.c.sequence.in_(old)))
 
 
-async def append(connection: AsyncConnection, new: Sequence[NewEvent]) -> None:
+def append(connection: Connection, new: Sequence[NewEvent]) -> None:
     """Append some within a transaction. The last thing that it does: the counter stays locked until the transaction has committed."""
     taken = update(counters).where(counters.c.name == EVENTS).values(value=counters.c.value + len(new)).returning(counters.c.value)
-    first = int((await connection.execute(taken)).scalar_one()) - len(new) + 1
+    first = int(connection.execute(taken).scalar_one()) - len(new) + 1
     rows = [
         {"sequence": number, "type": one.type, "at": one.at, "owner": one.owner, "sandbox": one.sandbox, "data": dict(one.data)}
         for number, one in enumerate(new, first)
     ]
-    await connection.execute(plain_insert(events), rows)
+    connection.execute(plain_insert(events), rows)
 
 
 def _event(row: Row[Any]) -> EventRecord:

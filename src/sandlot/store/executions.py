@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, delete, or_, select
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import SandboxId
@@ -83,8 +82,8 @@ class Executions:
         if more:
             rows = [{"month": month, "owner": owner, "begun": number} for owner, number in sorted(more.items())]
 
-            async def work(connection: AsyncConnection) -> None:
-                await connection.execute(self._counting, rows)
+            def work(connection: Connection) -> None:
+                connection.execute(self._counting, rows)
 
             await self._database.write(work)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, delete, func, select
+from sqlalchemy import Connection, Row, delete, func, select
 from sqlalchemy import insert as plain_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.access import OwnerId
 from sandlot.model.records import FileId, FileRecord
@@ -42,9 +41,9 @@ class Files:
         query = of(select(files), files, owner=owner).order_by(files.c.created_at.desc(), files.c.id.desc()).offset(offset).limit(limit)
         count = of(select(func.count()).select_from(files), files, owner=owner)
 
-        async def work(connection: AsyncConnection) -> tuple[Sequence[FileRecord], int]:
-            total = int((await connection.execute(count)).scalar_one())
-            return [_record(row) for row in await connection.execute(query)], total
+        def work(connection: Connection) -> tuple[Sequence[FileRecord], int]:
+            total = int(connection.execute(count).scalar_one())
+            return [_record(row) for row in connection.execute(query)], total
 
         return await self._database.read(work)
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, or_, select, update
+from sqlalchemy import Connection, Row, or_, select, update
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.records import KeyRecord
@@ -36,9 +35,9 @@ class Keys:
             ConflictError: One that is not revoked has its name.
         """
 
-        async def work(connection: AsyncConnection) -> None:
+        def work(connection: Connection) -> None:
             try:
-                await connection.execute(plain_insert(keys), {name: getattr(record, name) for name in _COLUMNS})
+                connection.execute(plain_insert(keys), {name: getattr(record, name) for name in _COLUMNS})
             except IntegrityError as error:
                 raise ConflictError(
                     f"There is a key of the name {record.name!r} already.",
@@ -52,13 +51,13 @@ class Keys:
         """Mark one as revoked; None where no valid one is called so. An id goes over a name."""
         valid = select(keys).where(keys.c.revoked_at.is_(None), or_(keys.c.id == name_or_id, keys.c.name == name_or_id))
 
-        async def work(connection: AsyncConnection) -> KeyRecord | None:
-            called = (await connection.execute(valid)).all()
+        def work(connection: Connection) -> KeyRecord | None:
+            called = connection.execute(valid).all()
             chosen = next((row for row in called if row.id == name_or_id), next(iter(called), None))
             if chosen is None:
                 return None
             statement = update(keys).where(keys.c.id == chosen.id, keys.c.revoked_at.is_(None)).values(revoked_at=at).returning(*keys.columns)
-            row = (await connection.execute(statement)).first()
+            row = connection.execute(statement).first()
             return None if row is None else _record(row)
 
         return await self._database.write(work)

@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, or_, select
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
@@ -50,9 +49,9 @@ class Sandboxes:
             ConflictError: A live or ended record of the same owner has its idempotency key already.
         """
 
-        async def work(connection: AsyncConnection) -> None:
+        def work(connection: Connection) -> None:
             try:
-                is_new = (await connection.execute(self._replacing, _row(record))).first() is not None
+                is_new = connection.execute(self._replacing, _row(record)).first() is not None
             except IntegrityError as error:
                 raise ConflictError(
                     "There is a sandbox of this idempotency key already.",
@@ -61,11 +60,11 @@ class Sandboxes:
                 ) from error
             if not is_new:
                 return
-            await connection.execute(delete(labels).where(labels.c.sandbox == record.id))
+            connection.execute(delete(labels).where(labels.c.sandbox == record.id))
             if entries := [{"sandbox": record.id, "name": name, "value": value} for name, value in record.spec.metadata.items()]:
-                await connection.execute(plain_insert(labels), entries)
+                connection.execute(plain_insert(labels), entries)
             if event is not None:
-                await append(connection, [event])
+                append(connection, [event])
 
         await self._database.write(work)
 

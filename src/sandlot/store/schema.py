@@ -41,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 """The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
 
 VERSION_TABLE: Final = "alembic_version"
@@ -192,6 +192,29 @@ labels = Table(
     PrimaryKeyConstraint("sandbox", "name", name="labels_pkey"),
 )
 """The metadata of sandboxes once more, one row for each entry, to be asked for."""
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", Word(26), primary_key=True),
+    Column("node", Word(4), nullable=False),
+    Column("owner", Word(12), nullable=False),
+    Column("name", Word(63)),
+    Column("kind", Word(16), nullable=False),
+    Column("spec", Document(SandboxSpec), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("ready", Boolean(create_constraint=False), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("layer", Boolean(create_constraint=False), nullable=False),
+    Column("problem", Words, nullable=False),
+    Column("idempotency_key", Words),
+    Column("request_digest", Word(64)),
+    Index("snapshots_by_node", "node"),
+    Index("snapshots_by_owner", "owner", "created_at", "id"),
+    Index("snapshots_by_age", "created_at", "id"),
+    Index("snapshots_by_name", "owner", "name", unique=True),
+    Index("snapshots_by_request", "owner", "idempotency_key", unique=True),
+)
 
 keys = Table(
     "keys",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.store.engine import Database
@@ -40,12 +39,12 @@ async def migrate(database: Database, steps: Path = STEPS, head: str = HEAD) -> 
         UnavailableError: It cannot be reached.
     """
 
-    async def work(connection: AsyncConnection) -> None:
+    def work(connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _ADVISORY_LOCK})
-        await connection.run_sync(_bring_up, database.where, steps, head)
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _ADVISORY_LOCK})
+        _bring_up(connection, database.where, steps, head)
 
-    if await database.read(lambda connection: connection.run_sync(_revision)) != head:
+    if await database.read(_revision) != head:
         await database.write(work)
 
 
