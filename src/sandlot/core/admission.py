@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, check_text
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, OnTimeout, check_text
 
 AUTO = "auto"
 ISOLATIONS = ("gvisor", "container", "microvm")
@@ -47,6 +47,7 @@ class Rules:
             at once only makes all of them later.
         max_waiting: Waiting for that; more are refused.
         shares: How much of the host may be promised to sandboxes.
+        keep_resting_s: How long a paused or hibernated sandbox is kept.
     """
 
     isolation_default: str = "gvisor"
@@ -55,6 +56,7 @@ class Rules:
     max_creates: int = 4
     max_waiting: int = 100
     shares: Shares = field(default_factory=Shares)
+    keep_resting_s: float = MAX_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class NewSandbox:
         isolation: ``auto`` or a kind that the operator allows.
         network: What it may reach.
         files: Ids of files of the file store that are put into its working folder.
+        on_timeout: What becomes of it when its timeout passes.
+        auto_resume: Whether a request to it resumes it by itself while it is paused or hibernated.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -86,6 +90,8 @@ class NewSandbox:
     isolation: str = AUTO
     network: str = DEFAULT_NETWORK
     files: tuple[str, ...] = ()
+    on_timeout: OnTimeout = OnTimeout.KILL
+    auto_resume: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a name that is none, and metadata beyond its size."""
@@ -196,19 +202,19 @@ def choose_isolation(asked: str, rules: Rules, available: Collection[str]) -> st
     return chosen
 
 
-def check_source(snapshot: str | None) -> None:
-    """Refuse a snapshot to start from.
+def same_isolation(asked: str, source: str) -> str:
+    """The isolation of what goes on from a snapshot or a fork.
 
     Raises:
-        UnsupportedError: Always; there are none yet.
+        InvalidRequestError: Another one was asked for.
     """
-    if snapshot is not None:
-        raise UnsupportedError(
-            "This version of Sandlot has no snapshots to start a sandbox from.",
-            code=ErrorCode.UNSUPPORTED,
-            hint="Leave snapshot out and name a template. Files can be put in by their ids (files).",
-            fields={"field": "snapshot"},
+    if asked != source:
+        raise InvalidRequestError(
+            f"The snapshot was taken with isolation {source!r}; it cannot go on with {asked[:64]!r}.",
+            hint="Leave isolation out.",
+            fields={"field": "isolation"},
         )
+    return source
 
 
 def choose_network(asked: str) -> Network:

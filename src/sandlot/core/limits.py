@@ -26,12 +26,16 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Capabilities, Change, Driver, Instance, Usage
 from sandlot.model.specs import Limits
+from sandlot.model.states import State
 
 COUNT_TIMEOUT_S = 2.0
 """How long a guest may take to count its processes; what the host knows is told without it."""
 
 BACK_TIMEOUT_S = 5.0
 """How long a guest may take to agree to what was before; then the host takes back what it can without it."""
+
+_NOTHING = Usage(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, pids=0, disk_bytes=0)
+"""What a sandbox takes that sleeps on the disk."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -120,6 +124,11 @@ async def used(box: Sandbox) -> Used:
     Raises:
         SandboxEndedError: It has ended.
     """
+    await box.adopted.wait()
+    if box.state is State.HIBERNATED:  # asked about, it sleeps on
+        return Used(_NOTHING, None, box.spec.limits)
+    if box.state is State.PAUSED:
+        return Used(await _instance(box).usage(), None, box.spec.limits)
     async with box.using() as link:
         usage = await _instance(box).usage()
         pids: int | None = None

@@ -97,6 +97,10 @@ class Templates(Protocol):
         """
         ...
 
+    def at(self, name: str, digest: str) -> Base | None:
+        """What a template gave whose root file system had that digest; None where that is not there any more. Builds nothing."""
+        ...
+
 
 class Greet(Protocol):
     """Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""

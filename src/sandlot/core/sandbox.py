@@ -5,6 +5,7 @@ Laws:
 - Whoever wants it gone says so once by :meth:`Sandbox.end`; the first word is the reason that everybody is told.
 - A call that fails because the sandbox ended is answered with why it ended, not with how the link noticed.
 - A call to a sandbox that is being taken over after a restart of the service waits for that; it is not refused.
+- A call to one that rests resumes it, unless it was asked for otherwise; then it is refused.
 - A service that leaves takes its links along, and no sandbox: what runs in them goes on.
 """
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import structlog
 
+from sandlot.core.activity import Activity, Hold, Presence
+from sandlot.core.lives.orders import Orders, Work
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
 from sandlot.core.records.executions import Journal
@@ -28,6 +31,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
+from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
@@ -42,87 +46,12 @@ GRACE_S = 30.0
 
 _VERDICT_S = 5.0
 
+_THERE = frozenset({State.RUNNING, State.SNAPSHOTTING})
+"""It can be spoken to."""
+_AWAY = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
+"""It rests, or is on its way there or back."""
+
 _log = structlog.get_logger("sandlot.core")
-
-
-class Hold:
-    """Something that is done for a client; until it is released, its sandbox is not idle."""
-
-    __slots__ = ("_activity",)
-
-    def __init__(self, activity: Activity) -> None:
-        self._activity: Activity | None = activity
-
-    def release(self) -> None:
-        """It is done. Idempotent."""
-        activity, self._activity = self._activity, None
-        if activity is not None:
-            activity.held -= 1
-            activity.touch()
-
-
-class Activity:
-    """What is done with a sandbox, and since when nothing is.
-
-    Args:
-        clock: The time.
-    """
-
-    __slots__ = ("_clock", "held", "quiet_since_s")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.held = 0
-        self.quiet_since_s = clock.monotonic_s()
-
-    def hold(self) -> Hold:
-        """Begin something."""
-        self.held += 1
-        return Hold(self)
-
-    def touch(self) -> None:
-        """Something was done just now."""
-        self.quiet_since_s = self._clock.monotonic_s()
-
-
-class Presence:
-    """Who is there for something that goes on: how many, and whether they have all been away for long."""
-
-    __slots__ = ("_away", "_here", "attended", "people", "turn")
-
-    def __init__(self) -> None:
-        self._away = asyncio.Event()
-        self._here = asyncio.Event()
-        self.people = 0
-        self.attended = False
-        """Whether somebody sees to its end."""
-        self.turn = asyncio.Lock()
-        """Held by who begins it: whoever comes meanwhile joins."""
-
-    def enter(self) -> None:
-        """Somebody comes."""
-        self.people += 1
-        self._here.set()
-        self._away.clear()
-
-    def leave(self) -> None:
-        """Somebody goes."""
-        self.people -= 1
-        if not self.people:
-            self._away.set()
-            self._here.clear()
-
-    async def away(self, for_s: float, first_s: float | None = None) -> None:
-        """Return once nobody has been there for so many seconds; the first time, for ``first_s``."""
-        longest_s = for_s if first_s is None else first_s
-        while True:
-            await self._away.wait()
-            try:
-                async with asyncio.timeout(longest_s):
-                    await self._here.wait()
-            except TimeoutError:
-                return
-            longest_s = for_s
 
 
 class Sandbox:
@@ -142,11 +71,13 @@ class Sandbox:
     __slots__ = (
         "activity",
         "adopted",
+        "awake",
         "background",
         "begun",
         "budget",
         "changing",
         "claimed",
+        "contexts",
         "created_at",
         "deadline_changed",
         "deadline_monotonic_s",
@@ -162,25 +93,29 @@ class Sandbox:
         "instance",
         "journal",
         "leaving",
+        "left",
         "link",
         "metadata",
         "monthly",
         "name",
+        "orders",
         "owner",
         "present",
         "ready",
         "recording",
         "ref",
         "request_digest",
+        "rouse",
         "spec",
         "state",
         "tasks",
         "throwaway",
         "wanted",
         "wanted_exit",
+        "woken",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one for each of its parts
         self,
         spec: SandboxSpec,
         *,
@@ -218,6 +153,17 @@ class Sandbox:
         self.link: Link | None = None
         self.exit: Exit | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.orders = Orders()
+        self.awake = asyncio.Event()
+        """Set while it does not rest, and once it is to end."""
+        if state not in _AWAY:
+            self.awake.set()
+        self.left: dict[ExecutionId, ExecutionRecord] = {}
+        """Runs of which nobody hears since it went to sleep."""
+        self.woken: Callable[[], None] | None = None
+        """Called the moment that it is awake again."""
+        self.rouse: Work[None] | None = None
+        """What lets it go on while it rests."""
         self.changing = asyncio.Lock()
         self.claimed: Limits | None = None
         self.recording = asyncio.Lock()
@@ -229,6 +175,7 @@ class Sandbox:
         """Cells in the background that are attended to."""
         self.begun: dict[ProcessId, None] = {}
         """Cells that were begun lately, oldest first."""
+        self.contexts: set[str] = set()  # those that are certainly there: made, or found, and not removed
         self.present: dict[ProcessId, Presence] = {}
         """Who is there for the cells in the foreground that can be asked for again."""
         self.inherited = state is not State.CREATING
@@ -263,6 +210,10 @@ class Sandbox:
         if not may_follow(self.state, state):
             raise InternalError(f"Sandbox {self.id} cannot go from {self.state} to {state}.")
         self.state = state
+        if state in _AWAY:
+            self.awake.clear()
+        else:
+            self.awake.set()
 
     def end(self, why: Exit) -> None:
         """Ask for its end. Idempotent: only the first reason counts."""
@@ -290,19 +241,39 @@ class Sandbox:
         return nullcontext() if self.monthly is None else self.monthly.begun(self.owner)
 
     async def within_reach(self) -> None:
-        """Return once a sandbox that an earlier service left has been taken over, or has ended."""
+        """Return once it can be spoken to: what an earlier service left is taken over first, what rests is resumed first; or once it has ended.
+
+        Raises:
+            ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by itself.
+            SandlotError: It could not be resumed.
+        """
         await self.adopted.wait()
+        if self.state not in _AWAY or self.wanted.is_set() or self.leaving.is_set() or self.rouse is None:
+            return
+        if not self.spec.auto_resume and self.state is not State.WAKING:
+            raise self.resting_error()
+        await self.orders.put(self.rouse)
+
+    async def until_awake(self) -> None:
+        """Return once it can be spoken to, without resuming it for that; or once it is to end."""
+        await self.adopted.wait()
+        await self.awake.wait()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps on the disk, or is on its way there or back: nobody hears of what runs in it."""
+        return self.state in {State.HIBERNATING, State.HIBERNATED, State.WAKING} and not self.wanted.is_set()
 
     def require_link(self) -> Link:
         """The link to the guest of a running sandbox.
 
         Raises:
-            ConflictError: It is still being created.
+            ConflictError: It is still being created, or rests.
             SandboxEndedError: It has ended, or is about to.
         """
         if self.leaving.is_set() and not self.wanted.is_set():
             raise self.left_error()
-        if self.state is State.RUNNING and self.link is not None and not self.wanted.is_set():
+        if self.state in _THERE and self.link is not None and not self.wanted.is_set():
             return self.link
         if self.state is State.CREATING and not self.wanted.is_set():
             raise ConflictError(
@@ -311,7 +282,18 @@ class Sandbox:
                 hint="Wait until its state is 'running'.",
                 fields={"sandbox": self.id, "state": str(self.state)},
             )
+        if self.state in _AWAY and not self.wanted.is_set():
+            raise self.resting_error()
         raise self.ended_error()
+
+    def resting_error(self) -> ConflictError:
+        """What a call is answered with while it rests."""
+        return ConflictError(
+            f"Sandbox {self.id} is {self.state}.",
+            code=ErrorCode.SANDBOX_PAUSED,
+            hint="Resume it first, or create sandboxes with auto_resume.",
+            fields={"sandbox": self.id, "state": str(self.state)},
+        )
 
     def left_error(self) -> UnavailableError:
         """What a call is answered with whose service ends before it was answered."""
@@ -371,8 +353,8 @@ class Sandbox:
         """
         if self.leaving.is_set() and not self.wanted.is_set():
             return self.left_error()
-        if isinstance(error, UnavailableError) and not self.wanted.is_set() and self.state is State.RUNNING:
-            return error  # too many calls at once, for example
+        if isinstance(error, UnavailableError) and not self.wanted.is_set() and (self.state in _THERE or self.state in _AWAY):
+            return error  # too many calls at once, for example, or it came to rest
         try:
             async with asyncio.timeout(_VERDICT_S):
                 await self.ended.wait()
@@ -386,6 +368,7 @@ class Sandbox:
         for each in (self.inputs, self.begun, self.present):
             each.clear()
         self.background.clear()
+        self.contexts.clear()
 
     def keep(self, task: asyncio.Task[None]) -> None:
         """Hold on to a task of this sandbox until it is done; its end cancels what is left."""

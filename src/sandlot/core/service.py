@@ -14,6 +14,8 @@ from sandlot.core.records.keys import Keys
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.saved.forks import Forks
+from sandlot.core.saved.snapshots import Snapshots
 from sandlot.model.ids import NodeId
 
 
@@ -30,6 +32,8 @@ class Core:
         events: What happened.
         executions: The log of what ran.
         metrics: What is counted and measured.
+        snapshots: What is kept of sandboxes to start others from.
+        forks: Of sandboxes, and the trees that they grow into.
         signer: Of URLs that need no key.
         keys: Who may ask.
         monthly: How many runs each of them has begun this month.
@@ -43,6 +47,8 @@ class Core:
     events: Feed
     executions: Journal
     metrics: Metrics
+    snapshots: Snapshots
+    forks: Forks
     signer: Signer
     keys: Keys
     monthly: Monthly

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import structlog
 
 from sandlot.core.ports import Base, Template, Templates
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import Ability, Capabilities, Driver
+from sandlot.model.specs import SandboxSpec
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -46,6 +47,14 @@ class Supply:
             self._probes.pop(isolation, None)
         return found
 
+    async def able(self, isolation: str, ability: Ability) -> Capabilities:
+        """The same, where somebody needs one ability: a driver that has said no to it is asked anew, and looks again when it sees fit."""
+        found = await self.capabilities(isolation)
+        if not found.can(ability):
+            self._probes.pop(isolation, None)
+            found = await self.capabilities(isolation)
+        return found
+
     async def all_capabilities(self) -> list[Capabilities]:
         """What every driver can do here."""
         return [await self.capabilities(name) for name in self.drivers]
@@ -57,6 +66,24 @@ class Supply:
             task = self._building[template] = asyncio.create_task(asyncio.to_thread(self._templates.base, template))
             task.add_done_callback(lambda done: self._built(template, done))
         return await asyncio.shield(task)
+
+    async def base_of(self, spec: SandboxSpec) -> Base:
+        """What a sandbox is started from: its template's, or, where it is known which that was, that very one.
+
+        Raises:
+            ConflictError: ``snapshot_unusable``: that is not there any more.
+        """
+        if not spec.root:
+            return await self.base(spec.template)
+        found = await asyncio.to_thread(self._templates.at, spec.template, spec.root)
+        if found is None:
+            raise ConflictError(
+                f"The root file system of this {spec.template!r} is not there any more.",
+                code=ErrorCode.SNAPSHOT_UNUSABLE,
+                hint="The template was built anew since, and the old one was removed: start from the template, or from a snapshot of files.",
+                fields={"template": spec.template, "root": spec.root},
+            )
+        return found
 
     def check_template(self, name: str) -> None:
         """Refuse a template that is none.

@@ -29,6 +29,8 @@ class Quota:
         disk_bytes: The same.
         upload_bytes: One uploaded file.
         executions_per_month: Runs of code and commands that are begun in one calendar month (UTC).
+        snapshots: How many are kept, those that are being made included.
+        snapshot_bytes: What they take on the disk together.
         installs: Whether ``install`` opens the package index to a sandbox of network ``none``, for as long as it runs.
     """
 
@@ -39,6 +41,8 @@ class Quota:
     disk_bytes: int | None = None
     upload_bytes: int | None = None
     executions_per_month: int | None = None
+    snapshots: int | None = None
+    snapshot_bytes: int | None = None
     installs: bool = True
 
 

@@ -37,6 +37,10 @@ class ErrorCode(StrEnum):
     DISK_FULL = "disk_full"
     TIMEOUT = "timeout"
     SANDBOX_ENDED = "sandbox_ended"
+    SANDBOX_PAUSED = "sandbox_paused"
+    SNAPSHOT_NOT_FOUND = "snapshot_not_found"
+    SNAPSHOT_UNUSABLE = "snapshot_unusable"
+    POOL_NOT_FOUND = "pool_not_found"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
@@ -70,6 +74,10 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.DISK_FULL: (507, False),
         ErrorCode.TIMEOUT: (408, False),
         ErrorCode.SANDBOX_ENDED: (410, False),
+        ErrorCode.SANDBOX_PAUSED: (409, False),
+        ErrorCode.SNAPSHOT_NOT_FOUND: (404, False),
+        ErrorCode.SNAPSHOT_UNUSABLE: (409, False),
+        ErrorCode.POOL_NOT_FOUND: (404, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
@@ -186,6 +194,10 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.DISK_FULL: LimitError,
         ErrorCode.TIMEOUT: TimeoutExceededError,
         ErrorCode.SANDBOX_ENDED: SandboxEndedError,
+        ErrorCode.SANDBOX_PAUSED: ConflictError,
+        ErrorCode.SNAPSHOT_NOT_FOUND: NotFoundError,
+        ErrorCode.SNAPSHOT_UNUSABLE: ConflictError,
+        ErrorCode.POOL_NOT_FOUND: NotFoundError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,

@@ -17,6 +17,8 @@ from typing import NewType
 
 SandboxId = NewType("SandboxId", str)
 NodeId = NewType("NodeId", str)
+SnapshotId = NewType("SnapshotId", str)
+"""``snap-NNNN-RRRRRRRRRRRRRRRR``: node and 16 random characters, lower-case base 32."""
 FileId = NewType("FileId", str)
 """``file-`` and 16 characters of lower-case base 32."""
 ProcessId = NewType("ProcessId", str)
@@ -30,6 +32,7 @@ RANDOM_CHARS = 16
 _BITS_PER_CHAR = 5
 
 SANDBOX_ID = re.compile(r"sb-[a-z2-7]{4}-[a-z2-7]{16}")
+SNAPSHOT_ID = re.compile(r"snap-[a-z2-7]{4}-[a-z2-7]{16}")
 CONTEXT_ID = re.compile(r"ctx-[0-9a-f]{16}")
 FILE_ID = re.compile(r"file-[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
@@ -49,6 +52,11 @@ def new_node_id(source: IdSource = secrets.token_bytes) -> NodeId:
 def new_sandbox_id(node: NodeId, source: IdSource = secrets.token_bytes) -> SandboxId:
     """A sandbox id of this node, 24 characters."""
     return SandboxId(f"sb-{node}-{_characters(RANDOM_CHARS, source)}")
+
+
+def new_snapshot_id(node: NodeId, source: IdSource = secrets.token_bytes) -> SnapshotId:
+    """A snapshot id of this node, 26 characters."""
+    return SnapshotId(f"snap-{node}-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:

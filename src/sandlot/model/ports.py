@@ -238,8 +238,24 @@ class Instance(Protocol):
         """Thaw it."""
         ...
 
-    async def snapshot(self, into: Path, *, keep_running: bool) -> None:
-        """Write memory and files; a capability."""
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+        """Write memory and files, the runtime's build and what else a restore needs known with them; a capability.
+
+        Args:
+            into: A folder that does not exist, below the state or the cache directory: it appears whole, or not at all.
+            keep_running: Whether the sandbox goes on, after a moment in which it stands still; otherwise it has ended on return, and
+                ``destroy`` is still owed.
+            durable: Whether it is on the disk for good on return, and survives a loss of power.
+
+        Returns:
+            Bytes that it takes on the disk.
+
+        Raises:
+            UnsupportedError: Not with this driver; says why.
+            LimitError: ``disk_full``: the host's disk is. The sandbox goes on as before.
+            HostError: It could not be written: the runtime failed. Likewise.
+            SandboxEndedError: It has ended.
+        """
         ...
 
     async def usage(self) -> Usage:
@@ -258,12 +274,30 @@ class Instance(Protocol):
 class Blank(Protocol):
     """Prepared, nothing running: root file system, cgroup, disk, link."""
 
+    async def warm(self) -> None:
+        """Start the runtime's own processes with nothing in them, frozen, so that :meth:`restore` has less to do. Idempotent.
+
+        Raises:
+            UnsupportedError: Not with this driver.
+            HostError: The runtime could not start them.
+            SandboxEndedError: It was destroyed.
+        """
+        ...
+
     async def boot(self, spec: SandboxSpec) -> Instance:
         """Start the guest."""
         ...
 
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> Instance:
-        """Start from a snapshot; a capability."""
+        """Start from a snapshot, as often as one likes: what it was taken of goes on, asleep until its guest is woken; a capability.
+
+        Raises:
+            UnsupportedError: Not with this driver.
+            ConflictError: ``snapshot_unusable``: it was written for another root, other limits that show, or by another build of the
+                runtime than this blank's; says which.
+            HostError: The runtime could not.
+            SandboxEndedError: It was destroyed meanwhile.
+        """
         ...
 
     async def destroy(self) -> None:
@@ -288,8 +322,17 @@ class Driver(Protocol):
         """The most that a sandbox of these limits can take of the host, its runtime and its keeper included. Pure."""
         ...
 
-    async def prepare(self, shape: Shape) -> Blank:
-        """Make a blank sandbox of this shape."""
+    def restorable(self, snapshot: Path) -> Verdict:
+        """Whether a snapshot can be restored here: it is whole, and the build of the runtime that wrote it is at hand. Reads a small file."""
+        ...
+
+    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> Blank:
+        """Make a blank sandbox of this shape.
+
+        Args:
+            shape: All that must be known before it is anyone's.
+            snapshot: What it is going to be restored from: the build of the runtime that wrote that is taken; None is the newest.
+        """
         ...
 
     async def adopt(self, ref: str) -> Instance:

@@ -9,8 +9,8 @@ from typing import Any, NewType
 
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - a word of records too
-from sandlot.model.ids import NodeId, SandboxId
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId
+from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 
 ExecutionId = NewType("ExecutionId", str)
@@ -60,6 +60,41 @@ class SandboxRecord:
     def id(self) -> SandboxId:
         """Its id."""
         return self.spec.id
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A snapshot of a sandbox; its bytes are in the folder of its id in the state directory.
+
+    Args:
+        id: Its id.
+        node: Who took it, and can start sandboxes from it.
+        owner: Whose it is.
+        name: What its owner calls it: unique among the owner's; None is nothing.
+        kind: What it holds.
+        spec: The sandbox that it was taken of, as it was asked for, its environment included.
+        created_at: When it was asked for.
+        ready: Whether it is whole and synced; one that is not when a service starts was never finished, and is removed.
+        size_bytes: What it takes on the disk; 0 until it is ready.
+        layer: Whether its files are there apart from memory, to fall back to.
+        problem: Why nothing can be started from it, for people; empty where that is not known.
+        idempotency_key: The client's own name for the request that made it.
+        request_digest: SHA-256 of that request, in hexadecimal.
+    """
+
+    id: SnapshotId
+    node: NodeId
+    owner: OwnerId
+    name: str | None
+    kind: SnapshotKind
+    spec: SandboxSpec
+    created_at: datetime
+    ready: bool = False
+    size_bytes: int = 0
+    layer: bool = False
+    problem: str = ""
+    idempotency_key: str | None = None
+    request_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError
-from sandlot.model.ids import SandboxId
+from sandlot.model.ids import SandboxId, SnapshotId
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -60,6 +60,25 @@ class Network(StrEnum):
 
 
 DEFAULT_NETWORK = Network.PACKAGES
+
+
+class OnTimeout(StrEnum):
+    """What becomes of a sandbox whose timeout passes."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    """It is frozen where it is, and keeps its memory."""
+    HIBERNATE = "hibernate"
+    """It is written to the disk, and gives its memory back."""
+
+
+class SnapshotKind(StrEnum):
+    """What a snapshot holds."""
+
+    MEMORY = "memory"
+    """Memory and files: what is started from it goes on in the middle of everything."""
+    FILES = "files"
+    """Files alone: what is started from it boots."""
 
 
 PIDS_LEAST, PIDS_MOST = 16, 32768
@@ -125,6 +144,12 @@ class SandboxSpec:
         timeout_s: Seconds until it is ended, up to 7 days; None is never: it is persistent.
         network: What it may reach.
         isolation: The driver's name.
+        on_timeout: What becomes of it when its timeout passes.
+        auto_resume: Whether a request to it resumes it by itself while it is paused or hibernated.
+        snapshot: Id of the snapshot that it was started from; None is none.
+        parent: Whose fork it is; None is nobody's.
+        root: Digest of the root file system that it was started from; empty until that is known.
+        restored: What it went on from: ``memory`` of a snapshot or a fork, ``files`` of a snapshot; empty is neither.
     """
 
     id: SandboxId
@@ -135,6 +160,12 @@ class SandboxSpec:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     network: Network = DEFAULT_NETWORK
     isolation: str = "gvisor"
+    on_timeout: OnTimeout = OnTimeout.KILL
+    auto_resume: bool = True
+    snapshot: SnapshotId | None = None
+    parent: SandboxId | None = None
+    root: str = ""
+    restored: str = ""
 
     def __post_init__(self) -> None:
         """Refuse an environment or a timeout that cannot be honoured."""

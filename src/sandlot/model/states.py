@@ -1,7 +1,8 @@
 """The states of a sandbox, the only transitions between them, and what a start of the service makes of each.
 
 Laws:
-- A state ending in ``-ing`` is half done: it is recorded before its work begins, and the work is the service's. All others last.
+- A state ending in ``-ing`` is half done, and the work is the service's; it is recorded before its work begins, unless a start would make the same
+  of it as of the state before. All others last.
 - Whatever a service was doing when it was killed, the next one finds the state, and :data:`SETTLEMENT` says how it goes on.
 - ``docs/states.md`` is drawn from these tables by ``scripts/states.py``.
 """
@@ -45,6 +46,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
         State.FAILED: frozenset(),
     }
 )
+
+RESTING = frozenset({State.PAUSED, State.HIBERNATED})
+"""Nothing in it runs, and nothing of its timeout passes."""
 
 
 class Settlement(StrEnum):

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Protocol
 
 from sandlot.model.access import OwnerId
-from sandlot.model.ids import NodeId, SandboxId
-from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileId, FileRecord, KeyRecord, NewEvent, SandboxRecord
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId
+from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileId, FileRecord, KeyRecord, NewEvent, SandboxRecord, SnapshotRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,50 @@ class SandboxTable(Protocol):
 
     async def forget(self, *, ended_before: datetime) -> int:
         """Drop those that ended before then; how many."""
+        ...
+
+
+class SnapshotTable(Protocol):
+    """Snapshots of sandboxes."""
+
+    async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id, and tell of it.
+
+        Raises:
+            ConflictError: Another one of the same owner has its name, or its idempotency key.
+        """
+        ...
+
+    async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
+        """Replace one that is there, and tell of it; whether it was there. One that is not is neither inserted nor told of."""
+        ...
+
+    async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
+        """One."""
+        ...
+
+    async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
+        """The one that its owner calls so."""
+        ...
+
+    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+        """What a request of that name made."""
+        ...
+
+    async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
+        """Those that are ready, by ``created_at`` and id, oldest first; None is everybody's."""
+        ...
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """How many an owner has, those that are not ready included, and their bytes together."""
+        ...
+
+    async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
+        """All that a node took, those that are not ready included."""
+        ...
+
+    async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
+        """Drop one; whether it was there."""
         ...
 
 
@@ -185,6 +229,11 @@ class Store(Protocol):
     @property
     def sandboxes(self) -> SandboxTable:
         """Sandboxes."""
+        ...
+
+    @property
+    def snapshots(self) -> SnapshotTable:
+        """Snapshots of sandboxes."""
         ...
 
     @property

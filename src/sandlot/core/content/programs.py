@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import structlog
 
-from sandlot.core.sandbox import Hold, Sandbox
+from sandlot.core.activity import Hold
+from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import ProcessCall
 from sandlot.link.payload import program_argv
 from sandlot.link.types import Lost

@@ -7,6 +7,7 @@ Laws:
 - The processor time that counts is that of the processes inside, as the guest counts it. The runtime's own is not a tenant's doing, and
   takes more than 1 % on some builds.
 - A guest that does not answer keeps nobody from ending it.
+- What becomes of one that idled for as long as it may is what becomes of it at its timeout.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import SandlotError
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.specs import OnTimeout
 from sandlot.model.states import State
 
 TICK_S = 5.0
@@ -142,7 +144,11 @@ class Reaper:
         # Asked again, because the guest took its time.
         if not self._is_held(box) and has_idled(limit_s, self._quiet_s(box), background.seen_s(), tasks):
             _log.info("sandbox.idle", sandbox=box.id, idle_timeout_s=limit_s)
-            box.end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
+            if box.spec.on_timeout is OnTimeout.KILL:
+                box.end(Exit(ExitReason.KILLED, f"it was idle for {limit_s:g} s"))
+            else:
+                box.deadline_monotonic_s = self._clock.monotonic_s()
+                box.deadline_changed.set()
 
     def _quiet_s(self, box: Sandbox) -> float:
         return self._clock.monotonic_s() - box.activity.quiet_since_s

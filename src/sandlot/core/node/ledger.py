@@ -7,18 +7,20 @@ Laws:
 - Looking at the host and promising are two steps, and nobody comes between the check and the promise: the second does not wait.
 - A change of a promise counts as the larger of both until it is done, and then as what came of it: a change that failed and could
   not be taken back whole counts as what the sandbox may still have.
+- What is only kept ready (pools) is promised like everything else, and goes first: who asks for more than is left asks by :meth:`Ledger.make_room`,
+  and what is given back for it is promised to whoever asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from sandlot.core.node import capacity
 from sandlot.core.node.capacity import Figures, Shares
 from sandlot.core.ports import Clock
-from sandlot.model.errors import ErrorCode, HostError, InternalError
+from sandlot.model.errors import ErrorCode, HostError, InternalError, UnavailableError
 from sandlot.model.ports import Reading, Resources
 
 FRESH_S = 1.0
@@ -41,6 +43,8 @@ class Ledger:
         self._promises: dict[str, Resources] = {}
         self._looking: asyncio.Task[Reading] | None = None
         self._seen: tuple[float, Reading] | None = None
+        self.evict: Callable[[], Awaitable[bool]] | None = None
+        """Gives back something that is only kept ready, and says whether there was anything; it is over when the host has it again."""
 
     async def look(self) -> Reading:
         """The host as it was at most a second ago."""
@@ -49,6 +53,55 @@ class Ledger:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         return await asyncio.shield(self._looking)
+
+    async def make_room(self, asked: Resources, *, besides: str | None = None) -> Reading:
+        """The host, by :meth:`look`, once so much can be promised; what is only kept ready is given back for it, one after the other.
+
+        Where that is not enough, whoever promises now is refused. Promise without waiting in between: nobody else comes before.
+
+        Args:
+            asked: What is going to be promised.
+            besides: Who has a promise that it replaces.
+        """
+        while True:
+            reading = await self.look()
+            if self.evict is None or self.has_room(asked, reading, besides=besides):
+                return reading
+            if not await self.evict():
+                return reading
+            self._seen = None  # what was given back is to be seen
+
+    def has_room(self, asked: Resources, reading: Reading, *, besides: str | None = None) -> bool:
+        """Whether so much could be promised now.
+
+        Args:
+            asked: What.
+            reading: The host.
+            besides: Whose promise does not count.
+        """
+        others = [promise for holder, promise in self._promises.items() if holder != besides]
+        try:
+            capacity.check(asked, others, reading, self._shares)
+            capacity.check_pressure(asked, reading, self._shares)
+        except UnavailableError:
+            return False
+        return True
+
+    def hand_over(self, holder: str, to: str, promised: Resources) -> None:
+        """What one was promised is another's from now on.
+
+        Args:
+            holder: Who had it.
+            to: Who has it.
+            promised: What of it; never more.
+        """
+        if to in self._promises or holder not in self._promises:
+            raise InternalError(f"The promise of {holder} cannot be handed over to {to}.")
+        had = self._promises.pop(holder)
+        if capacity.larger(had, promised) != had:
+            self._promises[holder] = had
+            raise InternalError(f"{to} would be promised more than {holder} had.")
+        self._promises[to] = promised
 
     def check_ever(self, asked: Resources, reading: Reading) -> None:
         """Refuse what can never fit, whatever else is promised.

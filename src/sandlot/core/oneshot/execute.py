@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from sandlot.core.admission import NewSandbox
-from sandlot.core.adoption import ONE_RUN, USE_WORD
 from sandlot.core.content import files
+from sandlot.core.lives.adoption import ONE_RUN, USE_WORD
 from sandlot.core.node.budget import RETRY_AFTER_S
 from sandlot.core.oneshot.grading import Comparison
 from sandlot.core.oneshot.results import Result, Seen, graded

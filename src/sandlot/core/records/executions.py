@@ -158,8 +158,8 @@ class Line:
         self.journal.ended(record)
 
     def cut(self) -> None:
-        """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves, and the next one finishes the line."""
-        if self._box.leaving.is_set() and not self._box.wanted.is_set():
+        """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves or the sandbox sleeps, and it goes on later."""
+        if (self._box.leaving.is_set() or self._box.asleep) and not self._box.wanted.is_set():
             self.leave()
         else:
             self.end(KILLED)
@@ -168,6 +168,7 @@ class Line:
         """Nothing more is said of it here. Idempotent."""
         if not self._over:
             self._over = True
+            self._box.left[self._record.id] = self._record
             self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
 
 

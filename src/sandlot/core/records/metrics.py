@@ -58,6 +58,10 @@ class Metrics:
         self._lag = Histogram("sandlot_event_loop_lag_seconds", "How late the event loop came.", buckets=LAG_S, registry=registry)
         self._store = Counter("sandlot_store_failures", "Writes that the store refused, beside requests.", ["what"], registry=registry)
         self._lost = Counter("sandlot_executions_lost", "Lines of the log of runs that were never written.", registry=registry)
+        self._claims = Counter("sandlot_claims", "Sandboxes by how they came to their first answer.", ["path", "template"], registry=registry)
+        self._refills = Counter("sandlot_pool_failures", "Sandboxes for pools that could not be made.", ["isolation"], registry=registry)
+        self._evicted = Counter("sandlot_pool_evictions", "What waited in pools and had to go because its room was needed.", registry=registry)
+        self._written = Counter("sandlot_template_snapshots", "Template snapshots: made, failed, or unusable.", ["outcome"], registry=registry)
         registry.register(_Live(states))
         ProcessCollector(registry=registry)
 
@@ -105,6 +109,35 @@ class Metrics:
         self._store.labels(what).inc()
         self._lost.inc(lost)
 
+    def claimed(self, path: str, template: str) -> None:
+        """A sandbox has come to its first answer.
+
+        Args:
+            path: ``hot``, ``blank``, ``direct`` or ``boot``.
+            template: What it was made from: one of those that there are.
+        """
+        self._claims.labels(path, template).inc()
+
+    def refill_failed(self, isolation: str) -> None:
+        """Something for a pool could not be made."""
+        self._refills.labels(isolation).inc()
+
+    def evicted(self) -> None:
+        """Something that waited in a pool had to go."""
+        self._evicted.inc()
+
+    def template_snapshot(self, outcome: str) -> None:
+        """What became of a template snapshot: ``made``, ``failed``, ``unusable``."""
+        self._written.labels(outcome).inc()
+
+    def count_pools(self, sizes: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
+        """Tell what the pools hold.
+
+        Args:
+            sizes: Gives it: (template, isolation, what) -> how many; nothing of that is a client's choice.
+        """
+        self._registry.register(_Pools(sizes))
+
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, again and again; until it is cancelled."""
         loop = asyncio.get_running_loop()
@@ -151,6 +184,34 @@ class _Live(Collector):
     @staticmethod
     def _family() -> GaugeMetricFamily:
         return GaugeMetricFamily("sandlot_sandboxes", "Sandboxes that live.", labels=["state"])
+
+
+class _Pools(Collector):
+    """What pools hold, counted when it is asked for.
+
+    Args:
+        sizes: Gives it.
+    """
+
+    def __init__(self, sizes: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
+        self._sizes = sizes
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Without counting."""
+        return [self._family()]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The numbers of this moment."""
+        family = self._family()
+        for labels, number in sorted(self._sizes().items()):
+            family.add_metric(list(labels), number)
+        yield family
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "sandlot_pool", "What pools hold: ready, filling, blank; and how many are wanted.", labels=["template", "isolation", "what"]
+        )
 
 
 class _Packages(Collector):

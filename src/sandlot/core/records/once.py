@@ -69,6 +69,11 @@ def digest_of(asked: NewSandbox) -> str:
     return hashlib.sha256(json.dumps(asdict(asked), sort_keys=True, default=str).encode()).hexdigest()
 
 
+def digest_of_words(*words: str) -> str:
+    """The same of a request that is some words. Pure."""
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
 def check_same(before: str | None, now: str) -> None:
     """Refuse another request under a key that was used.
 

@@ -57,30 +57,46 @@ def taken(live: Sequence[Limits]) -> Taken:
     )
 
 
-def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox]) -> None:
-    """Refuse a sandbox that its owner may not have beside those that live.
+def check_create(who: Principal, asked: NewSandbox, live: Sequence[Sandbox], count: int = 1) -> None:
+    """Refuse a sandbox, or some of a kind, that their owner may not have beside those that live.
 
     Args:
-        who: Whose it would be.
-        asked: It.
+        who: Whose they would be.
+        asked: Each of them.
         live: Of the same owner, those in transit included.
+        count: How many they would be.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    quota = who.quota
-    if quota.sandboxes is not None and len(live) >= quota.sandboxes:
+    check_lifetime(who.quota, asked.timeout_s)
+    check_live(who.quota, asked.limits, live, count)
+
+
+def check_live(quota: Quota, limits: Limits, live: Sequence[Sandbox], count: int = 1) -> None:
+    """Refuse sandboxes that an owner may not have beside those that live.
+
+    Args:
+        quota: The owner's.
+        limits: Of each of them.
+        live: Of the same owner, those in transit included.
+        count: How many they would be.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.sandboxes is not None and len(live) + count > quota.sandboxes:
+        can_fit = count <= quota.sandboxes
         raise exceeded(
             "sandboxes",
-            f"This key has {len(live)} live sandboxes; it may have {quota.sandboxes}.",
-            "End one, or wait until one ends.",
+            f"This key has {len(live)} live sandboxes; it may have {quota.sandboxes}" + (f", and {count} more were asked for." if count > 1 else "."),
+            "End one, or wait until one ends." if can_fit or count == 1 else "Ask for fewer.",
             limit=quota.sandboxes,
             used=len(live),
-            asked=1,
-            retry_after_s=RETRY_AFTER_S if quota.sandboxes else None,
+            asked=count,
+            retry_after_s=RETRY_AFTER_S if can_fit else None,
         )
-    check_lifetime(quota, asked.timeout_s)
-    check_sums(quota, asked.limits, [box.claims for box in live])
+    check_sums(quota, limits, [box.claims for box in live], count)
 
 
 def check_update(who: Principal, box: Sandbox, timeout_s: float | None, change: Change, live: Sequence[Sandbox]) -> None:
@@ -128,14 +144,14 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
     )
 
 
-def check_sums(quota: Quota, asked: Limits, others: Sequence[Limits]) -> None:
+def check_sums(quota: Quota, asked: Limits, others: Sequence[Limits], count: int = 1) -> None:
     """Refuse limits that together with those of other sandboxes are more than a quota allows.
 
     Raises:
         LimitError: ``quota_exceeded``.
     """
     for name, what in _SUMS:
-        limit, want = getattr(quota, name), getattr(asked, name)
+        limit, want = getattr(quota, name), count * getattr(asked, name)
         used = sum(getattr(one, name) for one in others)
         if limit is not None and used + want > limit:
             raise exceeded(
@@ -149,6 +165,42 @@ def check_sums(quota: Quota, asked: Limits, others: Sequence[Limits]) -> None:
                 asked=want,
                 retry_after_s=RETRY_AFTER_S if want <= limit else None,
             )
+
+
+def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
+    """Refuse a snapshot that its owner may not keep beside those that there are.
+
+    Args:
+        quota: The owner's.
+        kept: Snapshots that there are, without this one.
+        kept_bytes: What they take on the disk together.
+        more_bytes: What this one takes; 0 while nobody knows, and then there has to be room for something.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.snapshots is not None and kept >= quota.snapshots:
+        raise exceeded(
+            "snapshots",
+            f"This key has {kept} snapshots; it may keep {quota.snapshots}.",
+            "Delete one that is not needed." if quota.snapshots else "Ask the operator for a larger quota.",
+            limit=quota.snapshots,
+            used=kept,
+            asked=1,
+        )
+    limit = quota.snapshot_bytes
+    if limit is not None and (kept_bytes + more_bytes > limit or kept_bytes >= limit):
+        raise exceeded(
+            "snapshot_bytes",
+            f"All snapshots of this key may take {limit} bytes of disk together; {kept_bytes} are taken"
+            + (f" and {more_bytes} more would be." if more_bytes else "."),
+            "Delete one that is not needed, or take it of files alone."
+            if more_bytes <= limit
+            else "Take it of files alone, or of a smaller sandbox.",
+            limit=limit,
+            used=kept_bytes,
+            asked=more_bytes or None,
+        )
 
 
 def check_upload(quota: Quota, size_bytes: int) -> None:

@@ -92,6 +92,11 @@ class Register:
         """Where it is kept."""
         return self._store
 
+    @property
+    def metrics(self) -> Metrics:
+        """Where it is counted."""
+        return self._metrics
+
     async def aclose(self) -> None:
         """Try once more to record what could not be, for some seconds."""
         if self._again is not None:
@@ -126,7 +131,9 @@ class Register:
         spec = box.spec
         record = replace(record_of(box, self._node), state=State.RUNNING)
         self._metrics.created(spec.isolation, (self._clock.now() - box.created_at).total_seconds())
-        await self._save(box, record, self._event("sandbox.created", box, template=spec.template, isolation=spec.isolation, name=box.name))
+        about = {"template": spec.template, "isolation": spec.isolation, "name": box.name}
+        come_from = {"snapshot": spec.snapshot, "parent": spec.parent, "restored": spec.restored}
+        await self._save(box, record, self._event("sandbox.created", box, **about, **{name: word for name, word in come_from.items() if word}))
 
     async def changed(self, box: Sandbox, *what: str) -> None:
         """Something of it was changed.
@@ -142,6 +149,23 @@ class Register:
         if box.wanted.is_set():
             raise box.ended_error()
         await self._save(box, record_of(box, self._node), self._event("sandbox.updated", box, changed=list(what)))
+
+    async def rests(self, box: Sandbox, state: State, event: str | None = None) -> None:
+        """It is about to be in another state, or is about to be said to be.
+
+        Args:
+            box: It.
+            state: Which.
+            event: What happened; None where that is only an intent.
+
+        Raises:
+            SandlotError: It cannot be recorded.
+        """
+        await self._save(box, replace(record_of(box, self._node), state=state), None if event is None else self._event(event, box))
+
+    async def moved(self, box: Sandbox, event: str | None = None, **data: int | str) -> None:
+        """It is in another state by now, whatever can be recorded of that. Never fails."""
+        await self._try(box, record_of(box, self._node), None if event is None else self._event(event, box, **data))
 
     async def ends(self, box: Sandbox) -> None:
         """It is to be removed. Never fails."""
@@ -256,7 +280,7 @@ def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
         budget=budget,
         clock=clock,
         idle_timeout_s=record.idle_timeout_s,
-        state=record.state if is_terminal(record.state) else State.RUNNING,
+        state=record.state,
     )
     box.ready.set_result(None)  # a client was told of it
     box.ref = record.ref

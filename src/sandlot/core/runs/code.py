@@ -16,6 +16,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
+from sandlot.core.activity import Presence
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.runs import contexts
 from sandlot.core.runs.cells import RUNNING, Cell, Executed, Outcome, Position
@@ -23,7 +24,7 @@ from sandlot.core.runs.collecting import Results
 from sandlot.core.runs.execution import Execution
 from sandlot.core.runs.inputs import check_id
 from sandlot.core.runs.processes import STDERR, STDOUT
-from sandlot.core.sandbox import GRACE_S, Presence, Sandbox
+from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.link.client import CellCall, Link
 from sandlot.link.types import CellStarted
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotError, TimeoutExceededError
@@ -51,7 +52,7 @@ async def start(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
         NotFoundError: ``context_not_found``.
         SandlotError: There is no such context, or the sandbox has ended.
     """
-    certain = cell.context is not None
+    certain = cell.context is not None and cell.kernel not in box.contexts
     if id is None:
         return await _begun(box, cell, new_process_id(), label, certain=certain)
     presence = box.present.setdefault(id, Presence())
@@ -247,6 +248,8 @@ async def _begun(box: Sandbox, cell: Cell, id_: ProcessId, label: Label, *, cert
             if certain:
                 try:
                     await _taken(link, call)
+                    if cell.context is not None:
+                        box.contexts.add(cell.kernel)
                 except BaseException as error:
                     await execution.close()
                     if isinstance(error, NotFoundError):

@@ -148,7 +148,9 @@ async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Ma
     chosen = id or new_context_id()
     try:
         async with box.using() as link:
-            return _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
+            made = _context(await link.create_kernel(chosen, language_of(language), cwd=cwd, env=env))
+            box.contexts.add(made.id)
+            return made
     except asyncio.CancelledError:
         if id is None:
             box.keep(asyncio.create_task(_given_up(box, chosen)))
@@ -182,6 +184,7 @@ async def remove(box: Sandbox, id_: str) -> None:
         NotFoundError: ``context_not_found``.
         SandboxEndedError: The sandbox has ended.
     """
+    box.contexts.discard(id_)
     async with reaching(box) as link:
         await link.remove_kernel(check_id(id_))
 

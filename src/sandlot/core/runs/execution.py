@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
+from sandlot.core.activity import Presence
 from sandlot.core.records.executions import Line
 from sandlot.core.runs import contexts
 from sandlot.core.runs.cells import RUNNING, Outcome, Position, outcome_of
 from sandlot.core.runs.processes import STDOUT
-from sandlot.core.sandbox import Presence, Sandbox
+from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import CellCall
 from sandlot.link.types import CellError, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.errors import NotFoundError, SandboxEndedError, SandlotError, UnavailableError
@@ -185,6 +186,8 @@ def note(line: Line, event: Event) -> None:
 
 async def interrupted(box: Sandbox, call: CellCall) -> None:
     """Nobody waits for a cell any more. One that ignores the interrupt loses its kernel: the guest sees to that."""
+    if box.asleep:
+        return  # nobody has left it: its sandbox's sleep cut the link
     with suppress(SandlotError):
         async with box.using() as link:
             await link.interrupt(execution=call.id)

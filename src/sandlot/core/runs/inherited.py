@@ -1,4 +1,4 @@
-"""Runs that an earlier service of this node left, gone on with by what their records say of how they were begun.
+"""Runs that an earlier service left, or that nobody heard of while their sandbox slept, gone on with by what their records say of them.
 
 Laws:
 - A process goes on whoever has left, and keeps its own timeout; its output is there by its offset. It makes no sandbox busy.
@@ -15,11 +15,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from sandlot.core.activity import Presence
 from sandlot.core.records.executions import Journal, Line
 from sandlot.core.records.following import finish, patiently, watched
 from sandlot.core.runs.code import look
 from sandlot.core.runs.execution import Execution, note
-from sandlot.core.sandbox import Presence, Sandbox
+from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.records import FOREGROUND, INSTALL, ExecutionRecord
@@ -41,17 +42,30 @@ async def settle(journal: Journal, find: Callable[[SandboxId], Sandbox | None]) 
         if box is None:
             journal.lose(record)
             continue
-        # Both before its guest is greeted: who asks then must find them.
-        if record.mode == INSTALL:
-            box.installs += 1
-        if record.mode == FOREGROUND and record.kind == "code":
-            box.present.setdefault(ProcessId(record.id), Presence())
-        box.keep(asyncio.create_task(_settle(box, record, journal.go_on(box, record))))
+        _go_on(box, record, journal)
+
+
+def awake(box: Sandbox) -> None:
+    """Go on with the runs of a sandbox that slept, beside everything else. Call it the moment that it is awake."""
+    left, box.left = box.left, {}
+    box.inherited = True
+    for record in left.values():
+        if box.journal is not None:
+            _go_on(box, record, box.journal)
+
+
+def _go_on(box: Sandbox, record: ExecutionRecord, journal: Journal) -> None:
+    # Both before anybody speaks with its guest: who asks then must find them.
+    if record.mode == INSTALL:
+        box.installs += 1
+    if record.mode == FOREGROUND and record.kind == "code":
+        box.present.setdefault(ProcessId(record.id), Presence())
+    box.keep(asyncio.create_task(_settle(box, record, journal.go_on(box, record))))
 
 
 async def _settle(box: Sandbox, record: ExecutionRecord, line: Line) -> None:
     async def go_on() -> None:
-        await box.within_reach()
+        await box.until_awake()
         link = box.require_link()
         presence = box.present.get(line.id)
         if any(info.process == line.id for info in await patiently(link.processes)):

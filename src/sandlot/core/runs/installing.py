@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sandlot.core.activity import Presence
 from sandlot.core.records.executions import NATIVE, Label
 from sandlot.core.runs import execution, processes
 from sandlot.core.runs.outcomes import Finished
 from sandlot.core.runs.processes import Run
 from sandlot.core.runs.requirements import Installing
-from sandlot.core.sandbox import Presence
 from sandlot.link.services import GuestStream, Service
 from sandlot.model.access import Quota
 from sandlot.model.errors import NotFoundError, SandlotError

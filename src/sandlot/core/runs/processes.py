@@ -381,6 +381,8 @@ def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> 
 
 
 async def _kill(box: Sandbox, process: ProcessId, grace_s: float = 0) -> None:
+    if box.asleep:
+        return  # nobody has left it: its sandbox's sleep cut the link
     with suppress(SandlotError):
         async with box.using(CALL_TIMEOUT_S + grace_s) as link:
             if grace_s:

@@ -2,7 +2,9 @@
 
 Laws:
 - Every sandbox that a client was told of is taken over, or has a record that says why it ended.
-- Its variables, processes and files are what they were: nothing is said to its guest but hello and its deadline.
+- Its variables, processes and files are what they were: nothing is said to its guest but hello and its deadline. One that was about to be written
+  down is woken again as what it is.
+- What was frozen stays so; what sleeps on the disk sleeps on, and so does what was on its way there or back and does not live.
 - What the service before had begun for itself inside, such as packing a folder for a client, is ended; what a client began goes on.
 - What was for one request of the service before, such as a program that is run once, is ended: whoever asked is gone.
 - Half-done creations are removed: nobody was told of them.
@@ -17,15 +19,15 @@ from dataclasses import replace
 
 import structlog
 
-from sandlot.core import life
 from sandlot.core.content import programs
-from sandlot.core.life import Means, guest_deadline_s
+from sandlot.core.lives import life, resting
+from sandlot.core.lives.means import Living, Means, extend, step, turn
+from sandlot.core.lives.starts import first_answer, reach
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.client import Link
-from sandlot.model.errors import ConflictError, NotFoundError, SandlotError
-from sandlot.model.ports import Blank, Driver, Exit, ExitReason, Instance
+from sandlot.model.errors import NotFoundError, SandlotError
+from sandlot.model.ports import Driver, Exit, ExitReason, Instance
 from sandlot.model.records import SandboxRecord
-from sandlot.model.states import State
+from sandlot.model.states import SETTLEMENT, Settlement, State
 
 TRIES = 3
 PAUSE_S = 0.5
@@ -64,38 +66,62 @@ def over(record: SandboxRecord, now_expired: bool) -> tuple[Exit, State]:  # noq
     return Exit(ExitReason.CRASHED, AWAY), State.FAILED
 
 
-async def take_over(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Exit:
-    """Take a live sandbox over, and keep it until it ends.
+async def take_over(living: Living) -> Exit:
+    """Take a sandbox over that lives or sleeps, and keep it until it ends.
 
     Raises:
-        SandlotError: It lives, but cannot be taken over.
+        SandlotError: It is there, but cannot be taken over.
         Left: The service leaves.
     """
-    async with life.turn(box, means.turns):
+    box, means = living.box, living.means
+    settles = SETTLEMENT[box.state]
+    if settles is Settlement.SLEEP:
+        return await _sleep_on(living)
+    async with turn(box, means.turns):
         try:
             instance = await _adopt(box, means)
         except NotFoundError:
+            if settles is Settlement.ADOPT_OR_SLEEP:
+                return await _sleep_on(living)
             has_expired = box.deadline_monotonic_s <= means.clock.monotonic_s()
             return Exit(ExitReason.KILLED, EXPIRED) if has_expired else Exit(ExitReason.CRASHED, AWAY)
-        holdings.append(instance)
+        living.holdings.append(instance)
         box.instance = instance
     if instance.limits != box.spec.limits:  # a change of them was cut in half, and its driver has settled it
         box.spec = replace(box.spec, limits=instance.limits)
         means.promised(box)
-    exits = asyncio.ensure_future(instance.wait())
+    exits = living.exits = asyncio.ensure_future(instance.wait())
     try:
-        # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
-        link = box.link = await life.first_answer(box, _greeted(box, means, instance), exits)
+        if box.state is State.PAUSED:
+            await step("pause", instance.pause())  # a resume may have been cut in half
+        else:
+            await step("resume", instance.resume())
+            # Without a turn: a guest that keeps silent must not keep the others from being taken over, or from being created.
+            box.link = await first_answer(box, reach(box, means, instance), exits)
+            if box.state is State.SNAPSHOTTING:  # of a paused one, nobody knows how long it had
+                extend(box, means.clock, box.spec.timeout_s)
+            if box.state is not State.RUNNING:
+                box.become(State.RUNNING)
+            await means.images.remove(box.id)  # half an image, or one that is older than what runs
+            box.keep(asyncio.create_task(_end_programs(box)))
         box.activity.touch()
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
         if box.metadata.get(USE_WORD) == ONE_RUN:
             box.end(Exit(ExitReason.KILLED, FORSAKEN))
         box.keep(asyncio.create_task(means.register.adopted(box)))
-        box.keep(asyncio.create_task(_end_programs(box)))
-        return await life.watch(box, link, exits, means.clock)
+        return await life.keep(living)
     finally:
-        exits.cancel()
+        if living.exits is not None:
+            living.exits.cancel()
+
+
+async def _sleep_on(living: Living) -> Exit:
+    """It is what its image holds."""
+    await resting.asleep(living)
+    living.box.adopted.set()
+    living.box.keep(asyncio.create_task(living.means.register.adopted(living.box)))
+    return await life.keep(living)
 
 
 async def tidy(boxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collection[str]) -> None:
@@ -106,7 +132,7 @@ async def tidy(boxes: Iterable[Sandbox], drivers: Iterable[Driver], kept: Collec
         drivers: Who may have left something.
         kept: What stays although nobody takes it over: refs.
     """
-    await asyncio.gather(*(box.within_reach() for box in boxes))
+    await asyncio.gather(*(box.adopted.wait() for box in boxes))
     while True:
         try:
             swept = sum([await driver.sweep(keep=kept) for driver in drivers])
@@ -131,20 +157,6 @@ async def _adopt(box: Sandbox, means: Means) -> Instance:
             _log.warning("sandbox.not_adopted_yet", sandbox=box.id, error=str(error))
             await asyncio.sleep(PAUSE_S)
     raise AssertionError
-
-
-async def _greeted(box: Sandbox, means: Means, instance: Instance) -> Link:
-    link = await means.greet(await instance.connect(), services=means.services(box))
-    try:
-        # Said again, also that there is none: of a change that was cut in half, what is recorded holds.
-        left_s = None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - means.clock.monotonic_s())
-        await link.set_deadline(guest_deadline_s(left_s))
-        with contextlib.suppress(ConflictError):  # it runs more than that by now; what the host gives bounds it all the same
-            await link.set_limits(pids=box.spec.limits.pids, memory_bytes=box.spec.limits.memory_bytes)
-    except BaseException:
-        await link.aclose()
-        raise
-    return link
 
 
 async def _end_programs(box: Sandbox) -> None:

@@ -1,25 +1,29 @@
-"""Changes of a sandbox that runs: its deadline, its idle timeout, its metadata, its limits; all of what is asked, or nothing.
+"""Changes of a sandbox: its deadline and what that does, its idle timeout, its metadata, its limits; all of what is asked, or nothing.
 
 Laws:
 - Both ends know the deadline, and the guest's is said first: should that fail, the old one still holds on both.
 - It is recorded before it is answered.
+- One that rests is not resumed for it, but where its limits are to be changed: its timeout begins when it is resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sandlot.core import admission
-from sandlot.core.life import extend, guest_deadline_s
 from sandlot.core.limits import changed, check_able
+from sandlot.core.lives.means import Living, extend, guest_deadline_s
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Clock
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ports import Capabilities, Change, Driver
+from sandlot.model.specs import OnTimeout, SandboxSpec
+from sandlot.model.states import RESTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,13 @@ class Update:
     """What to change; what is left out stays.
 
     Args:
-        timeout_s: It ends that many seconds from now; one that was persistent is so no more.
+        timeout_s: Its timeout comes that many seconds from now; one that was persistent is so no more.
         persistent: It has no deadline any more.
         idle_timeout_s: Seconds of doing nothing after which it is ended; 0 is never.
         metadata: Replaces what there is, but for the service's own words.
         limits: What it may use.
+        on_timeout: What becomes of it when its timeout passes.
+        auto_resume: Whether a request to it resumes it by itself while it rests.
     """
 
     timeout_s: float | None = None
@@ -39,6 +45,8 @@ class Update:
     idle_timeout_s: float | None = None
     metadata: Mapping[str, str] | None = None
     limits: Change = field(default_factory=Change)
+    on_timeout: OnTimeout | None = None
+    auto_resume: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself or is out of bounds."""
@@ -61,6 +69,8 @@ class Update:
             "idle_timeout": self.idle_timeout_s is not None,
             "metadata": self.metadata is not None,
             "limits": self.limits != Change(),
+            "on_timeout": self.on_timeout is not None,
+            "auto_resume": self.auto_resume is not None,
         }
         return [name for name, is_given in given.items() if is_given]
 
@@ -98,10 +108,13 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         SandboxEndedError: It has ended.
         HostError: It cannot be recorded; everything is as it was.
     """
-    await box.within_reach()
-    box.require_link()
     if what.timeout_s is not None:
         replace(box.spec, timeout_s=what.timeout_s)  # refuses what is out of bounds
+    await box.adopted.wait()
+    if box.state in RESTING and what.limits == Change() and await box.orders.put(functools.partial(_while_it_rests, what=what, hands=hands)):
+        return
+    await box.within_reach()
+    box.require_link()
     async with box.changing:
         box.require_link()  # again: it may have ended while this waited for its turn
         admission.check_own(what.metadata or {}, box.metadata)
@@ -112,20 +125,55 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
                 if what.moves_deadline:
                     async with box.using() as link:
                         await link.set_deadline(guest_deadline_s(what.timeout_s))
-                    box.spec = replace(box.spec, timeout_s=what.timeout_s)
                     extend(box, hands.clock, what.timeout_s)
-                if what.metadata is not None:
-                    box.metadata = {**{name: word for name, word in box.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
-                if what.idle_timeout_s is not None:
-                    box.idle_timeout_s = what.idle_timeout_s or None
+                _apply(box, what)
                 await hands.register.changed(box, *what.names())
             except BaseException:
-                spec, box.metadata, box.idle_timeout_s, box.expires_at, box.deadline_monotonic_s = before
-                box.spec = replace(box.spec, timeout_s=spec.timeout_s)
+                _take_back(box, *before[:3])
+                box.expires_at, box.deadline_monotonic_s = before[3:]
                 box.deadline_changed.set()
                 if what.moves_deadline:
                     box.keep(asyncio.create_task(_say_again(box, hands.clock)))
                 raise
+
+
+async def _while_it_rests(living: Living, *, what: Update, hands: Hands) -> bool:
+    """Change it while it rests; whether that was possible: it may run again by now, or be changed by somebody who waits for that."""
+    box = living.box
+    if box.state not in RESTING or box.changing.locked():
+        return False
+    async with box.changing:
+        admission.check_own(what.metadata or {}, box.metadata)
+        hands.check()
+        before = box.spec, box.metadata, box.idle_timeout_s
+        try:
+            _apply(box, what)
+            await hands.register.changed(box, *what.names())
+        except BaseException:
+            _take_back(box, *before)
+            raise
+    return True
+
+
+def _apply(box: Sandbox, what: Update) -> None:
+    """All of it that neither its guest nor its driver has to know."""
+    spec = box.spec
+    box.spec = replace(
+        spec,
+        timeout_s=what.timeout_s if what.moves_deadline else spec.timeout_s,
+        on_timeout=spec.on_timeout if what.on_timeout is None else what.on_timeout,
+        auto_resume=spec.auto_resume if what.auto_resume is None else what.auto_resume,
+    )
+    if what.metadata is not None:
+        box.metadata = {**{name: word for name, word in box.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
+    if what.idle_timeout_s is not None:
+        box.idle_timeout_s = what.idle_timeout_s or None
+
+
+def _take_back(box: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None) -> None:
+    """As it was; its limits are taken back by who changed them."""
+    box.metadata, box.idle_timeout_s = metadata, idle_timeout_s
+    box.spec = replace(box.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 
 async def _say_again(box: Sandbox, clock: Clock) -> None:

@@ -1,0 +1,196 @@
+"""What the life of one sandbox is made with, and the steps that it is made of.
+
+Laws:
+- An end that is asked for is honoured at the next step; no step of the driver is cut in half.
+- What a driver or the system fails with reaches a client as an error of the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sandlot.core.lives.ending import STEP_TIMEOUT_S
+from sandlot.core.lives.images import Images
+from sandlot.core.ports import Base, Clock, Greet
+from sandlot.core.records.register import Register
+from sandlot.core.sandbox import Sandbox
+from sandlot.link.services import Service
+from sandlot.model.errors import ErrorCode, HostError, TimeoutExceededError
+from sandlot.model.ports import Ability, Blank, Capabilities, Driver, Exit, Instance
+from sandlot.model.specs import SandboxSpec
+
+if TYPE_CHECKING:
+    from sandlot.core.lives.starts import Prepare, Start
+
+GUEST_GRACE_S = 60.0
+"""How much later than the service the guest itself ends an expired sandbox: it does so only where nobody else did."""
+
+_Result = TypeVar("_Result")
+
+
+class Ended(Exception):  # noqa: N818 - a way out of a coroutine, not a defect
+    """The sandbox was asked to end, or has ended, and this is why."""
+
+    def __init__(self, why: Exit) -> None:
+        super().__init__(why.detail)
+        self.why = why
+
+
+class Left(Exception):  # noqa: N818 - likewise
+    """The service leaves, and the sandbox goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a life is made with.
+
+    Args:
+        driver: Who isolates.
+        can: What that is able to here, asked by who needs one of its abilities.
+        base: Gives the root file system and environment that a spec is about; builds what nobody did, where the spec does not say which one.
+        start: How it comes to its first answer.
+        prepare: Makes a blank sandbox.
+        greet: Makes a link to a guest.
+        clock: The time.
+        turns: Bounds how many are created, or taken over, at once.
+        register: Records where it is.
+        images: Where what is hibernated is.
+        claim: Promises anew what a sandbox may use that had only what it occupies on the disk; refuses where there is no room.
+        rested: Gives up all that was promised to a sandbox but so many bytes on the disk.
+        keep_resting_s: How long a paused or hibernated sandbox is kept.
+        inject: What is done in it before its client is told that it runs.
+        promised: Tells the node what it may use, where that turns out to be another than what is recorded.
+        services: What its guest may ask of the host, by name.
+    """
+
+    driver: Driver
+    can: Callable[[Ability], Coroutine[Any, Any, Capabilities]]
+    base: Callable[[SandboxSpec], Coroutine[Any, Any, Base]]
+    start: Start
+    prepare: Prepare
+    greet: Greet
+    clock: Clock
+    turns: asyncio.Semaphore
+    register: Register
+    images: Images
+    claim: Callable[[Sandbox], Coroutine[Any, Any, None]]
+    rested: Callable[[Sandbox, int], None]
+    keep_resting_s: float
+    inject: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
+    promised: Callable[[Sandbox], None] = lambda _box: None
+    services: Callable[[Sandbox], Mapping[str, Service]] = lambda _box: {}
+
+
+@dataclass(slots=True)
+class Living:
+    """A sandbox that lives, and all that its life has.
+
+    Args:
+        box: It.
+        means: What its life is made with.
+        holdings: What it has of the host; given back at its end.
+        exits: Resolved when its processes end; None while it has none.
+        going: What of an earlier time is still being given back.
+    """
+
+    box: Sandbox
+    means: Means
+    holdings: list[Blank | Instance]
+    exits: asyncio.Future[Exit] | None = None
+    going: set[asyncio.Future[None]] = field(default_factory=set)
+
+
+def extend(box: Sandbox, clock: Clock, timeout_s: float | None) -> None:
+    """Move a sandbox's deadline to ``timeout_s`` seconds from now; None takes it away."""
+    if timeout_s is None:
+        box.deadline_monotonic_s, box.expires_at = math.inf, None
+    else:
+        box.deadline_monotonic_s = clock.monotonic_s() + timeout_s
+        box.expires_at = clock.now() + timedelta(seconds=timeout_s)
+    box.activity.touch()
+    box.deadline_changed.set()
+
+
+def guest_deadline_s(timeout_s: float | None) -> float | None:
+    """When the guest itself ends a sandbox that has so long. Pure."""
+    return None if timeout_s is None else timeout_s + GUEST_GRACE_S
+
+
+def left_s(box: Sandbox, clock: Clock) -> float | None:
+    """How long a sandbox has until its deadline; None is for ever."""
+    return None if box.expires_at is None else max(0.0, box.deadline_monotonic_s - clock.monotonic_s())
+
+
+@contextlib.asynccontextmanager
+async def turn(box: Sandbox, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    """One of the turns, once there is one; see :func:`unless_ended`."""
+    await unless_ended(box, turns.acquire())
+    try:
+        check(box)
+        yield
+    finally:
+        turns.release()
+
+
+async def step(what: str, work: Coroutine[Any, Any, _Result], timeout_s: float | None = None) -> _Result:
+    """One step of a driver or of the link, within its time (:data:`STEP_TIMEOUT_S`); what is no error of ours becomes one."""
+    longest_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
+    try:
+        async with asyncio.timeout(longest_s):
+            return await work
+    except TimeoutError:
+        raise TimeoutExceededError(
+            f"The sandbox took longer than {longest_s:g} s to {what}.",
+            code=ErrorCode.TIMEOUT,
+            hint="The host may be overloaded; 'sandlot doctor' checks it.",
+        ) from None
+    except OSError as error:
+        raise HostError(
+            f"The host failed to {what} the sandbox: {error.strerror or error}.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="'sandlot doctor' checks the host and names every fix.",
+        ) from error
+
+
+def check(box: Sandbox) -> None:
+    """Go no further with one that was asked to end.
+
+    Raises:
+        Ended: It was.
+    """
+    if box.wanted_exit is not None:
+        raise Ended(box.wanted_exit)
+
+
+async def unless_ended(box: Sandbox, work: Coroutine[Any, Any, _Result], exits: asyncio.Future[Exit] | None = None) -> _Result:
+    """Do some work, but give it up when the sandbox is asked to end, or has ended, or is left.
+
+    Raises:
+        Ended: It was, or has.
+        Left: The service leaves.
+    """
+    task = asyncio.ensure_future(work)
+    wanted = asyncio.ensure_future(box.wanted.wait())
+    leaving = asyncio.ensure_future(box.leaving.wait())
+    others: set[asyncio.Future[Any]] = {wanted, leaving} if exits is None else {wanted, leaving, exits}
+    try:
+        await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        wanted.cancel()
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        check(box)
+        if box.leaving.is_set():
+            raise Left
+        if exits is not None and exits.done():
+            raise Ended(exits.result())
+    return task.result()

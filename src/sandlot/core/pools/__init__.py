@@ -1,0 +1,1 @@
+"""Sandboxes that are made before anybody asks: template snapshots, hot pools and blank pools."""

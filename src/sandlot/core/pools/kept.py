@@ -1,0 +1,84 @@
+"""Pools that were made, changed or removed while a service ran, kept for the next one: ``pools.json`` in the data directory.
+
+A file and not a table, because a pool is a property of this node's memory: the node's own directory has it, also where its database is shared with
+others, and an operator can read it and, while no service runs, write it.
+
+Laws:
+- It is replaced whole (written beside, synced, renamed), so that a killed service leaves the one before or the new one.
+- What was said at run time goes over the settings, also that there is to be none, until it is said otherwise at run time.
+- A file that cannot be read is no reason not to start: it is set aside, and the settings hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import structlog
+
+from sandlot.core.pools.kinds import Kind, Sizes, kind_as_words, kind_of_words
+from sandlot.model.errors import ErrorCode, HostError, SandlotError
+
+FILE = "pools.json"
+_ASIDE = "pools.json.bad"
+_FORMAT = 1
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class Kept:
+    """The file.
+
+    Args:
+        folder: The data directory. This service has its lock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+        self._aside = folder / _ASIDE
+
+    def read(self) -> dict[Kind, Sizes | None]:
+        """What was said at run time: kind -> sizes, or None for a pool that is to be none."""
+        try:
+            words = json.loads(self._file.read_text("utf-8"))
+            pools = {_FORMAT: words["pools"]}[words["format"]]
+            return {kind_of_words(each["kind"]): None if each["sizes"] is None else Sizes(**each["sizes"]) for each in pools}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, SandlotError) as error:
+            _log.error("pools.unreadable", file=str(self._file), error=str(error), hint=f"The settings hold; it is kept as {_ASIDE}.")
+            try:
+                self._file.replace(self._aside)
+            except OSError as refused:
+                _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
+            return {}
+
+    def write(self, said: Mapping[Kind, Sizes | None]) -> None:
+        """Keep it for the next service.
+
+        Raises:
+            HostError: The disk refuses it; what was kept before still is.
+        """
+        pools = [{"kind": kind_as_words(kind), "sizes": None if sizes is None else asdict(sizes)} for kind, sizes in said.items()]
+        beside = self._file.with_name(f".{FILE}")
+        try:
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as written:
+                json.dump({"format": _FORMAT, "pools": pools}, written, indent=1)
+                written.flush()
+                os.fsync(fd)
+            beside.replace(self._file)
+            folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise HostError(
+                f"The pools cannot be written to {self._file}: {error.strerror or error}.",
+                code=ErrorCode.HOST_NOT_READY,
+                hint="Make room in the data directory, or make it writable.",
+            ) from error

@@ -1,0 +1,160 @@
+"""What a pool holds, how much of it, and the words for both. Pure.
+
+Laws:
+- What the inside can see of a limit is part of what a pooled sandbox is: memory, cores and disk must be what was asked for. The limit of
+  processes is the guest's and the host's to move, so less of it may be asked for.
+- Whose it will be, its network and its environment are none of it: they come with the claim.
+- A pool's id says what it holds, and nothing else: the same kind has the same id on every node and after every restart.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
+
+MOST = 1000
+"""Of each number of a pool: more than a host of today holds of sandboxes."""
+
+GROWS_TO = 4
+"""Where only ``warm`` is given, ``max`` is what is larger: that, or this many."""
+
+POOL_ID = re.compile(r"pool-[a-z2-7]{12}")
+_ID_CHARS = 12
+_WORD = re.compile(r"(?P<template>[^=:+,\s]+)=(?P<warm>\d{1,4})(?::(?P<max>\d{1,4}))?(?:\+(?P<blank>\d{1,4}))?")
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a pool holds: everything that must be known of a sandbox before it is anybody's.
+
+    Args:
+        template: What they are made from.
+        isolation: The driver's name.
+        limits: What each may use.
+    """
+
+    template: str
+    isolation: str
+    limits: Limits
+
+    @property
+    def id(self) -> str:
+        """The pool's id: ``pool-`` and 12 characters that stand for what it holds."""
+        words = json.dumps([self.template, self.isolation, asdict(self.limits)], sort_keys=True)
+        digest = base64.b32encode(hashlib.sha256(words.encode()).digest()).decode("ascii").lower()
+        return f"pool-{digest[:_ID_CHARS]}"
+
+    def gives(self, wanted: Kind) -> bool:
+        """Whether one of them can become one of the other kind."""
+        same = replace(wanted, limits=replace(wanted.limits, pids=self.limits.pids)) == self
+        return same and wanted.limits.pids <= self.limits.pids
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much a pool holds; 0 to 1,000 each.
+
+    Args:
+        warm: Sandboxes that are always kept ready.
+        max: The most that there are, those in the making included: it grows towards that while requests find it empty, and shrinks again.
+        blank: Prepared ones with nothing in them, which take any snapshot of this kind.
+    """
+
+    warm: int = 1
+    max: int = GROWS_TO
+    blank: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no sense."""
+        for name in ("warm", "max", "blank"):
+            value = getattr(self, name)
+            if not 0 <= value <= MOST:
+                raise InvalidRequestError(f"{name} is {value}; it must be from 0 to {MOST}.", fields={"field": name})
+        if self.max < self.warm:
+            raise InvalidRequestError(
+                f"max is {self.max}, and {self.warm} are to be kept warm.", hint="Raise max, or lower warm.", fields={"field": "max"}
+            )
+
+    def changed(self, *, warm: int | None = None, most: int | None = None, blank: int | None = None) -> Sizes:
+        """Other sizes; what is None stays, but ``max`` follows where ``warm`` alone is raised beyond it."""
+        now = self.warm if warm is None else warm
+        return Sizes(warm=now, max=max(self.max, now) if most is None else most, blank=self.blank if blank is None else blank)
+
+
+def sizes(warm: int, most: int | None = None, blank: int = 0) -> Sizes:
+    """Sizes of a new pool, of which only ``warm`` must be said."""
+    return Sizes(warm=warm, max=max(warm, GROWS_TO) if most is None and warm else warm if most is None else most, blank=blank)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A pool that should be: with default limits and isolation, as settings name it.
+
+    Args:
+        template: What it holds.
+        sizes: How much of it.
+        implied: Whether nobody said so: then no image is built for it.
+    """
+
+    template: str
+    sizes: Sizes
+    implied: bool = False
+
+
+DEFAULT_WISHES = (Wish(DEFAULT_TEMPLATE, Sizes(warm=1, max=GROWS_TO), implied=True),)
+"""Where an operator says nothing. One that waits takes about 100 MiB of real memory and no processor time, and is what the first request of an agent
+needs; a machine with 2 cores and 4 GiB bears four, and gives them up for sandboxes."""
+
+
+def wishes(text: str, templates: Collection[str] | None = None) -> tuple[Wish, ...]:
+    """Pools by the words of a setting: ``TEMPLATE=WARM[:MAX][+BLANK]``, separated by commas; ``none`` is none.
+
+    Args:
+        text: The words: ``code-interpreter=2:4,base=1+2``.
+        templates: Which there are; None does not look.
+
+    Raises:
+        InvalidRequestError: They are none; the message says which.
+    """
+    if text.strip() in {"", _NONE}:
+        return ()
+    found: dict[str, Wish] = {}
+    for word in text.split(","):
+        parts = _WORD.fullmatch(word.strip())
+        if parts is None:
+            raise InvalidRequestError(
+                f"{word.strip()[:80]!r} is no pool.", hint="Write TEMPLATE=WARM, TEMPLATE=WARM:MAX or TEMPLATE=WARM:MAX+BLANK; or 'none'."
+            )
+        template = parts["template"]
+        if template in found:
+            raise InvalidRequestError(f"The pool of {template!r} is named twice.", hint="Name each template once.")
+        if templates is not None and template not in templates:
+            raise InvalidRequestError(f"There is no template {template[:64]!r}.", hint=f"There are: {', '.join(sorted(templates))}.")
+        most = None if parts["max"] is None else int(parts["max"])
+        found[template] = Wish(template, sizes(int(parts["warm"]), most, int(parts["blank"] or 0)))
+    return tuple(found.values())
+
+
+def kind_as_words(kind: Kind) -> dict[str, Any]:
+    """A kind as JSON has it; see :func:`kind_of_words`."""
+    return {"template": kind.template, "isolation": kind.isolation, "limits": asdict(kind.limits)}
+
+
+def kind_of_words(words: dict[str, Any]) -> Kind:
+    """A kind out of its words.
+
+    Raises:
+        KeyError: One is missing.
+        TypeError: One is no number.
+        InvalidRequestError: The limits are none.
+    """
+    return Kind(template=str(words["template"]), isolation=str(words["isolation"]), limits=Limits(**words["limits"]))

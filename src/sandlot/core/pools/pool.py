@@ -1,0 +1,161 @@
+"""One pool: what waits in it, what of it is in the making, and how it has fared.
+
+Laws:
+- What is taken out is out before anything is said to it, and never comes back: whatever becomes of it, nobody else gets it.
+- What dies while it waits is out at once.
+- Everything in it has a promise of its own in the ledger, until the last trace of it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sandlot.core.pools import policy
+from sandlot.core.pools.asleep import Asleep
+from sandlot.core.pools.kinds import Kind, Sizes
+from sandlot.core.ports import Base
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Blank
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A sandbox that waits, frozen, and is nobody's.
+
+    Args:
+        id: Its id, and the id of the sandbox that it becomes: it says nothing of anybody.
+        kind: What it is.
+        asleep: It.
+        base: What it was made from.
+        made_at_s: When, monotonic.
+        key: Of the snapshot that it was restored from; empty where it was booted.
+    """
+
+    id: SandboxId
+    kind: Kind
+    asleep: Asleep
+    base: Base
+    made_at_s: float
+    key: str
+
+    @property
+    def holder(self) -> str:
+        """Who has its promise."""
+        return f"pool-{self.id}"
+
+
+@dataclass(eq=False, slots=True)
+class Prepared:
+    """A blank that waits.
+
+    Args:
+        kind: What it can become.
+        blank: It.
+        base: What it was prepared for.
+        key: Of the snapshot for which it was prepared; empty where there was none.
+        holder: Who has its promise.
+        made_at_s: When, monotonic.
+    """
+
+    kind: Kind
+    blank: Blank
+    base: Base
+    key: str
+    holder: str
+    made_at_s: float
+
+
+@dataclass(eq=False, slots=True)
+class Pool:
+    """One of them.
+
+    Args:
+        kind: What it holds.
+        sizes: How much of it.
+        implied: Whether nobody asked for it: then no image is built for it.
+        ready: What waits, oldest first.
+        blanks: Blanks that wait, oldest first.
+        filling: What is in the making.
+        filling_blanks: Likewise.
+        grown: By how much it has grown.
+        asked_s: When it last grew, shrank or was asked, monotonic.
+        hungry_s: When it was first asked since anything was begun to be made for it; None where it was not.
+        claims: How requests of its kind were answered: path -> how many.
+        failures: In a row, of making.
+        not_before_s: Nothing is made before that, monotonic.
+        error: Why making failed last; empty where it did not.
+    """
+
+    kind: Kind
+    sizes: Sizes
+    implied: bool = False
+    ready: deque[Member] = field(default_factory=deque)
+    blanks: deque[Prepared] = field(default_factory=deque)
+    filling: set[asyncio.Task[None]] = field(default_factory=set)
+    filling_blanks: set[asyncio.Task[None]] = field(default_factory=set)
+    grown: int = 0
+    asked_s: float = float("-inf")
+    hungry_s: float | None = None
+    claims: dict[str, int] = field(default_factory=dict)
+    failures: int = 0
+    not_before_s: float = float("-inf")
+    error: str = ""
+
+    def take(self, now_s: float) -> Member | None:
+        """One that waits, out of the pool for good: the youngest that lives, because what it touched last is likely still in the caches."""
+        self._asked(now_s)
+        member = next(self._living(), None)
+        if member is not None:
+            self.ready.remove(member)
+        return member
+
+    def has(self) -> bool:
+        """Whether one waits."""
+        return next(self._living(), None) is not None
+
+    def _living(self) -> Iterator[Member]:
+        """Those that wait, the youngest first; the death of the others is about to be noticed."""
+        return (each for each in reversed(self.ready) if not each.asleep.exits.done() and not each.asleep.link.closed)
+
+    def missed(self, now_s: float) -> None:
+        """Somebody asked, and there was none."""
+        self._asked(now_s)
+        self.grown = policy.grown_by_miss(self.sizes, self.grown)
+
+    def _asked(self, now_s: float) -> None:
+        self.asked_s = now_s
+        if self.hungry_s is None:
+            self.hungry_s = now_s
+
+    def cool(self, now_s: float) -> None:
+        """Shrink by what nobody asked for lately."""
+        shrunk = policy.shrunk(self.grown, now_s - self.asked_s) if self.grown else 0
+        if shrunk != self.grown:
+            self.grown, self.asked_s = shrunk, now_s
+
+    def stock(self, now_s: float) -> policy.Stock:
+        """What it has."""
+        return policy.Stock(
+            ready=[now_s - member.made_at_s for member in self.ready],
+            filling=len(self.filling),
+            blank=len(self.blanks),
+            blank_filling=len(self.filling_blanks),
+            grown=self.grown,
+        )
+
+    def everything(self) -> Iterator[Member | Prepared]:
+        """All that waits."""
+        yield from self.blanks
+        yield from self.ready
+
+    def drop(self, what: Member | Prepared) -> bool:
+        """Take something out for good; whether it was in."""
+        there = self.ready if isinstance(what, Member) else self.blanks
+        try:
+            there.remove(what)  # type: ignore[arg-type] # each is in its own
+        except ValueError:
+            return False
+        return True

@@ -1,0 +1,350 @@
+"""What keeps pools full: one task that looks, decides (:mod:`sandlot.core.pools.policy`) and begins, and those that it begins.
+
+Laws:
+- It runs off every request's way: requests tell it that something happened, and wait for nothing here.
+- It waits while sandboxes wait for a turn to be created, while the host is short of memory, and for a while after somebody was given room for
+  which something of a pool had to go.
+- What is begun and cannot be finished is given back, and its promise given up; a failure makes the next try later, and is told with the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from sandlot.core.node import capacity
+from sandlot.core.node.ledger import Ledger
+from sandlot.core.pools import keys, policy
+from sandlot.core.pools.asleep import Asleep, Making
+from sandlot.core.pools.kinds import Kind
+from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.pools.shelf import Held
+from sandlot.core.pools.templates import Snapshots
+from sandlot.core.ports import Clock, Greet
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.supply import Supply
+from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Ability, Blank, Reading, Resources
+
+START_S: Final = 1.0
+"""A service that was just started answers first."""
+
+TICK_S: Final = 2.0
+"""How often it looks although nothing happened: ages, memory, what others made."""
+
+AFTER_EVICTION_S: Final = 10.0
+SWEEP_S: Final = 3600.0
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class Refill:
+    """It.
+
+    Args:
+        pools: Gives them all.
+        implied: What template snapshots there should be besides those of pools, once their images are there.
+        snapshots: The template snapshots.
+        supply: Drivers and templates.
+        ledger: Where the node's promises are.
+        greet: Makes a link to a guest.
+        clock: The time.
+        new_id: Makes ids that carry this node.
+        metrics: What is counted.
+        busy: Whether requests for sandboxes wait for a turn.
+    """
+
+    def __init__(
+        self,
+        *,
+        pools: Callable[[], Iterable[Pool]],
+        implied: Iterable[Kind],
+        snapshots: Snapshots,
+        supply: Supply,
+        ledger: Ledger,
+        greet: Greet,
+        clock: Clock,
+        new_id: Callable[[], SandboxId],
+        metrics: Metrics,
+        busy: Callable[[], bool],
+    ) -> None:
+        self._pools = pools
+        self._implied = tuple(implied)
+        self._snapshots = snapshots
+        self._supply = supply
+        self._ledger = ledger
+        self._greet = greet
+        self._clock = clock
+        self._new_id = new_id
+        self._metrics = metrics
+        self._busy = busy
+        self._kicked = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self._rest_until_s = float("-inf")
+        self._swept_s = float("-inf")
+        self._removals: set[asyncio.Task[None]] = set()
+
+    def kick(self) -> None:
+        """Something happened: look now."""
+        self._kicked.set()
+
+    def hold(self) -> None:
+        """Make nothing for a while: somebody needed the room."""
+        self._rest_until_s = max(self._rest_until_s, self._clock.monotonic_s() + AFTER_EVICTION_S)
+
+    async def run(self) -> None:
+        """Keep them full, until it is cancelled."""
+        await asyncio.sleep(START_S)
+        while True:
+            self._kicked.clear()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - whatever it is, pools are a comfort, and the next look is another try
+                _log.exception("pools.defect")
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._kicked.wait()
+            except TimeoutError:
+                pass
+
+    async def aclose(self) -> None:
+        """End what is in the making, and wait until all that is out of the pools is gone."""
+        for task in self._making():
+            task.cancel()
+        await asyncio.gather(*self._making(), *self._removals, return_exceptions=True)
+
+    async def free_one(self) -> bool:
+        """Wait for something that is being removed, or end something that is in the making; whether there was anything."""
+        if not self._removals:
+            for task in self._making():
+                task.cancel()
+                await asyncio.wait({task})
+                return True
+            return False
+        await asyncio.wait(set(self._removals), return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    def dispose(self, *out: Member | Prepared) -> None:
+        """Remove what is out of its pool; its promise is given up once nothing of it is left."""
+        for what in out:
+            task = asyncio.create_task(self._removed(what))
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
+
+    async def _removed(self, what: Member | Prepared) -> None:
+        thing: Asleep | Blank = what.asleep if isinstance(what, Member) else what.blank
+        pause_s = 1.0
+        while True:
+            try:
+                await thing.destroy()
+                break
+            except Exception:  # noqa: BLE001 - what is left is still taken: it is tried until it is gone
+                _log.exception("pool.not_removed", next_try_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(60.0, 2 * pause_s)
+        self._ledger.give_up(what.holder)
+
+    def _making(self) -> list[asyncio.Task[None]]:
+        return [task for task in (*self._tasks, *([] if self._writing is None else [self._writing])) if not task.done()]
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._swept_s > SWEEP_S:
+            self._swept_s = now_s
+            await self._snapshots.sweep()
+        short = await self._is_short()
+        if short:
+            self.hold()
+            await self._ledger_evict()
+        if self._writing is None and not short and not self._busy():
+            self._writing = asyncio.create_task(self._write())
+            self._writing.add_done_callback(self._written)
+        for pool in self._pools():
+            pool.cool(now_s)
+            await self._stock(pool)
+
+    async def _is_short(self) -> bool:
+        """Whether the host is short of memory, so that what only waits has to go."""
+        try:
+            self._ledger.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._ledger.look())
+        except UnavailableError:
+            return True
+        return False
+
+    async def _ledger_evict(self) -> None:
+        if self._ledger.evict is not None:
+            await self._ledger.evict()
+
+    async def _write(self) -> None:
+        """See to every template snapshot that there should be, one after the other."""
+        kinds = {keys.look(pool.kind): pool.implied for pool in self._pools()}
+        for kind in self._implied:
+            kinds.setdefault(keys.look(kind), True)
+        self._snapshots.keep(kinds)
+        for look, implied in kinds.items():
+            if self._busy():
+                return
+            if look.isolation in self._supply.drivers and (not implied or await self._is_built(look.template)):
+                before = self._snapshots.at_hand(look)
+                if await self._snapshots.ensure(look) is not before:
+                    self.kick()
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writing = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("pools.defect", exc_info=error)
+
+    async def _is_built(self, template: str) -> bool:
+        return any(each.name == template and each.digest is not None for each in await self._supply.templates())
+
+    # -- one pool ---------------------------------------------------------------------------------------------------
+
+    async def _stock(self, pool: Pool) -> None:
+        """Do what its policy says."""
+        now_s = self._clock.monotonic_s()
+        hands = policy.AT_ONCE - sum(len(each.filling) + len(each.filling_blanks) for each in self._pools())
+        if self._busy() or now_s < max(self._rest_until_s, pool.not_before_s):
+            hands = 0
+        if hands > 0 and not policy.is_calm(now_s, pool.asked_s, pool.hungry_s):
+            hands = 0
+            asyncio.get_running_loop().call_later(policy.CALM_S, self.kick)
+        able = hands > 0 and await self._can_fill(pool)
+        self._drop_stale(pool)
+        step = policy.step(pool.sizes, pool.stock(self._clock.monotonic_s()), max(0, hands) if able else 0)
+        out: list[Member | Prepared] = [*list(pool.ready)[: step.drop], *list(pool.blanks)[: step.drop_blank]]
+        self.dispose(*(what for what in out if pool.drop(what)))
+        if step.fill or step.fill_blank:
+            pool.hungry_s = None
+        for _ in range(step.fill):
+            self._begin(pool, pool.filling, self._fill)
+        for _ in range(step.fill_blank):
+            self._begin(pool, pool.filling_blanks, self._fill_blank)
+
+    async def _can_fill(self, pool: Pool) -> bool:
+        """Whether something can be made for it now: its driver can freeze, its image is there, and its snapshot where it has one."""
+        driver = self._supply.drivers.get(pool.kind.isolation)
+        if driver is None:
+            return False
+        can = await self._supply.capabilities(pool.kind.isolation)
+        if not can.can(Ability.PAUSE):
+            pool.error = f"It cannot wait frozen: {can.why_not(Ability.PAUSE)}."
+            return False
+        if can.can(Ability.SNAPSHOT):
+            return self._snapshots.at_hand(keys.look(pool.kind)) is not None
+        return not pool.implied or await self._is_built(pool.kind.template)
+
+    def _drop_stale(self, pool: Pool) -> None:
+        """What was made from another snapshot than what would be used now goes."""
+        held = self._snapshots.at_hand(keys.look(pool.kind))
+        if held is None:
+            return
+        self.dispose(*(what for what in list(pool.everything()) if what.key not in {"", held.key} and pool.drop(what)))
+
+    def _begin(self, pool: Pool, tasks: set[asyncio.Task[None]], work: Callable[[Pool], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.create_task(work(pool))
+        for some in (tasks, self._tasks):
+            some.add(task)
+            task.add_done_callback(some.discard)
+        task.add_done_callback(lambda _: self.kick())
+
+    async def _fill(self, pool: Pool) -> None:
+        """Make one that waits."""
+        id_ = self._new_id()
+        held = self._snapshots.at_hand(keys.look(pool.kind))
+
+        async def make(making: Making) -> None:
+            asleep = await (making.boot(id_) if held is None else making.rehearse(id_, held.image))
+            try:
+                await asleep.instance.pause()
+            except BaseException:
+                await asyncio.shield(asleep.destroy())
+                raise
+            member = Member(id_, pool.kind, asleep, making.base, self._clock.monotonic_s(), "" if held is None else held.key)
+            pool.ready.append(member)
+            asleep.exits.add_done_callback(lambda _: self._died(pool, member))
+
+        await self._filled(pool, f"pool-{id_}", held, make)
+
+    async def _fill_blank(self, pool: Pool) -> None:
+        """Prepare one with nothing in it, its runtime started."""
+        held = self._snapshots.at_hand(keys.look(pool.kind))
+        holder = f"pool-blank-{self._new_id()}"
+
+        async def make(making: Making) -> None:
+            blank = await making.driver.prepare(making.shape, snapshot=None if held is None else held.image)
+            try:
+                if held is not None:
+                    await blank.warm()
+            except BaseException:
+                await asyncio.shield(blank.destroy())
+                raise
+            key = "" if held is None else held.key
+            pool.blanks.append(Prepared(pool.kind, blank, making.base, key, holder, self._clock.monotonic_s()))
+
+        await self._filled(pool, holder, held, make)
+
+    async def _filled(self, pool: Pool, holder: str, held: Held | None, make: Callable[[Making], Coroutine[Any, Any, None]]) -> None:
+        """Make something under a promise; what comes of it is the pool's."""
+        driver, kind = self._supply.drivers[pool.kind.isolation], pool.kind
+        takes, began_s, done = driver.takes(kind.limits), time.monotonic(), False
+        try:
+            base = await self._supply.base(kind.template)
+            reading = await self._ledger.look()
+            if not self._has_room(takes, reading):
+                pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(2)
+                return
+            self._ledger.promise(holder, takes, reading)
+            try:
+                await make(Making(driver, self._greet, kind.template, base, kind.limits))
+                done = True
+            finally:
+                if not done:
+                    self._ledger.give_up(holder)
+        except (SandlotError, OSError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            _log.warning("pool.not_filled", pool=kind.id, template=kind.template, error=why)
+            pool.failures, pool.error = pool.failures + 1, why
+            pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(pool.failures)
+            self._metrics.refill_failed(kind.isolation)
+            if held is not None and pool.failures > 1:
+                self._snapshots.failed(held, why)
+        else:
+            pool.failures, pool.error = 0, ""
+        finally:
+            self._rest_until_s = max(self._rest_until_s, self._clock.monotonic_s() + policy.pause_s(time.monotonic() - began_s))
+
+    def _has_room(self, takes: Resources, reading: Reading) -> bool:
+        """Whether there is room for it, and for a sandbox of that size besides."""
+        try:
+            return self._ledger.has_room(capacity.added([takes, takes]), reading)
+        except InvalidRequestError:  # two of them are more than the node ever has
+            return False
+
+    def _died(self, pool: Pool, member: Member) -> None:
+        if pool.drop(member):
+            _log.warning("pool.member_died", pool=pool.kind.id, ref=member.asleep.instance.ref)
+            self.dispose(member)
+            self.kick()
+
+
+def all_sizes(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
+    """How many of what there are: (template, isolation, what) -> number. For metrics."""
+    found: dict[tuple[str, str, str], int] = {}
+    for pool in pools:
+        for what, number in (
+            ("ready", len(pool.ready)),
+            ("filling", len(pool.filling)),
+            ("blank", len(pool.blanks)),
+            ("wanted", policy.target(pool.sizes, pool.grown)),
+        ):
+            place = (pool.kind.template, pool.kind.isolation, what)
+            found[place] = found.get(place, 0) + number
+    return found

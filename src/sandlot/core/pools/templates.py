@@ -1,0 +1,271 @@
+"""Template snapshots: one sandbox of a look is booted, made warm and written down once; others are restored from that.
+
+====== ================================================================================================================================
+boot   a sandbox that is nobody's; its spare kernel is forked, what kernels import is imported; it falls asleep
+write  the driver writes it down, and it has ended
+try    one is restored from that, woken, and runs a command and a cell
+shelf  what was tried appears under its key (:mod:`sandlot.core.pools.shelf`), and what it replaces goes
+====== ================================================================================================================================
+
+Laws:
+- A snapshot whose key is not what it would be made of now is not used. It is looked at again every :data:`CHECK_S`, and whenever it failed.
+- One is made at a time, off every request's way, and only while there is room for it on the node: it is promised like a sandbox.
+- What fails is tried again, ever more rarely, and can be seen: its words are told with the pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import structlog
+
+from sandlot.core.node.ledger import Ledger
+from sandlot.core.pools import keys, policy
+from sandlot.core.pools.asleep import Making, proved
+from sandlot.core.pools.keys import Look
+from sandlot.core.pools.shelf import IMAGE, Held, Shelf
+from sandlot.core.ports import Clock, Greet
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.supply import Supply
+from sandlot.model.errors import SandlotError, UnavailableError
+from sandlot.model.ids import SandboxId
+from sandlot.model.ports import Ability
+
+CHECK_S: Final = 60.0
+MAKE_S: Final = 600.0
+"""For making one: the sum of its steps' patience would be longer than anybody believes that it still comes."""
+
+_OTHERS_PAUSE_S: Final = 0.5
+
+_log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(slots=True)
+class _State:
+    """How it stands with the snapshot of one look."""
+
+    held: Held | None = None
+    checked_s: float = float("-inf")
+    failures: int = 0
+    not_before_s: float = float("-inf")
+    error: str = ""
+    unusable: str = ""
+    """The key of one that could not be restored from."""
+
+
+class Snapshots:
+    """The template snapshots that this service uses.
+
+    Args:
+        shelf: Where they lie.
+        supply: Drivers and templates.
+        ledger: Where the node's promises are.
+        greet: Makes a link to a guest.
+        clock: The time.
+        new_id: Makes ids that carry this node.
+        metrics: What is counted.
+        version: Sandlot's: what another one made may have been made otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        shelf: Shelf,
+        supply: Supply,
+        ledger: Ledger,
+        greet: Greet,
+        clock: Clock,
+        new_id: Callable[[], SandboxId],
+        metrics: Metrics,
+        version: str,
+    ) -> None:
+        self._shelf = shelf
+        self._supply = supply
+        self._ledger = ledger
+        self._greet = greet
+        self._clock = clock
+        self._new_id = new_id
+        self._metrics = metrics
+        self._version = version
+        self._states: dict[Look, _State] = {}
+
+    def at_hand(self, look: Look) -> Held | None:
+        """The snapshot of a look, if there is one that may be used; looks at nothing."""
+        state = self._states.get(look)
+        return None if state is None else state.held
+
+    def error(self, look: Look) -> str:
+        """Why there is none, where making one failed; empty otherwise."""
+        state = self._states.get(look)
+        return "" if state is None else state.error
+
+    def failed(self, held: Held, why: str) -> None:
+        """One could not be restored from: it is used no more, and made anew."""
+        for look, state in self._states.items():
+            if state.held is held:
+                _log.warning("template.unusable", template=look.template, isolation=look.isolation, error=why)
+                state.unusable = held.key
+                self._drop(state)
+                self._fail(state, why)
+                self._metrics.template_snapshot("unusable")
+
+    def keep(self, looks: Collection[Look]) -> None:
+        """Use no others any more."""
+        for look in [each for each in self._states if each not in looks]:
+            self._drop(self._states.pop(look))
+
+    async def sweep(self) -> None:
+        """Remove what killed services left half made, and what nobody has used for long."""
+        swept = await asyncio.to_thread(self._shelf.sweep)
+        if swept:
+            _log.info("template.swept", count=swept)
+
+    async def able(self, look: Look) -> bool:
+        """Whether a driver can have snapshots here at all."""
+        return (await self._supply.able(look.isolation, Ability.SNAPSHOT)).can(Ability.SNAPSHOT)
+
+    async def ensure(self, look: Look) -> Held | None:
+        """The snapshot of a look as it would be made now; made where it is not there. None where it cannot be, or not yet.
+
+        One caller at a time.
+        """
+        state = self._states.setdefault(look, _State())
+        now_s = self._clock.monotonic_s()
+        if state.held is not None and now_s - state.checked_s < CHECK_S:
+            return state.held
+        if now_s < state.not_before_s or not await self.able(look):
+            return None
+        try:
+            await self._renew(look, state)
+        except UnavailableError as error:  # no room for it now: that is no failure
+            state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
+        except (SandlotError, OSError, TimeoutError) as error:
+            _log.warning("template.not_written", template=look.template, isolation=look.isolation, error=str(error) or type(error).__name__)
+            self._fail(state, str(error) or type(error).__name__)
+            self._metrics.template_snapshot("failed")
+        return state.held
+
+    def close(self) -> None:
+        """Use none of them any more."""
+        for state in self._states.values():
+            self._drop(state)
+
+    async def _renew(self, look: Look, state: _State) -> None:
+        driver = self._supply.drivers[look.isolation]
+        base = await self._supply.base(look.template)
+        fingerprint = await asyncio.to_thread(driver.fingerprint)
+        parts = keys.made_of(look, base, fingerprint, self._version)
+        key = keys.key(parts)
+        state.checked_s = self._clock.monotonic_s()
+        if state.held is not None and state.held.key == key:
+            return
+        self._drop(state)
+        if state.unusable == key:
+            await asyncio.to_thread(self._shelf.remove, key)
+            state.unusable = ""
+        making = Making(driver, self._greet, look.template, base, look.limits)
+        held = await self._take(key, making)
+        while held is None:
+            lock = await asyncio.to_thread(self._shelf.lock, key)
+            try:
+                held = await self._take(key, making)  # whoever had the lock may have made it
+                if held is None and lock is not None:
+                    async with asyncio.timeout(MAKE_S):
+                        await self._make(look, making, key, parts)
+            finally:
+                if lock is not None:
+                    os.close(lock)
+            if lock is None:
+                await asyncio.sleep(_OTHERS_PAUSE_S)
+        state.held, state.failures, state.error = held, 0, ""
+
+    async def _take(self, key: str, making: Making) -> Held | None:
+        """One that lies there, if this driver can use it; one that it cannot is removed."""
+        held = await asyncio.to_thread(self._shelf.take, key)
+        if held is None:
+            return None
+        verdict = await asyncio.to_thread(making.driver.restorable, held.image)
+        if verdict.ok:
+            return held
+        held.release()
+        _log.warning("template.unusable", key=key, error=verdict.reason)
+        await asyncio.to_thread(self._shelf.remove, key)
+        return None
+
+    async def _make(self, look: Look, making: Making, key: str, parts: Any) -> None:  # noqa: ANN401 - what the manifest tells
+        """Make it, try it, and let it appear; what is half made is removed. The key's lock is held."""
+        takes = making.driver.takes(look.limits)
+        holder = f"template-{key[:16]}"
+        self._ledger.promise(holder, takes, await self._ledger.look())
+        began = _Stopwatch()
+        try:
+            folder = await asyncio.to_thread(self._shelf.begin, key)
+            made = await making.boot(self._new_id())
+            try:
+                began.lap("boot_s")
+                size = await made.instance.snapshot(folder / IMAGE, keep_running=False)
+                began.lap("write_s")
+            finally:
+                await asyncio.shield(made.destroy())
+            again = await making.restore(self._new_id(), folder / IMAGE)
+            try:
+                await proved(making, again)
+                began.lap("try_s")
+            finally:
+                await asyncio.shield(again.destroy())
+            words = {
+                "look": look.words(),
+                "made_of": dict(parts),
+                "made_at": self._clock.now().isoformat(timespec="seconds"),
+                "size_bytes": size,
+                **began.laps,
+            }
+            await asyncio.to_thread(self._shelf.publish, key, words)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                await asyncio.shield(asyncio.to_thread(self._shelf.discard, key))
+            raise
+        finally:
+            self._ledger.give_up(holder)
+        self._metrics.template_snapshot("made")
+        _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **began.laps)
+        await asyncio.to_thread(functools.partial(self._shelf.replaced, key, look.words()))
+
+    def _fail(self, state: _State, why: str) -> None:
+        state.failures += 1
+        state.error = why
+        state.not_before_s = self._clock.monotonic_s() + policy.back_off_s(state.failures)
+
+    @staticmethod
+    def _drop(state: _State) -> None:
+        if state.held is not None:
+            state.held.release()
+            state.held = None
+
+
+class _Stopwatch:
+    """How long the parts of something took."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now_s = time.monotonic()
+        self.laps[name] = round(now_s - self._since_s, 3)
+        self._since_s = now_s
+
+
+def made_at(held: Held) -> datetime | None:
+    """When a snapshot was made, as its manifest says."""
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        return datetime.fromisoformat(held.made["made_at"])
+    return None

@@ -1,0 +1,110 @@
+"""Which sandboxes there are and were: found by their ids, listed, and remembered for a while after their end.
+
+Laws:
+- Somebody else's sandbox is one that is not there.
+- What is remembered of an ended sandbox is bounded, and holds nothing of its environment; its record is in the store for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from sandlot.core.limits import Used, used
+from sandlot.core.listing import Wanted, page, place
+from sandlot.core.node.budget import Budget
+from sandlot.core.ports import Clock
+from sandlot.core.records.register import Register, revived
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OwnerId, Principal
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ids import SandboxId
+from sandlot.model.records import SandboxRecord
+from sandlot.model.states import State
+from sandlot.model.storage import Position
+
+REMEMBERED = 1000
+"""Ended sandboxes that can still be asked about."""
+
+
+class Roster:
+    """The sandboxes of a service.
+
+    Args:
+        register: The durable side of them.
+        budget: Of the memory that is held for clients.
+        clock: The time.
+    """
+
+    def __init__(self, register: Register, budget: Budget, clock: Clock) -> None:
+        self._register = register
+        self._budget = budget
+        self._clock = clock
+        self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
+        self._left: dict[SandboxId, Sandbox] = {}
+        self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
+        self.unheld: set[SandboxId] = set()
+        """Those that an earlier service left, and this one has no driver for: nothing of them is touched."""
+
+    def living(self) -> list[Sandbox]:
+        """Those that hold something of the host, the hibernated ones included."""
+        return [box for box, _ in self._lives.values()]
+
+    def find(self, id_: str, who: Principal) -> Sandbox:
+        """A sandbox by its id, ended ones that are remembered included; somebody else's is ``sandbox_not_found``."""
+        box = self._known(id_)
+        if box is not None and who.sees(box.owner):
+            return box
+        raise NotFoundError(
+            f"There is no sandbox {id_[:64]!r}.",
+            code=ErrorCode.SANDBOX_NOT_FOUND,
+            hint="It may have ended long ago. List what there is, or create a new one.",
+            fields={"sandbox": id_[:64]},
+        )
+
+    def _revived(self, record: SandboxRecord) -> Sandbox:
+        return revived(record, self._budget.part(), self._clock)
+
+    def _known(self, id_: str) -> Sandbox | None:
+        living = self._lives.get(SandboxId(id_))
+        return living[0] if living is not None else self._left.get(SandboxId(id_)) or self._past.get(SandboxId(id_))
+
+    async def look(self, id_: str, who: Principal) -> Sandbox:
+        """A sandbox by its id, however long ago it ended: for as long as its record is kept; else ``sandbox_not_found``."""
+        if self._known(id_) is None and (record := await self._register.store.sandboxes.get(SandboxId(id_))) is not None:
+            box = self._revived(record)
+            if who.sees(box.owner) and box.ended.is_set():
+                return box
+        return self.find(id_, who)
+
+    def all(self, who: Principal, *, ended: bool = False) -> list[Sandbox]:
+        """The sandboxes that there are for somebody, oldest first; ``ended``: also those that have ended and are remembered."""
+        boxes = [box for box in self._here() if ended or not box.ended.is_set()]
+        if ended:
+            boxes += self._past.values()
+        return sorted((box for box in boxes if who.sees(box.owner)), key=place)
+
+    async def page(self, who: Principal, wanted: Wanted, *, after: Position | None, limit: int) -> tuple[Sequence[Sandbox], bool]:
+        """Some of the sandboxes that there are or were for somebody, oldest first, and whether more follow."""
+        return await page(self._register.store.sandboxes, self._here(), who, wanted, after=after, limit=limit, revive=self._revived)
+
+    async def usage(self, id_: str, who: Principal) -> Used:
+        """What a sandbox has used so far, and of how much."""
+        return await used(self.find(id_, who))
+
+    def check_runs(self, who: Principal) -> None:
+        """Refuse whoever may begin no more runs this month; ``quota_exceeded``."""
+        if self._register.monthly is not None:
+            self._register.monthly.check(who.owner)
+
+    def _here(self) -> list[Sandbox]:
+        return [*(box for box, _ in self._lives.values()), *self._left.values()]
+
+    def _of(self, owner: OwnerId) -> list[Sandbox]:
+        return [box for box, _ in self._lives.values() if box.owner == owner and box.state is not State.HIBERNATED]
+
+    def _remember(self, box: Sandbox) -> None:
+        self._past[box.id] = box
+        while len(self._past) > REMEMBERED:
+            self._past.popitem(last=False)

@@ -1,0 +1,377 @@
+"""Forks of a live sandbox: children that go on from where it is, each for itself; and the trees that they grow into.
+
+Laws:
+- There is one image of the parent, and it stands still only while that is written, which is after all children were admitted. The image is
+  nobody's, and gone once the last child has started.
+- All children come to be, or none: nobody is told of one before all of them answer. Where the service is killed in the middle, a request that is
+  sent again under its idempotency key ends what there is of the first one.
+- Every child is as its parent was asked for, under an id of its own, with randomness of its own and its full timeout.
+- Promoting keeps one child and ends the other forks of its parent with all that was forked from them, never the parent; asked again, it does
+  what is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from typing import Any, Final
+
+import structlog
+
+from sandlot.core import admission
+from sandlot.core.admission import NewSandbox
+from sandlot.core.lives import resting
+from sandlot.core.lives.images import Images
+from sandlot.core.lives.starts import Source
+from sandlot.core.ports import Clock
+from sandlot.core.records.once import Once, check_key, check_same, digest_of_words
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.saved import trees, writing
+from sandlot.core.saved.gate import Gate
+from sandlot.core.saved.litter import Litter
+from sandlot.core.saved.sources import MEMORY
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
+from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.records import NewEvent
+from sandlot.model.specs import SnapshotKind
+from sandlot.model.storage import Store
+
+MOST: Final = 100
+"""Children of one request."""
+
+DEEPEST: Final = 10_000
+"""Generations of which is looked for the one at the top."""
+
+SAME: Final = resting.SAME
+"""In place of a timeout: the parent's."""
+
+WORD: Final = "fork"
+
+_ROUNDS: Final = 3
+"""How often promoting looks for siblings that came to be meanwhile."""
+
+_log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class NewFork:
+    """Forks as a client asks for them.
+
+    Args:
+        count: How many, 1 to 100.
+        name: A word for people; with more than one of them ``-1``, ``-2`` and so on are added to it.
+        metadata: In place of the parent's, which are copied but for the service's own words.
+        env: Over the parent's environment.
+        timeout_s: Seconds until they end; None is never, :data:`SAME` what the parent was given.
+    """
+
+    count: int = 1
+    name: str | None = None
+    metadata: Mapping[str, str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = SAME
+
+    def __post_init__(self) -> None:
+        """Refuse a number that is out of bounds."""
+        if not 1 <= self.count <= MOST:
+            raise InvalidRequestError(f"count is {self.count}; it must be from 1 to {MOST}.", fields={"field": "count"})
+
+    def name_of(self, number: int) -> str | None:
+        """What one of them is called; they are counted from 1."""
+        return self.name if self.name is None or self.count == 1 else f"{self.name}-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A sandbox, its forks, their forks.
+
+    Args:
+        root: The id of the one at the top; long after its end it may not be among the others.
+        sandboxes: All that are known, oldest first; ``spec.parent`` says whose fork each is.
+    """
+
+    root: SandboxId
+    sandboxes: Sequence[Sandbox]
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """What became of the siblings of one that was kept.
+
+    Args:
+        kept: It.
+        ended: What was ended: siblings, and what was forked from them.
+        failed: What could not be ended, and why.
+    """
+
+    kept: SandboxId
+    ended: Sequence[SandboxId]
+    failed: Mapping[SandboxId, str]
+
+
+class Forks:
+    """All forks of this node.
+
+    Args:
+        sandboxes: Parents, and who makes their children.
+        store: Where they are recorded.
+        images: Where the image of a parent is meanwhile.
+        node: This node.
+        clock: The time.
+        told: Called with its owner after an event was committed.
+    """
+
+    def __init__(self, sandboxes: Sandboxes, store: Store, images: Images, node: NodeId, clock: Clock, told: Callable[[OwnerId], None]) -> None:
+        self._sandboxes = sandboxes
+        self._store = store
+        self._images = images
+        self._node = node
+        self._clock = clock
+        self._told = told
+        self._once = Once()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        """Wait for what goes on behind the answers."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def fork(self, sandbox: str, who: Principal, asked: NewFork, *, key: str | None = None) -> Sequence[Sandbox]:
+        """Fork a sandbox, and wait until all children run. A client that goes away leaves none.
+
+        Args:
+            sandbox: The parent's id.
+            who: Who asks. The children are the parent's owner's; the quota is of who asks.
+            asked: They.
+            key: The client's own name for this request. Sent again, it gives what it gave, also those that have ended by then.
+
+        Raises:
+            InvalidRequestError: Out of bounds, or they can never fit on this node.
+            NotFoundError: ``sandbox_not_found``.
+            ConflictError: Another request was sent under this key.
+            LimitError: ``quota_exceeded``; ``disk_full``.
+            UnsupportedError: Its isolation cannot write memory; says why.
+            UnavailableError: ``busy``: there is no room for all of them.
+            HostError: It could not be written, or a child could not be started: then none is kept.
+            SandboxEndedError: It has ended.
+        """
+        parent = await self._sandboxes.look(sandbox, who)
+        await parent.adopted.wait()
+        owner = replace(who, owner=parent.owner)
+        if key is None:
+            return await self._fork(parent, owner, asked, None)
+        digest = digest_of_words("fork", parent.id, json.dumps(asdict(asked), sort_keys=True, default=str))
+        async with self._once.turn(parent.owner, check_key(key)):
+            for attempt in count():
+                request = _Request(key, attempt, digest)
+                before = await self._before(request, owner, asked.count)
+                if before is None:
+                    return await self._fork(parent, owner, asked, request)
+                if len(before) == asked.count:
+                    return before
+                await self._end(before, "the service ended while it was forked")
+        raise AssertionError
+
+    async def tree(self, sandbox: str, who: Principal) -> Tree:
+        """The tree that a sandbox is in.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+        """
+        box = await self._sandboxes.look(sandbox, who)
+        known = {each.id: each for each in (box, *self._sandboxes.all(who, ended=True))}
+        top = box
+        for _ in range(DEEPEST):
+            above = top.spec.parent
+            found = None if above is None else known.get(above) or await self._ended_long_ago(above, who)
+            if found is None:
+                break
+            known[found.id] = top = found
+        root = trees.root_of(box.id, {id_: each.spec.parent for id_, each in known.items()})
+        return Tree(root, sorted(trees.below([root], known.values()), key=lambda each: (each.created_at, each.id)))
+
+    async def promote(self, sandbox: str, who: Principal, *, among: Mapping[str, str] | None = None) -> Promoted:
+        """Keep one child: end the other forks of its parent, and all that was forked from them. Idempotent.
+
+        Args:
+            sandbox: The id of the one that is kept.
+            who: Who asks.
+            among: Only siblings that have all of these entries in their metadata.
+
+        Raises:
+            NotFoundError: ``sandbox_not_found``.
+            ConflictError: It is nobody's fork.
+            SandboxEndedError: It has ended, so its siblings are left alone.
+        """
+        box = self._sandboxes.find(sandbox, who)
+        if box.spec.parent is None:
+            raise ConflictError(
+                f"Sandbox {box.id} is nobody's fork, so it has no siblings.",
+                code=ErrorCode.CONFLICT,
+                hint="Promote one of the children that a fork gave.",
+                fields={"sandbox": box.id},
+            )
+        if box.wanted.is_set() or box.ended.is_set():
+            raise box.ended_error()
+        ended: dict[SandboxId, None] = {}
+        failed: dict[SandboxId, str] = {}
+        for _ in range(_ROUNDS):
+            # One that has ended is no sibling to end, but what was forked from it is.
+            everybody = self._sandboxes.all(who, ended=True)
+            roots = [other.id for other in trees.siblings(box, everybody, among or {})]
+            doomed = [other for other in trees.below(roots, everybody) if not other.ended.is_set() and other.id not in failed]
+            if not doomed:
+                break
+            results = await asyncio.gather(*(self._sandboxes.kill(other.id, who) for other in doomed), return_exceptions=True)
+            for other, result in zip(doomed, results, strict=True):
+                if isinstance(result, Exception):
+                    failed[other.id] = str(result)
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    ended[other.id] = None
+        if ended:
+            self._spawn(self._tell("sandbox.promoted", box, ended=list(ended)))
+        return Promoted(box.id, tuple(ended), failed)
+
+    async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
+        if parent.ended.is_set():
+            raise parent.ended_error()
+        children = self._asked(parent, asked)
+        image = new_snapshot_id(self._node)
+        births = self._sandboxes.births
+        await births.reserve(image, children[0], owner, asked.count, lambda: self._sandboxes.all(OPERATOR))
+        births.ledger.give_up(image)  # each of them is promised its own
+        gate, litter = Gate(asked.count), Litter(await self._images.make(image), asked.count, max(1, (os.cpu_count() or 1) // 2))
+        spec = replace(parent.spec, parent=parent.id, snapshot=None)
+        digest = None if request is None else request.digest
+        source = Source(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest)
+        tasks = [
+            asyncio.create_task(self._sandboxes.create(each, owner, key=None if request is None else request.key_of(number), source=source))
+            for number, each in enumerate(children)
+        ]
+        for task in tasks:
+            task.add_done_callback(functools.partial(_failed, gate, litter))
+        try:
+            await litter.admitted.wait()
+            if not gate.is_shut:
+                async with writing.room(self._sandboxes, parent, image, SnapshotKind.MEMORY):
+                    await writing.image(parent, self._images.image(image), durable=False)
+                litter.written()
+            made = await asyncio.gather(*tasks)
+        except BaseException as error:
+            await asyncio.shield(self._none(tasks, gate, litter, error))
+            raise
+        finally:
+            self._spawn(self._images.remove(image))
+        self._spawn(self._tell("sandbox.forked", parent, children=[child.id for child in made]))
+        _log.info("sandbox.forked", sandbox=parent.id, children=len(made))
+        return made
+
+    async def _none(self, tasks: Sequence[asyncio.Task[Sandbox]], gate: Gate, litter: Litter, error: BaseException) -> None:
+        """Leave none of the children.
+
+        Raises:
+            SandlotError: Why there are none, where another one than the given said it first.
+        """
+        litter.failed(error)
+        gate.shut(error)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end([each for each in results if isinstance(each, Sandbox)], "another child of its fork failed")
+        first = next((each for each in results if isinstance(each, SandlotError) and not gate.is_own(each)), None)
+        if first is not None and isinstance(error, SandlotError) and gate.is_own(error):
+            raise first from None
+
+    def _asked(self, parent: Sandbox, asked: NewFork) -> list[NewSandbox]:
+        """The children, as they would have been asked for."""
+        metadata = {name: value for name, value in parent.metadata.items() if not name.startswith(admission.OWN)}
+        return [
+            NewSandbox(
+                template=parent.spec.template,
+                name=asked.name_of(number),
+                env=asked.env,
+                metadata=metadata if asked.metadata is None else asked.metadata,
+                limits=parent.spec.limits,
+                timeout_s=parent.spec.timeout_s if asked.timeout_s == SAME else asked.timeout_s,
+                idle_timeout_s=parent.idle_timeout_s,
+                isolation=parent.spec.isolation,
+                network=parent.spec.network,
+                on_timeout=parent.spec.on_timeout,
+                auto_resume=parent.spec.auto_resume,
+            )
+            for number in range(1, asked.count + 1)
+        ]
+
+    async def _before(self, request: _Request, owner: Principal, number: int) -> list[Sandbox] | None:
+        """What there is of an attempt of an earlier request; None where that made nothing."""
+        table = self._store.sandboxes
+        records = [record for one in range(number) if (record := await table.by_idempotency_key(owner.owner, request.key_of(one))) is not None]
+        if not records:
+            return None
+        for record in records:
+            check_same(record.request_digest, request.digest)
+        return [await self._sandboxes.look(record.id, owner) for record in records]
+
+    async def _end(self, boxes: Sequence[Sandbox], why: str) -> None:
+        for box in boxes:
+            box.end(Exit(ExitReason.KILLED, why))
+        for box in boxes:
+            await box.ended.wait()
+
+    async def _ended_long_ago(self, id_: SandboxId, who: Principal) -> Sandbox | None:
+        try:
+            return await self._sandboxes.look(id_, who)
+        except SandlotError:
+            return None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, kind: str, box: Sandbox, **data: object) -> None:
+        """Tell what was done; that it was, does not depend on it."""
+        try:
+            await self._store.events.add([NewEvent(kind, self._clock.now(), box.owner, box.id, data)])
+        except SandlotError as error:
+            _log.warning("event.not_recorded", type=kind, sandbox=box.id, error=str(error))
+        else:
+            self._told(box.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request that is sent under a key of its client's.
+
+    Args:
+        key: The key.
+        attempt: How many of its attempts a kill has cut in half.
+        digest: Of the request.
+    """
+
+    key: str
+    attempt: int
+    digest: str
+
+    def key_of(self, number: int) -> str:
+        """The key under which one of its children is made: none that a client would choose."""
+        return "fork-" + hashlib.sha256(json.dumps([self.key, self.attempt, number]).encode()).hexdigest()
+
+
+def _failed(gate: Gate, litter: Litter, task: asyncio.Task[Sandbox]) -> None:
+    """One of the children is not to be: then none is."""
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is not None:
+        gate.shut(error)
+        litter.failed(error)

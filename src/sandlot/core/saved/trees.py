@@ -1,0 +1,64 @@
+"""The trees that forks grow into: a sandbox, its forks, their forks. Pure.
+
+Laws:
+- Who is whose fork is in the spec of each sandbox and never changes, so a tree is found from any of its members.
+- A link that nobody remembers any more ends the way up; what hangs below it stays together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.ids import SandboxId
+
+
+def root_of(id_: SandboxId, parents: Mapping[SandboxId, SandboxId | None]) -> SandboxId:
+    """The top of the tree that a sandbox is in: the first one on the way up that is nobody's fork, or that is not known.
+
+    Args:
+        id_: The sandbox.
+        parents: Of all that are known: whose fork each is.
+    """
+    seen = {id_}
+    while (above := parents.get(id_)) is not None and above not in seen:  # a record that makes a ring is damaged; it must not hold us up
+        seen.add(above)
+        id_ = above
+    return id_
+
+
+def below(roots: Collection[SandboxId], boxes: Iterable[Sandbox]) -> list[Sandbox]:
+    """Some sandboxes and all that were forked from them, at any remove; in the order in which they are given.
+
+    Args:
+        roots: The ids of those at the top; they need not be among the sandboxes.
+        boxes: All that are known.
+    """
+    known = list(boxes)
+    children: dict[SandboxId, list[SandboxId]] = {}
+    for box in known:
+        if box.spec.parent is not None:
+            children.setdefault(box.spec.parent, []).append(box.id)
+    found: set[SandboxId] = set()
+    waiting = list(roots)
+    while waiting:
+        id_ = waiting.pop()
+        if id_ not in found:
+            found.add(id_)
+            waiting += children.get(id_, ())
+    return [box for box in known if box.id in found]
+
+
+def siblings(box: Sandbox, boxes: Iterable[Sandbox], among: Mapping[str, str]) -> Sequence[Sandbox]:
+    """The other forks of a sandbox's parent.
+
+    Args:
+        box: It.
+        boxes: All that are known.
+        among: Only those that have all of these entries in their metadata.
+    """
+    return [
+        other
+        for other in boxes
+        if other.id != box.id and other.spec.parent == box.spec.parent and all(other.metadata.get(name) == value for name, value in among.items())
+    ]
