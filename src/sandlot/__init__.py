@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ProgramResult,
         Sandbox,
         SandboxInfo,
+        SnapshotInfo,
         execute,
         execute_batch,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "SnapshotInfo",
     "TimeoutExceededError",
     "UnavailableError",
     "UnsupportedError",
@@ -90,6 +92,7 @@ _HOMES = {
     "SandboxEndedError": "sandlot.model.errors",
     "SandboxInfo": "sandlot.sdk",
     "SandlotError": "sandlot.model.errors",
+    "SnapshotInfo": "sandlot.sdk",
     "TimeoutExceededError": "sandlot.model.errors",
     "UnavailableError": "sandlot.model.errors",
     "UnsupportedError": "sandlot.model.errors",

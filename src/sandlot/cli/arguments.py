@@ -36,6 +36,19 @@ def live_ids(incomplete: str) -> list[tuple[str, str]]:
     return []
 
 
+def snapshot_names(incomplete: str) -> list[tuple[str, str]]:
+    """For the shell's completion: the snapshots by their names, and by their ids where they have none. None where no service answers."""
+    from sandlot.model.errors import SandlotError
+    from sandlot.sdk import Client, local
+
+    with suppress(SandlotError, OSError), Client(autostart=False) as client:
+        target = client.target
+        if target.local is None or target.socket is None or local.answers(target.socket):
+            found = [(each.name or each.id, f"{each.kind} of {each.template}") for each in client.snapshots.list(limit=100)]
+            return [each for each in found if each[0].startswith(incomplete)]
+    return []
+
+
 def template_names(incomplete: str) -> list[tuple[str, str]]:
     """For the shell's completion: what a sandbox can be started from."""
     from sandlot.images.recipe import builtin

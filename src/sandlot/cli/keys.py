@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
 
-_SIZES = "memory_bytes", "disk_bytes", "upload_bytes"
+_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "snapshot_bytes"
 
 
 @keys.command("create")
@@ -45,6 +45,10 @@ def create_key(  # noqa: PLR0913 - each is an option
     max_executions: Annotated[
         int | None, typer.Option("--max-executions", metavar="N", min=0, help="Runs of code and commands in a month (UTC).")
     ] = None,
+    max_snapshots: Annotated[int | None, typer.Option("--max-snapshots", metavar="N", min=0, help="Snapshots that are kept.")] = None,
+    max_snapshot_size: Annotated[
+        str | None, typer.Option("--max-snapshot-size", metavar="SIZE", help="What they take on the disk together, such as 20G.")
+    ] = None,
     installs: Annotated[
         bool, typer.Option("--installs/--no-installs", help="Whether installing opens the package indexes to a sandbox without network.")
     ] = True,
@@ -63,6 +67,8 @@ def create_key(  # noqa: PLR0913 - each is an option
         disk_bytes=None if max_disk is None else size_bytes(max_disk),
         upload_bytes=None if max_upload is None else size_bytes(max_upload),
         executions_per_month=max_executions,
+        snapshots=max_snapshots,
+        snapshot_bytes=None if max_snapshot_size is None else size_bytes(max_snapshot_size),
         installs=installs,
     )
 

@@ -19,7 +19,7 @@ def usage(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        used = Sandbox.connect(sandbox, client=client).usage()
+        used = Sandbox.connect(sandbox, client=client, resume=False).usage()
     if in_json:
         typer.echo(as_json(used))
         return
@@ -53,7 +53,7 @@ def limit(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        limits = Sandbox.connect(sandbox, client=client).set_limits(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        limits = Sandbox.connect(sandbox, client=client, resume=False).set_limits(cpus=cpus, memory=memory, disk=disk, pids=pids)
     if in_json:
         typer.echo(as_json(limits))
     else:

@@ -18,7 +18,8 @@ import sys
 
 import typer
 
-from sandlot.cli import keys, limits, run, sandboxes, service
+from sandlot.cli import keys, limits, pools, run, sandboxes, service
+from sandlot.cli.bench import bench
 from sandlot.cli.demo import demo
 from sandlot.cli.doctor import doctor
 from sandlot.cli.fs import commands, copy
@@ -27,6 +28,7 @@ from sandlot.cli.processes import commands as processes
 from sandlot.cli.processes import install, once
 from sandlot.cli.records import filestore, history
 from sandlot.cli.repl import contexts, repl
+from sandlot.cli.saved import forks, resting, snapshots
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -58,15 +60,25 @@ app.command("kill")(processes.kill)
 app.command("cp")(copy.cp)
 app.add_typer(commands.fs, name="fs")
 app.command("rm")(sandboxes.rm)
+app.command("pause")(resting.pause)
+app.command("resume")(resting.resume)
+app.command("hibernate")(resting.hibernate)
+app.command("wake")(resting.wake)
+app.add_typer(snapshots.snapshots, name="snapshot")
+app.command("fork")(forks.fork)
+app.command("tree")(forks.tree)
+app.command("promote")(forks.promote)
 app.add_typer(filestore.files, name="files")
 app.command("executions")(history.executions)
 app.command("events")(history.events)
 app.command("demo")(demo.demo)
+app.command("bench", rich_help_panel="Service")(bench.bench)
 app.command("serve", rich_help_panel="Service")(service.serve)
 app.command("stop", rich_help_panel="Service")(service.stop)
 app.command("templates", rich_help_panel="Service")(service.templates)
 app.command("capacity", rich_help_panel="Service")(service.capacity)
 app.add_typer(keys.keys, name="keys", rich_help_panel="Service")
+app.add_typer(pools.pool, name="pool", rich_help_panel="Service")
 app.command("doctor", rich_help_panel="Service")(doctor.doctor)
 app.command("version", rich_help_panel="Service")(service.version)
 

@@ -180,7 +180,7 @@ async def _run_cell(sandbox_id: str, code: str | None, cells: Cells) -> int:
 
     text = await piped() if code is None else code
     async with AsyncClient() as client:
-        return (await run_cell(await AsyncSandbox.connect(sandbox_id, client=client), text, cells)).exit_code
+        return (await run_cell(await AsyncSandbox.connect(sandbox_id, client=client, resume=False), text, cells)).exit_code
 
 
 async def _execute(
@@ -188,7 +188,7 @@ async def _execute(
 ) -> int:
     from sandlot.sdk import AsyncSandbox
 
-    sandbox = await AsyncSandbox.connect(sandbox_id)
+    sandbox = await AsyncSandbox.connect(sandbox_id, resume=False)
     try:
         return await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, feed=feed)
     finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.arguments import InJson, Metadata, SandboxId, TemplateName, asking, live_ids
+from sandlot.cli.arguments import InJson, Metadata, SandboxId, TemplateName, asking, live_ids, snapshot_names
 from sandlot.cli.output import age, as_json, note, pairs, size, table
 
 if TYPE_CHECKING:
@@ -19,7 +19,17 @@ NEVER = "never"
 def create(  # noqa: PLR0913 - one for each option
     *,
     template: TemplateName = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="SNAPSHOT", help="Start from this snapshot instead, by its id or name.", autocompletion=snapshot_names),
+    ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End it after that long. (default: 300)")] = None,
+    on_timeout: Annotated[
+        str | None, typer.Option("--on-timeout", metavar="WHAT", help="What its timeout does: kill, pause or hibernate. (default: kill)")
+    ] = None,
+    auto_resume: Annotated[
+        bool | None, typer.Option("--auto-resume/--no-auto-resume", help="Whether a request resumes it while it rests. (default: it does)")
+    ] = None,
     idle_timeout: Annotated[
         float | None, typer.Option("--idle-timeout", metavar="SECONDS", help="End it once it has done nothing for that long. (default: never)")
     ] = None,
@@ -48,6 +58,8 @@ def create(  # noqa: PLR0913 - one for each option
 
     if persistent and timeout is not None:
         raise typer.BadParameter("A persistent sandbox has no timeout: give --persistent or --timeout.")
+    if snapshot is not None and template is not None:
+        raise typer.BadParameter("A snapshot has its template: give --snapshot or --template.")
     options: dict[str, Any] = {
         "timeout": timeout,
         "idle_timeout": idle_timeout,
@@ -62,6 +74,9 @@ def create(  # noqa: PLR0913 - one for each option
         "isolation": isolation,
         "network": network,
         "files": files or None,
+        "snapshot": snapshot,
+        "on_timeout": on_timeout,
+        "auto_resume": auto_resume,
         "idempotency_key": idempotency_key,
     }
     anyio.run(partial(_create, template, options, in_json=in_json))
@@ -111,6 +126,9 @@ def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
         "state": found.state,
         "ended": " ".join(filter(None, (found.exit_reason, found.exit_detail and f"({found.exit_detail})"))),
         "template": found.template,
+        "snapshot": found.snapshot or "",
+        "parent": found.parent or "",
+        "restored": found.restored or "",
         "isolation": found.isolation,
         "network": found.network,
         "cpus": f"{limits.cpus:g}",
@@ -119,6 +137,8 @@ def info(*, sandbox: SandboxId, in_json: InJson = False) -> None:
         "pids": str(limits.pids),
         "age": age(found.created_at),
         "ends in": "" if found.exit_reason else _ends_in(found),
+        "on timeout": found.on_timeout,
+        "auto resume": "yes" if found.auto_resume else "no",
         "idle timeout": "" if found.idle_timeout_s is None else f"{found.idle_timeout_s:g}s",
         "node": found.node,
         **{f"metadata {name}": value for name, value in found.metadata.items()},
@@ -137,7 +157,7 @@ def set_timeout(
 
     timeout_s = None if timeout == NEVER else _seconds(timeout)
     with asking() as client:
-        changed = Sandbox.connect(sandbox, client=client)
+        changed = Sandbox.connect(sandbox, client=client, resume=False)
         changed.set_timeout(timeout_s)
         found = changed.info()
     if in_json:
@@ -178,8 +198,11 @@ async def _create(template: str | None, options: dict[str, Any], *, in_json: boo
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     async with AsyncClient() as client:
-        async with building(client, template):
-            sandbox = await AsyncSandbox.create(template, client=client, **options)
+        if options["snapshot"] is None:
+            async with building(client, template):
+                sandbox = await AsyncSandbox.create(template, client=client, **options)
+        else:
+            sandbox = await AsyncSandbox.create(client=client, **options)
         if in_json:
             typer.echo(as_json(await sandbox.info()))
         else:

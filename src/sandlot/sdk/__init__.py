@@ -31,7 +31,9 @@ from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.handle import AsyncCommandHandle
 from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
+from sandlot.sdk._async.operating.pools import AsyncPools
 from sandlot.sdk._async.sandbox import AsyncSandbox
+from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.watch import AsyncFileWatch
@@ -43,7 +45,9 @@ from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.handle import CommandHandle
 from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
+from sandlot.sdk._sync.operating.pools import Pools
 from sandlot.sdk._sync.sandbox import Sandbox
+from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
@@ -53,7 +57,9 @@ from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
 from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
+from sandlot.sdk.operating.pools import PoolInfo
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
+from sandlot.sdk.saved.snapshots import Branch, ForkTree, SnapshotInfo
 from sandlot.sdk.transfer.sending import Progress
 
 __all__ = [
@@ -69,11 +75,14 @@ __all__ = [
     "AsyncFileWatch",
     "AsyncFiles",
     "AsyncKeys",
+    "AsyncPools",
     "AsyncPty",
     "AsyncSandbox",
+    "AsyncSnapshots",
     "AsyncTerminal",
     "AuthenticationError",
     "BatchItem",
+    "Branch",
     "ChangedFile",
     "Chart",
     "Cleared",
@@ -100,6 +109,7 @@ __all__ = [
     "FileWatch",
     "Files",
     "ForbiddenError",
+    "ForkTree",
     "HostError",
     "InternalError",
     "InvalidRequestError",
@@ -110,6 +120,8 @@ __all__ = [
     "NewKey",
     "NotFoundError",
     "Output",
+    "PoolInfo",
+    "Pools",
     "ProcessInfo",
     "Program",
     "ProgramOptions",
@@ -122,6 +134,8 @@ __all__ = [
     "SandboxEndedError",
     "SandboxInfo",
     "SandlotError",
+    "SnapshotInfo",
+    "Snapshots",
     "Started",
     "Stopping",
     "StoredFile",

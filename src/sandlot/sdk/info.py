@@ -143,7 +143,8 @@ class SandboxInfo:
 
     Args:
         id: Its id.
-        state: ``creating``, ``running``, ``stopping``, ``stopped`` or ``failed``.
+        state: ``creating``, ``running``, ``paused``, ``hibernated``, ``stopping``, ``stopped`` or ``failed``; on its way to or from a rest
+            ``pausing``, ``snapshotting``, ``hibernating`` or ``waking``.
         template: What it was made from.
         name: The name that its owner gave it.
         metadata: The owner's own words.
@@ -152,13 +153,18 @@ class SandboxInfo:
         limits: What it may use.
         timeout_s: Seconds that it may live, counted from when that was last set.
         created_at: When it was made.
-        expires_at: When it will be ended.
+        expires_at: When it will be ended; of one that rests, when it is no longer kept.
         persistent: Whether it lives until it is killed, without a timeout.
         idle_timeout_s: Seconds of doing nothing after which it is ended; None is never.
         ended_at: When it ended.
         node: The service process that it belongs to.
         exit_reason: Why it ended: exited, oom, disk, killed, crashed.
         exit_detail: More about that, for a person.
+        on_timeout: What becomes of it at its timeout: ``kill``, ``pause`` or ``hibernate``.
+        auto_resume: Whether the next request resumes it while it rests.
+        snapshot: The id of the snapshot that it was started from.
+        parent: The id of the sandbox whose fork it is.
+        restored: What it began with: ``memory`` and files of another, ``files`` of another, or None: it booted.
     """
 
     id: str
@@ -178,6 +184,11 @@ class SandboxInfo:
     node: str = ""
     exit_reason: str | None = None
     exit_detail: str = ""
+    on_timeout: str = "kill"
+    auto_resume: bool = True
+    snapshot: str | None = None
+    parent: str | None = None
+    restored: str | None = None
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -201,6 +212,11 @@ class SandboxInfo:
             node=str(raw.get("node", "")),
             exit_reason=ended.get("reason"),
             exit_detail=str(ended.get("detail", "")),
+            on_timeout=str(raw.get("on_timeout", "kill")),
+            auto_resume=bool(raw.get("auto_resume", True)),
+            snapshot=raw.get("snapshot"),
+            parent=raw.get("parent"),
+            restored=raw.get("restored"),
         )
 
 
@@ -308,6 +324,8 @@ class Taken:
         memory_bytes: Their memory.
         disk_bytes: Their disk.
         executions_per_month: Runs that were begun this month (UTC).
+        snapshots: Snapshots that are kept.
+        snapshot_bytes: What they take on the service's disk.
     """
 
     sandboxes: int
@@ -315,6 +333,8 @@ class Taken:
     memory_bytes: int
     disk_bytes: int
     executions_per_month: int
+    snapshots: int = 0
+    snapshot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from sandlot.model.states import State
 from sandlot.sdk.info import Entry, SandboxInfo
 
 ENDED = frozenset({State.STOPPED, State.FAILED})
+RESTING = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
 PAGE = 100
 """What the service puts on a page by default."""
 
@@ -148,6 +149,9 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     network: str | None,
     name: str | None,
     files: Iterable[str] | None,
+    snapshot: str | None = None,
+    on_timeout: str | None = None,
+    auto_resume: bool | None = None,
 ) -> dict[str, Any]:
     """The body that creates a sandbox."""
     return given(
@@ -162,6 +166,9 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
         network=network,
         name=name,
         files=None if files is None else list(files),
+        snapshot=snapshot,
+        on_timeout=on_timeout,
+        auto_resume=auto_resume,
     )
 
 
@@ -273,6 +280,11 @@ def from_problem(problem: Mapping[str, Any]) -> SandlotError:
         hint=str(problem.get("hint") or ""),
         fields=details,
     )
+
+
+def came_to_rest(error: SandlotError) -> bool:
+    """Whether a call was cut because its sandbox was hibernated under it: what it began goes on, and asking for that resumes it."""
+    return error.code is ErrorCode.SANDBOX_PAUSED and error.fields.get("cut") is True
 
 
 def _code_of(status: object) -> ErrorCode:

@@ -11,14 +11,19 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
+from sandlot import __version__
 from sandlot.core.admission import Rules
 from sandlot.core.content.signing import Signer
+from sandlot.core.lives.images import Images
 from sandlot.core.node.budget import Budget
+from sandlot.core.pools.pools import Pooling
 from sandlot.core.ports import Base, Clock, Packages, SystemClock, Template, Templates
 from sandlot.core.records.keys import Keys
 from sandlot.core.records.register import Register
 from sandlot.core.runs.inherited import settle
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.core.saved.forks import Forks
+from sandlot.core.saved.snapshots import Snapshots
 from sandlot.core.service import Core
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
@@ -119,6 +124,11 @@ class ImageTemplates:
             self._steps.pop(name, None)
         return Base(root=root, env=self._store.ensure(name).env)
 
+    def at(self, name: str, digest: str) -> Base | None:
+        """What a template gave whose root file system had that digest."""
+        root = self._store.kept(digest)
+        return None if root is None else Base(root=root, env=self._store.environment(name))
+
     def stop(self) -> None:
         """End what is being built at its next step: a service that is to end must not wait for minutes."""
         self._stopping.set()
@@ -184,6 +194,7 @@ async def open_service(
             records.metrics.count_packages(lambda: asdict(cache.counters()))
         register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
         opened.push_async_callback(register.aclose)
+        saved = Images(settings.saved)
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
@@ -196,16 +207,25 @@ async def open_service(
                 max_sandboxes=settings.max_sandboxes,
                 max_creates=settings.max_creates,
                 shares=settings.shares,
+                keep_resting_s=settings.keep_resting_s,
             ),
             read_host=read_host or own_host(settings).read,
             budget=budget,
             injects=records.files.injects,
             register=register,
             packages=packages,
+            images=saved,
+            quota_of=records.keys.quota_of,
+            pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
         )
+        snapshots = Snapshots(sandboxes, store, saved, node, time, records.events.tell)
+        forks = Forks(sandboxes, store, saved, node, time, records.events.tell)
+        kept = await snapshots.open()
         await sandboxes.open()
+        await saved.tidy([*kept, *sandboxes.unheld, *(box.id for box in sandboxes.living())])
         await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)
         try:
+            snapshots.begin()
             core = Core(
                 node=node,
                 sandboxes=sandboxes,
@@ -217,12 +237,16 @@ async def open_service(
                 metrics=records.metrics,
                 keys=records.keys,
                 monthly=records.monthly,
+                snapshots=snapshots,
+                forks=forks,
                 signer=Signer(state.secret(settings.data_dir), time.now, records.keys.principal_of),
             )
             yield Service(settings=settings, core=core, keys=records.keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
         finally:
             images.stop()
             await sandboxes.aclose(keep=keep)
+            await snapshots.aclose()
+            await forks.aclose()
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ are seconds, sizes are bytes. Lists come in pages: ask again with `cursor` set t
 TAGS: Mapping[str, str] = {
     "service": "The service itself: health, version, what it can do and hold, what it can start from.",
     "sandboxes": "Isolated places to run code in.",
+    "snapshots": "Sandboxes as they were at a moment, to start others from.",
     "code": "Code in contexts that keep its variables: run, followed as it runs, gone back to.",
     "contexts": "Kernels with state, each of one language and with its own variables.",
     "processes": "Commands: run to their end, or left in the background.",
@@ -43,6 +44,7 @@ TAGS: Mapping[str, str] = {
     "executions": "The log of what ran.",
     "events": "What happened to sandboxes.",
     "keys": "Who may ask, and what they may take.",
+    "pools": "Sandboxes that are made before anybody asks.",
 }
 """A tag -> what it is about, in the order of the page."""
 
@@ -51,6 +53,8 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "process": ("The process's id.", "p1"),
     "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
     "key": ("The key's id or its name.", "3f9a0c12b7de"),
+    "snapshot": ("The snapshot's id or its name.", "snap-k3v9-x2m4c7qpl5tnbdwy"),
+    "pool": ("The pool's id, or its template where that has one pool only.", "code-interpreter"),
     "context": ("The context's id.", "default"),
     "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
 }

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.capacity import Shares
+from sandlot.core.pools.kinds import DEFAULT_WISHES, Wish, wishes
 from sandlot.core.records.retention import DAY_S, Keep
+from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
 
@@ -44,6 +46,8 @@ class Settings:
         isolation_allowed: What a request may ask for, separated by commas.
         max_sandboxes: Live ones at once, 1 to 10,000.
         max_creates: Being created at once, 1 to 64.
+        pools: Sandboxes that are kept ready, of default limits and isolation: ``TEMPLATE=WARM[:MAX][+BLANK]``, separated by commas, or ``none``,
+            which makes nothing ahead. Where nothing is said, one ``code-interpreter``, growing to 4, once its image is there.
         memory_ratio: Memory that may be promised to sandboxes, to memory that there is; 0.01 to 100.
         disk_ratio: The same of disk space where the data directory is. More than 1 trusts that sandboxes do not fill their disks.
         pids_ratio: The same of processes and threads.
@@ -58,6 +62,7 @@ class Settings:
         events_keep_s: Events are kept that long.
         events_keep: How many of them at the most, 100 to 10,000,000.
         sandboxes_keep_s: What is known of sandboxes that have ended is kept that long.
+        keep_resting_s: A paused or hibernated sandbox is kept that long, and then ended; at least 60, 7 days by default.
         packages_max_bytes: Disk that the package cache may take, in ``packages`` of the cache directory; 64 MiB to 16 TiB, 10 GiB by default.
         packages_ttl_s: A package index's page is given without asking for a newer one for that long; 0 to 30 days, half an hour by default.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
@@ -74,6 +79,7 @@ class Settings:
     isolation_allowed: tuple[str, ...] = ("gvisor",)
     max_sandboxes: int = 50
     max_creates: int = 4
+    pools: tuple[Wish, ...] = DEFAULT_WISHES
     memory_ratio: float = 1.0
     disk_ratio: float = 1.0
     pids_ratio: float = 1.0
@@ -88,6 +94,7 @@ class Settings:
     events_keep_s: float = 7 * DAY_S
     events_keep: int = 100_000
     sandboxes_keep_s: float = 7 * DAY_S
+    keep_resting_s: float = 7 * DAY_S
     packages_max_bytes: int = 10 * GIB
     packages_ttl_s: float = 1800.0
     idle_exit_s: float = 600.0
@@ -108,6 +115,11 @@ class Settings:
     def files(self) -> Path:
         """The folder of the file store's bytes."""
         return self.data_dir / "files"
+
+    @property
+    def saved(self) -> Path:
+        """The folder of the images of hibernated sandboxes and of snapshots."""
+        return self.data_dir / "saved"
 
     @property
     def packages(self) -> Path:
@@ -166,6 +178,7 @@ class Settings:
             isolation_allowed=allowed,
             max_sandboxes=_whole(source, "MAX_SANDBOXES", 50, 1, 10_000),
             max_creates=_whole(source, "MAX_CREATES", 4, 1, 64),
+            pools=_pools(source, "POOLS"),
             memory_ratio=_number(source, "MEMORY_RATIO", 1.0, *_RATIOS),
             disk_ratio=_number(source, "DISK_RATIO", 1.0, *_RATIOS),
             pids_ratio=_number(source, "PIDS_RATIO", 1.0, *_RATIOS),
@@ -180,6 +193,7 @@ class Settings:
             events_keep_s=_number(source, "EVENTS_KEEP_S", keep.events_s, *_KEPT_S),
             events_keep=_whole(source, "EVENTS_KEEP", keep.events, *_KEPT),
             sandboxes_keep_s=_number(source, "SANDBOXES_KEEP_S", keep.sandboxes_s, *_KEPT_S),
+            keep_resting_s=_number(source, "KEEP_RESTING_S", 7 * DAY_S, *_KEPT_S),
             packages_max_bytes=_whole(source, "PACKAGES_MAX_BYTES", 10 * GIB, 64 * MIB, 16 * 1024 * GIB),
             packages_ttl_s=_number(source, "PACKAGES_TTL_S", 1800.0, 0.0, 30 * DAY_S),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
@@ -224,6 +238,14 @@ def _number(env: Mapping[str, str], name: str, default: float, low: float, high:
     if not (math.isfinite(value) and low <= value <= high):
         raise _bad(name, text, f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}")
     return value
+
+
+def _pools(env: Mapping[str, str], name: str) -> tuple[Wish, ...]:
+    text = _text(env, name, "")
+    try:
+        return wishes(text, builtin()) if text else DEFAULT_WISHES
+    except InvalidRequestError as error:
+        raise _bad(name, text[:200], f"TEMPLATE=WARM[:MAX][+BLANK], separated by commas, or none. {error}") from None
 
 
 def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:

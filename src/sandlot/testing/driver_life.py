@@ -11,7 +11,8 @@ import pytest
 from sandlot.model.errors import ConflictError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, ExitReason
 from sandlot.testing.bench import SMALL, Bench, meet, spun
-from sandlot.testing.traces import descriptors, settled, traces
+from sandlot.testing.driver_clean import CleanSuite
+from sandlot.testing.traces import traces
 
 _FRAME = bytes(4096)
 _BIG_BYTES = 32 * 1024 * 1024
@@ -23,16 +24,8 @@ _CHANGES = {
 }
 
 
-class LifeSuite:
+class LifeSuite(CleanSuite):
     """See the module."""
-
-    @pytest.fixture(autouse=True)
-    def nothing_is_left(self, bench: Bench) -> object:
-        """Whatever a behaviour does, nothing of it is left on the host, and no descriptor in this process."""
-        open_before = descriptors()
-        yield
-        assert settled(lambda: traces(bench.data_dir, bench.node)) == ()
-        assert settled(lambda: descriptors() - open_before) == {}
 
     # ------------------------------------------------------------------------------------------------------- the probe
     async def test_the_probe_boots_and_says_why_not(self, bench: Bench) -> None:
@@ -62,9 +55,12 @@ class LifeSuite:
                     await subject.instance.pause()
         if not can.can(Ability.SNAPSHOT):
             blank = await driver.prepare(bench.shape())
-            with pytest.raises(UnsupportedError):
-                await blank.restore(tmp_path / "snapshot", bench.spec())
+            for refused in (blank.restore(tmp_path / "snapshot", bench.spec()), blank.warm()):
+                with pytest.raises(UnsupportedError):
+                    await refused
             await blank.destroy()
+            verdict = driver.restorable(tmp_path / "snapshot")
+            assert (verdict.ok, verdict.reason) == (False, can.why_not(Ability.SNAPSHOT))
 
     # ------------------------------------------------------------------------------------------------------- booting
     async def test_it_boots_and_answers(self, bench: Bench) -> None:

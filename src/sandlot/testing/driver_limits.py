@@ -155,7 +155,7 @@ class LimitsSuite:
             assert before.memory_peak_bytes >= before.memory_bytes > 0
             assert before.cpu_s > 0
             assert before.pids > 0
-            await subject.run("dd", "if=/dev/urandom", "of=/home/user/file", "bs=1M", "count=20")
+            await subject.run("dd", "if=/dev/urandom", "of=/home/user/file", "bs=1M", "count=20", "iflag=fullblock")
             hold = await subject.link.start(_holding(48 * MIB))
             async for _ in hold:
                 break

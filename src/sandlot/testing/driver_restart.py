@@ -30,7 +30,7 @@ class RestartSuite:
         driver = bench.start()
         if not (can := await asyncio.to_thread(driver.probe)).can(Ability.ADOPT):
             pytest.skip(can.why_not(Ability.ADOPT))
-        with _service(bench, "live") as (service, ref):
+        with service_of(bench, "live") as (service, ref):
             service.kill()
             service.wait()
         assert await driver.sweep(keep=[ref]) == 0
@@ -49,7 +49,7 @@ class RestartSuite:
         driver = bench.start()
         if not (can := await asyncio.to_thread(driver.probe)).can(Ability.ADOPT):
             pytest.skip(can.why_not(Ability.ADOPT))
-        with _service(bench, "live") as (service, ref):
+        with service_of(bench, "live") as (service, ref):
             service.kill()
             service.wait()
         instance = await driver.adopt(ref)
@@ -69,7 +69,7 @@ class RestartSuite:
                 await driver.adopt(ref)
 
     async def test_a_sandbox_that_ended_meanwhile_is_not_adopted_but_swept(self, bench: Bench) -> None:
-        with _service(bench, "live") as (service, ref):
+        with service_of(bench, "live") as (service, ref):
             service.kill()
             service.wait()
         before = bench.start()
@@ -86,7 +86,7 @@ class RestartSuite:
     async def test_a_sweep_takes_what_is_not_kept(self, bench: Bench) -> None:
         refs = []
         for _ in range(2):
-            with _service(bench, "live") as (service, ref):
+            with service_of(bench, "live") as (service, ref):
                 service.kill()
                 service.wait()
                 refs.append(ref)
@@ -112,7 +112,7 @@ class RestartSuite:
             assert (await subject.run("echo", "untouched")).stdout == "untouched\n"
 
     async def test_a_blank_of_a_killed_service_is_swept(self, bench: Bench) -> None:
-        with _service(bench, "blank") as (service, _):
+        with service_of(bench, "blank") as (service, _):
             service.kill()
             service.wait()
         await bench.start().sweep(keep=())
@@ -121,7 +121,7 @@ class RestartSuite:
     async def test_a_service_may_be_killed_at_any_moment(self, bench: Bench) -> None:
         source = random.Random(bench.node)  # noqa: S311 - moments, not secrets
         for _ in range(_ROUNDS):
-            with _service(bench, "churn") as (service, _):
+            with service_of(bench, "churn") as (service, _):
                 await asyncio.sleep(source.uniform(0, _LONGEST_S))
                 service.kill()
                 service.wait()
@@ -130,9 +130,9 @@ class RestartSuite:
 
 
 @contextmanager
-def _service(bench: Bench, mode: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def service_of(bench: Bench, mode: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A service in a process of its own, and the first line that it says."""
-    arguments = [mode, bench.driver, bench.node, str(bench.data_dir), str(bench.root.path)]
+    arguments = [mode, bench.driver, bench.node, str(bench.data_dir), str(bench.root.path), bench.root.digest]
     service = subprocess.Popen([sys.executable, "-m", "sandlot.testing.survivor", *arguments], stdout=subprocess.PIPE, text=True)
     try:
         if service.stdout is None:

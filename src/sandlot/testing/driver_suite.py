@@ -2,7 +2,7 @@
 
 Split by what they are about: ``driver_life`` (from prepare to the end), ``driver_limits`` (what a sandbox may use),
 ``driver_configure`` (that changed while it runs), ``driver_restart`` (what a killed service leaves), ``driver_walls`` (what a
-sandbox cannot see).
+sandbox cannot see), ``driver_snapshot`` (written down and restored), ``driver_clean`` (by what all of them are measured).
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from sandlot.testing.driver_configure import ConfigureSuite
 from sandlot.testing.driver_life import LifeSuite
 from sandlot.testing.driver_limits import LimitsSuite
 from sandlot.testing.driver_restart import RestartSuite
+from sandlot.testing.driver_snapshot import SnapshotSuite
 from sandlot.testing.driver_walls import WallsSuite
 
-__all__ = ["DriverSuite"]
+__all__ = ["DriverSuite", "PlainDriverSuite"]
 
 
-class DriverSuite(LifeSuite, LimitsSuite, ConfigureSuite, RestartSuite, WallsSuite):
+class PlainDriverSuite(LifeSuite, LimitsSuite, ConfigureSuite, RestartSuite, WallsSuite):
+    """All behaviours of a driver that has no snapshots: it refuses them."""
+
+
+class DriverSuite(PlainDriverSuite, SnapshotSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a ``bench`` fixture."""

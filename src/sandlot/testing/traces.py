@@ -54,6 +54,13 @@ def traces(data_dir: Path, node: NodeId) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def spent_ticks(node: NodeId) -> int:
+    """The processor time of all processes of a node's sandboxes that live, in clock ticks (proc(5), stat)."""
+    pids = {int(pid) for group in _groups(node) for pid in _read(f"{group}/cgroup.procs").split()}
+    fields = [_read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields if each)
+
+
 def descriptors() -> Counter[str]:
     """What this process holds open: the kind of each descriptor, numbers left out."""
     kinds: Counter[str] = Counter()

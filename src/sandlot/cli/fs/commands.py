@@ -137,7 +137,7 @@ def _opened(word: str) -> Iterator[tuple[Sandbox, str]]:
     at = place(word)
     if at.sandbox is None:
         raise typer.BadParameter(f"{word!r}: it takes ID:PATH; 'sandlot ls' shows the IDs.")
-    sandbox = Sandbox.connect(at.sandbox)
+    sandbox = Sandbox.connect(at.sandbox, resume=False)
     try:
         yield sandbox, at.path
     finally:

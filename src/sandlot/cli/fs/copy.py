@@ -58,7 +58,7 @@ def cp(
     here, there = place(source), place(target)
     if (here.sandbox is None) == (there.sandbox is None):
         raise typer.BadParameter("One of SRC and DST has to be ID:PATH in a sandbox, the other a path here.")
-    sandbox = Sandbox.connect(here.sandbox or there.sandbox or "")
+    sandbox = Sandbox.connect(here.sandbox or there.sandbox or "", resume=False)
     try:
         with Bar(Path(here.path).name) as bar:
             if there.sandbox is not None:

@@ -56,7 +56,7 @@ def ps(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        found = [info for info in Sandbox.connect(sandbox, client=client).commands.list() if info.running or not running]
+        found = [info for info in Sandbox.connect(sandbox, client=client, resume=False).commands.list() if info.running or not running]
     if in_json:
         typer.echo(as_json(found))
     elif quiet:
@@ -97,7 +97,7 @@ def kill(
 
     gone = False
     with asking() as client:
-        commands = Sandbox.connect(sandbox, client=client).commands
+        commands = Sandbox.connect(sandbox, client=client, resume=False).commands
         for process in processes:
             if commands.kill(process, int(signal) if signal.isdecimal() else signal):
                 typer.echo(process)

@@ -31,7 +31,7 @@ async def _install(sandbox_id: str, packages: list[str], manager: str, user: str
     from sandlot.cli.passthrough import emit, exit_status
     from sandlot.sdk import AsyncSandbox
 
-    sandbox = await AsyncSandbox.connect(sandbox_id)
+    sandbox = await AsyncSandbox.connect(sandbox_id, resume=False)
     try:
         result = await sandbox.install(packages, manager=manager, user=user, timeout=timeout_s, on_output=emit)
     finally:

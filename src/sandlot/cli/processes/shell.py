@@ -81,7 +81,7 @@ def key_code(text: str) -> int | None:
 async def visit(asked: Visit) -> int:
     """Use a terminal until its program ends or the key is pressed; the exit status."""
     async with AsyncClient(autostart=asked.process is None) as client:
-        sandbox = await AsyncSandbox.connect(asked.sandbox, client=client)
+        sandbox = await AsyncSandbox.connect(asked.sandbox, client=client, resume=False)
         try:
             screen = await _opened(sandbox, asked)
         except SandlotError as error:
@@ -103,7 +103,7 @@ async def visit(asked: Visit) -> int:
 async def print_output(sandbox_id: str, process: str, *, follow: bool, as_is: bool, in_json: bool) -> int:
     """Write out what a process wrote; the exit status."""
     async with AsyncClient(autostart=False) as client:
-        handle = await (await AsyncSandbox.connect(sandbox_id, client=client)).commands.connect(process)
+        handle = await (await AsyncSandbox.connect(sandbox_id, client=client, resume=False)).commands.connect(process)
         pieces = handle.output(follow=follow)
         if in_json:
             async for line in json_lines(pieces):

@@ -21,7 +21,7 @@ def ls(*, sandbox: SandboxId, in_json: InJson = False) -> None:
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        found = Sandbox.connect(sandbox, client=client).contexts.list()
+        found = Sandbox.connect(sandbox, client=client, resume=False).contexts.list()
     if in_json:
         typer.echo(as_json(found))
     else:
@@ -44,7 +44,7 @@ def create(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        made = Sandbox.connect(sandbox, client=client).contexts.create(language, cwd=cwd, envs=pairs(env, "--env"))
+        made = Sandbox.connect(sandbox, client=client, resume=False).contexts.create(language, cwd=cwd, envs=pairs(env, "--env"))
     typer.echo(as_json(made) if in_json else made.id)
 
 
@@ -59,7 +59,7 @@ def rm(*, sandbox: SandboxId, ids: ContextIds) -> None:
 
     missing = False
     with asking() as client:
-        found = Sandbox.connect(sandbox, client=client).contexts
+        found = Sandbox.connect(sandbox, client=client, resume=False).contexts
         for each in ids:
             try:
                 found.remove(each)
@@ -77,7 +77,7 @@ def restart(*, sandbox: SandboxId, context: OneContext = "default") -> None:
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        Sandbox.connect(sandbox, client=client).contexts.restart(context)
+        Sandbox.connect(sandbox, client=client, resume=False).contexts.restart(context)
     typer.echo(context)
 
 
@@ -87,5 +87,5 @@ def interrupt(*, sandbox: SandboxId, context: OneContext = "default") -> None:
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        if not Sandbox.connect(sandbox, client=client).contexts.interrupt(context):
+        if not Sandbox.connect(sandbox, client=client, resume=False).contexts.interrupt(context):
             note("Nothing runs in it.")

@@ -187,7 +187,7 @@ async def _entered(sandbox_id: str | None, template: str | None) -> AsyncIterato
 
     async with AsyncClient() as client:
         if sandbox_id is not None:
-            yield await AsyncSandbox.connect(sandbox_id, client=client)
+            yield await AsyncSandbox.connect(sandbox_id, client=client, resume=False)
             return
         async with building(client, template):
             made = await AsyncSandbox.create(template, timeout=SESSION_S, client=client)

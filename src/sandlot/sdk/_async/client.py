@@ -12,12 +12,14 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sandlot import __version__
-from sandlot.model.errors import SandlotError
+from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.oneshot import AsyncOneShots
+from sandlot.sdk._async.operating.pools import AsyncPools
+from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -149,9 +151,19 @@ class AsyncClient(AsyncOneShots):
         return AsyncKeys(self)
 
     @property
+    def pools(self) -> AsyncPools:
+        """Sandboxes that are made before anybody asks."""
+        return AsyncPools(self)
+
+    @property
     def files(self) -> AsyncFileStore:
         """Files that outlive sandboxes."""
         return AsyncFileStore(self)
+
+    @property
+    def snapshots(self) -> AsyncSnapshots:
+        """Snapshots of sandboxes."""
+        return AsyncSnapshots(self)
 
     @property
     def events(self) -> AsyncEvents:
@@ -233,7 +245,9 @@ class AsyncClient(AsyncOneShots):
                     method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s
                 ) as response:
                     return wire.parse(await self._read(response))
-            except CutError:
+            except (CutError, ConflictError) as error:
+                if isinstance(error, ConflictError) and not wire.came_to_rest(error):
+                    raise
                 wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
                 if wait_s is None:
                     raise

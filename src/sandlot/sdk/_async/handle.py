@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnavailableError
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
@@ -128,12 +128,20 @@ class AsyncCommandHandle:
         transcript = self._transcript
         if transcript.end is not None:
             return
-        params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
-        async with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
-            async for event in events:
-                piece = transcript.take(event)
-                if isinstance(piece, Output):
-                    yield piece
+        rested = True
+        while rested:
+            rested = False
+            params = {"stdout_from": transcript.stdout.offset, "stderr_from": transcript.stderr.offset, "follow": "true" if follow else "false"}
+            try:
+                async with self._client.event_stream("GET", f"{self._path}/output", params=params) as events:
+                    async for event in events:
+                        piece = transcript.take(event)
+                        if isinstance(piece, Output):
+                            yield piece
+            except ConflictError as error:
+                if not wire.came_to_rest(error):
+                    raise
+                rested = True
 
     async def _tell(self, *, follow: bool, on_stdout: backend.Callback[str] | None = None, on_stderr: backend.Callback[str] | None = None) -> None:
         on_stdout, on_stderr = on_stdout or self._on_stdout, on_stderr or self._on_stderr

@@ -11,11 +11,11 @@ from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.code.coding import AsyncCoding
 from sandlot.sdk._async.code.following import again
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.handle import cut_short, ended, tell, tell_rest
+from sandlot.sdk._async.saved.lasting import AsyncLasting
 from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -25,16 +25,18 @@ CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
 
 
-class AsyncSandbox(AsyncCoding):
+class AsyncSandbox(AsyncLasting):
     """An isolated place to run code in.
 
     ``async with await AsyncSandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
     """
 
-    def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool) -> None:
-        super().__init__(client, info.id)
-        self._info = info
+    def __init__(self, client: AsyncClient, info: SandboxInfo, *, owns_client: bool, users: set[str] | None = None) -> None:
+        super().__init__(client, info)
         self._owns_client = owns_client
+        # Forks use the connections of what they came of; the last one closes them.
+        self._users = set() if users is None else users
+        self._users.add(info.id)
         self.commands = AsyncCommands(client, info.id)
         """Commands: :class:`AsyncCommands`."""
         self.pty = AsyncPty(client, info.id)
@@ -60,6 +62,9 @@ class AsyncSandbox(AsyncCoding):
         network: str | None = None,
         name: str | None = None,
         files: Iterable[str] | None = None,
+        snapshot: str | None = None,
+        on_timeout: str | None = None,
+        auto_resume: bool | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -82,6 +87,9 @@ class AsyncSandbox(AsyncCoding):
             network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
             name: A name for people.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
+            snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
+            on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
+            auto_resume: Whether the next request resumes it while it is paused or hibernated, as by default; otherwise :meth:`resume` does.
             idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
                 the same, and the service makes one sandbox. With your own, that holds for your program's repetitions as well.
             url: The service's address, by default ``SANDLOT_URL`` or the local service.
@@ -107,6 +115,9 @@ class AsyncSandbox(AsyncCoding):
             network=network,
             name=name,
             files=files,
+            snapshot=snapshot,
+            on_timeout=on_timeout,
+            auto_resume=auto_resume,
         )
         headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or AsyncClient(url=url, api_key=api_key)
@@ -124,15 +135,17 @@ class AsyncSandbox(AsyncCoding):
         id: str,  # noqa: A002 - the word of the API
         *,
         timeout: float | None = None,
+        resume: bool = True,
         url: str | None = None,
         api_key: str | None = None,
         client: AsyncClient | None = None,
     ) -> Self:
-        """Take hold of a sandbox that lives already.
+        """Take hold of a sandbox that lives already; one that is paused or hibernated goes on.
 
         Args:
             id: Its id.
             timeout: Seconds from now until it is ended; by default that stays as it is.
+            resume: Whether one that rests is resumed.
             url: As in :meth:`create`.
             api_key: As in :meth:`create`.
             client: As in :meth:`create`.
@@ -146,7 +159,9 @@ class AsyncSandbox(AsyncCoding):
             info = SandboxInfo.parse(await pool.request("GET", f"/v1/sandboxes/{wire.segment(id)}"))
             wire.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
-            if timeout is not None:
+            if resume and info.state in wire.RESTING:
+                await sandbox.resume(timeout)
+            elif timeout is not None:
                 await sandbox.set_timeout(timeout)
         except BaseException:
             if client is None:
@@ -239,7 +254,8 @@ class AsyncSandbox(AsyncCoding):
 
     async def aclose(self) -> None:
         """Close the connection; the sandbox lives on until its timeout."""
-        if self._owns_client:
+        self._users.discard(self.id)
+        if self._owns_client and not self._users:
             await self._client.aclose()
 
     async def info(self) -> SandboxInfo:
@@ -248,7 +264,7 @@ class AsyncSandbox(AsyncCoding):
         return self._info
 
     async def is_running(self) -> bool:
-        """Whether it lives."""
+        """Whether it lives, and does not rest."""
         return (await self.info()).state == "running"
 
     async def set_timeout(self, timeout: float | None) -> None:
@@ -350,6 +366,13 @@ class AsyncSandbox(AsyncCoding):
                 await again(error, tries)
         await tell_rest(transcript, on_stdout, on_stderr)
         return ended(transcript)
+
+    async def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
+        """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
+        await self._change(wire.given(on_timeout=on_timeout, auto_resume=auto_resume))
+
+    def _another(self, info: SandboxInfo) -> Self:
+        return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     async def _change(self, change: Mapping[str, object]) -> None:
         self._info = SandboxInfo.parse(await self._client.request("PATCH", self._path, body=change))

@@ -13,12 +13,14 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from sandlot import __version__
-from sandlot.model.errors import SandlotError
+from sandlot.model.errors import ConflictError, SandlotError
 from sandlot.sdk import local, retries, wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.oneshot import OneShots
+from sandlot.sdk._sync.operating.pools import Pools
+from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -148,9 +150,19 @@ class Client(OneShots):
         return Keys(self)
 
     @property
+    def pools(self) -> Pools:
+        """Sandboxes that are made before anybody asks."""
+        return Pools(self)
+
+    @property
     def files(self) -> FileStore:
         """Files that outlive sandboxes."""
         return FileStore(self)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Snapshots of sandboxes."""
+        return Snapshots(self)
 
     @property
     def events(self) -> Events:
@@ -230,7 +242,9 @@ class Client(OneShots):
             try:
                 with self.stream(method, path, params=params, body=body, content=content, headers=headers, read_timeout_s=read_timeout_s) as response:
                     return wire.parse(self._read(response))
-            except CutError:
+            except (CutError, ConflictError) as error:
+                if isinstance(error, ConflictError) and not wire.came_to_rest(error):
+                    raise
                 wait_s = retries.cut_wait_s(tries, once=once, luck=retries.roll())
                 if wait_s is None:
                     raise

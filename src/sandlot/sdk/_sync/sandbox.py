@@ -12,11 +12,11 @@ from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, Limits
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.code.coding import Coding
 from sandlot.sdk._sync.code.following import again
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.handle import cut_short, ended, tell, tell_rest
+from sandlot.sdk._sync.saved.lasting import Lasting
 from sandlot.sdk._sync.terminal import Pty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -26,16 +26,18 @@ CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
 
 
-class Sandbox(Coding):
+class Sandbox(Lasting):
     """An isolated place to run code in.
 
     ``with Sandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.
     """
 
-    def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool) -> None:
-        super().__init__(client, info.id)
-        self._info = info
+    def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool, users: set[str] | None = None) -> None:
+        super().__init__(client, info)
         self._owns_client = owns_client
+        # Forks use the connections of what they came of; the last one closes them.
+        self._users = set() if users is None else users
+        self._users.add(info.id)
         self.commands = Commands(client, info.id)
         """Commands: :class:`Commands`."""
         self.pty = Pty(client, info.id)
@@ -61,6 +63,9 @@ class Sandbox(Coding):
         network: str | None = None,
         name: str | None = None,
         files: Iterable[str] | None = None,
+        snapshot: str | None = None,
+        on_timeout: str | None = None,
+        auto_resume: bool | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -83,6 +88,9 @@ class Sandbox(Coding):
             network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
             name: A name for people.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
+            snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
+            on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
+            auto_resume: Whether the next request resumes it while it is paused or hibernated, as by default; otherwise :meth:`resume` does.
             idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
                 the same, and the service makes one sandbox. With your own, that holds for your program's repetitions as well.
             url: The service's address, by default ``SANDLOT_URL`` or the local service.
@@ -108,6 +116,9 @@ class Sandbox(Coding):
             network=network,
             name=name,
             files=files,
+            snapshot=snapshot,
+            on_timeout=on_timeout,
+            auto_resume=auto_resume,
         )
         headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or Client(url=url, api_key=api_key)
@@ -125,15 +136,17 @@ class Sandbox(Coding):
         id: str,  # noqa: A002 - the word of the API
         *,
         timeout: float | None = None,
+        resume: bool = True,
         url: str | None = None,
         api_key: str | None = None,
         client: Client | None = None,
     ) -> Self:
-        """Take hold of a sandbox that lives already.
+        """Take hold of a sandbox that lives already; one that is paused or hibernated goes on.
 
         Args:
             id: Its id.
             timeout: Seconds from now until it is ended; by default that stays as it is.
+            resume: Whether one that rests is resumed.
             url: As in :meth:`create`.
             api_key: As in :meth:`create`.
             client: As in :meth:`create`.
@@ -147,7 +160,9 @@ class Sandbox(Coding):
             info = SandboxInfo.parse(pool.request("GET", f"/v1/sandboxes/{wire.segment(id)}"))
             wire.check_alive(info)
             sandbox = cls(pool, info, owns_client=client is None)
-            if timeout is not None:
+            if resume and info.state in wire.RESTING:
+                sandbox.resume(timeout)
+            elif timeout is not None:
                 sandbox.set_timeout(timeout)
         except BaseException:
             if client is None:
@@ -240,7 +255,8 @@ class Sandbox(Coding):
 
     def close(self) -> None:
         """Close the connection; the sandbox lives on until its timeout."""
-        if self._owns_client:
+        self._users.discard(self.id)
+        if self._owns_client and not self._users:
             self._client.close()
 
     def info(self) -> SandboxInfo:
@@ -249,7 +265,7 @@ class Sandbox(Coding):
         return self._info
 
     def is_running(self) -> bool:
-        """Whether it lives."""
+        """Whether it lives, and does not rest."""
         return (self.info()).state == "running"
 
     def set_timeout(self, timeout: float | None) -> None:
@@ -351,6 +367,13 @@ class Sandbox(Coding):
                 again(error, tries)
         tell_rest(transcript, on_stdout, on_stderr)
         return ended(transcript)
+
+    def set_rest(self, *, on_timeout: str | None = None, auto_resume: bool | None = None) -> None:
+        """Change what becomes of it at its timeout, and whether the next request resumes it; what is left out stays. As in :meth:`create`."""
+        self._change(wire.given(on_timeout=on_timeout, auto_resume=auto_resume))
+
+    def _another(self, info: SandboxInfo) -> Self:
+        return type(self)(self._client, info, owns_client=self._owns_client, users=self._users)
 
     def _change(self, change: Mapping[str, object]) -> None:
         self._info = SandboxInfo.parse(self._client.request("PATCH", self._path, body=change))

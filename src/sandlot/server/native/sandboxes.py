@@ -23,8 +23,12 @@ async def create(
     ] = None,
 ) -> Response:
     """Create a sandbox and wait until it runs. A client that goes away meanwhile leaves none behind."""
-    box = await unless_gone(request, core_of(request).sandboxes.create(body.asked(), principal_of(request), key=idempotency_key))
-    return reply(SandboxAnswer.of(box), 201)
+    core, who, asked = core_of(request), principal_of(request), body.asked()
+    if body.snapshot is None:
+        work = core.sandboxes.create(asked, who, key=idempotency_key)
+    else:
+        work = core.snapshots.create(asked, who, limits=body.limits_asked(), network=body.network_asked(), key=idempotency_key)
+    return reply(SandboxAnswer.of(await unless_gone(request, work)), 201)
 
 
 @router.get("", responses=also(SandboxesAnswer, "A page of them, oldest first."))
@@ -44,7 +48,7 @@ async def get(sandbox: str, request: Request) -> Response:
 
 @router.patch("/{sandbox}", responses=also(SandboxAnswer, "It, changed."))
 async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
-    """Change a sandbox's deadline, idle timeout, metadata or limits: all of what is asked, or nothing."""
+    """Change a sandbox's deadline and what that does, idle timeout, metadata or limits: all of what is asked, or nothing."""
     return reply(SandboxAnswer.of(await core_of(request).sandboxes.update(sandbox, principal_of(request), body.asked())))
 
 

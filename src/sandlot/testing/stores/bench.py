@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from sandlot.model.access import OwnerId, Quota
-from sandlot.model.ids import NodeId, SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
-from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileRecord, KeyRecord, NewEvent, SandboxRecord
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.ids import NodeId, SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id, new_snapshot_id
+from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileRecord, KeyRecord, NewEvent, SandboxRecord, SnapshotRecord
+from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 from sandlot.model.storage import Store
 from sandlot.store.database import open_store
@@ -76,6 +76,13 @@ def sandbox(**changes: Any) -> SandboxRecord:  # noqa: ANN401 - any field of the
 def ended(at_s: float, **changes: Any) -> SandboxRecord:  # noqa: ANN401
     """One that was asked for then, and ended a second later."""
     return sandbox(**{"state": State.STOPPED, "created_at": moment(at_s), "ended_at": moment(at_s + 1), "exit_reason": "killed", **changes})
+
+
+def snapshot(at_s: float = 0, **changes: Any) -> SnapshotRecord:  # noqa: ANN401
+    """A snapshot that was asked for then, and is ready."""
+    node = changes.pop("node", NODE)
+    values = {"owner": ALICE, "name": None, "kind": SnapshotKind.MEMORY, "spec": SandboxSpec(id=new_sandbox_id(node)), "ready": True, **changes}
+    return SnapshotRecord(**{"id": new_snapshot_id(node), "node": node, "created_at": moment(at_s), **values})
 
 
 def key(name: str, **changes: Any) -> KeyRecord:  # noqa: ANN401

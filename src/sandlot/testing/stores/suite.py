@@ -5,9 +5,10 @@ from __future__ import annotations
 from sandlot.testing.stores.blobs import BlobsSuite
 from sandlot.testing.stores.laws import LawsSuite
 from sandlot.testing.stores.rows import RowsSuite
+from sandlot.testing.stores.saved import SavedSuite
 
 __all__ = ["BlobsSuite", "StoreSuite"]
 
 
-class StoreSuite(RowsSuite, LawsSuite):
+class StoreSuite(RowsSuite, SavedSuite, LawsSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``bench``."""

@@ -131,7 +131,7 @@ def again(error: SandlotError, tries: int) -> None:
         error: What ended it, raised again where that was no cut.
         tries: How often it was tried without getting anything, 1 and more.
     """
-    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE}
+    cut = isinstance(error, CutError) or error.code in {ErrorCode.SERVICE_STOPPING, ErrorCode.SERVICE_UNAVAILABLE} or wire.came_to_rest(error)
     wait_s = retries.cut_wait_s(tries, once=cut, luck=retries.roll())
     if wait_s is None:
         raise error

@@ -28,6 +28,8 @@ class QuotaBody(Body):
     executions_per_month: int | None = Field(
         default=None, ge=0, le=_MOST, description="Runs of code and commands that are begun in one calendar month (UTC)."
     )
+    snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Snapshots that are kept.")
+    snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What they take on the server's disk together.")
     installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
 
     def asked(self) -> Quota:
@@ -61,6 +63,8 @@ class QuotaAnswer(Answer):
     disk_bytes: int | None
     upload_bytes: int | None
     executions_per_month: int | None
+    snapshots: int | None
+    snapshot_bytes: int | None
     installs: bool
 
     @classmethod
@@ -117,6 +121,8 @@ class UsedAnswer(Answer):
     memory_bytes: int
     disk_bytes: int
     executions_per_month: int = Field(description="Begun this month (UTC).")
+    snapshots: int
+    snapshot_bytes: int
 
 
 class SelfAnswer(Answer):
@@ -129,7 +135,7 @@ class SelfAnswer(Answer):
     used: UsedAnswer
 
     @classmethod
-    def of(cls, who: Principal, taken: Taken, executions: int) -> SelfAnswer:
+    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int]) -> SelfAnswer:
         """What is told of somebody."""
         used = UsedAnswer(
             sandboxes=taken.sandboxes,
@@ -137,5 +143,7 @@ class SelfAnswer(Answer):
             memory_bytes=taken.memory_bytes,
             disk_bytes=taken.disk_bytes,
             executions_per_month=executions,
+            snapshots=snapshots[0],
+            snapshot_bytes=snapshots[1],
         )
         return cls(id=who.owner, name=who.name, operator=who.operator, quota=QuotaAnswer.of(who.quota), used=used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -10,16 +11,23 @@ from pydantic import Field
 from sandlot.core.admission import AUTO, MAX_METADATA_ENTRIES, NewSandbox, check_own
 from sandlot.core.limits import Used
 from sandlot.core.listing import ENDED, LIVE, Wanted, states_of
+from sandlot.core.lives.updates import Update
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
 
 MOST_FILES = 100
 """That one request puts into a new sandbox."""
+
+OF_SNAPSHOT = ("template", "isolation")
+"""What a snapshot decides of a sandbox that starts from it."""
+
+Rest = Literal["kill", "pause", "hibernate"]
+Restored = Literal["memory", "files"]
+RESTORED: Mapping[str, Restored] = {"memory": "memory", "files": "files"}
 
 
 class LimitsBody(Body):
@@ -52,8 +60,19 @@ class CreateBody(Body):
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
-    snapshot: Text | None = Field(default=None, description="A snapshot to start from instead of a template. Refused: there are none yet.")
-    timeout: float | None = Field(default=None, description=f"Seconds until it is ended; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
+    snapshot: Text | None = Field(
+        default=None,
+        description="A snapshot to start from, by its id or its name. Template and isolation are the snapshot's then, and not to be given; limits "
+        "and network are, where they are not given; env is added to its environment.",
+    )
+    timeout: float | None = Field(default=None, description=f"Seconds until its timeout; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
+    on_timeout: Rest = Field(
+        default="kill",
+        description="What its timeout does: end it; freeze it, with its memory where it is; or write its memory to the disk and give it back.",
+    )
+    auto_resume: bool = Field(
+        default=True, description="Whether the next request to it resumes it while it is paused or hibernated; otherwise such a request is refused."
+    )
     persistent: bool = Field(default=False, description="It has no timeout: it lives until it is deleted.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; without it, never.")
     files: Annotated[list[Text], Field(max_length=MOST_FILES)] = Field(
@@ -70,8 +89,14 @@ class CreateBody(Body):
         """What core makes of it."""
         if self.persistent and self.timeout is not None:
             raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
+        if self.snapshot is not None and (given := [name for name in OF_SNAPSHOT if name in self.model_fields_set]):
+            raise InvalidRequestError(
+                f"A snapshot decides the {given[0]} of what starts from it.",
+                hint=f"Leave out '{given[0]}'.",
+                fields={"field": given[0]},
+            )
         check_own(self.metadata)
-        given = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
+        timeout_s = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return NewSandbox(
             snapshot=self.snapshot,
             files=tuple(self.files),
@@ -81,16 +106,31 @@ class CreateBody(Body):
             env=self.env,
             metadata=self.metadata,
             limits=self.limits.over(Limits()),
-            timeout_s=None if self.persistent else given,
+            timeout_s=None if self.persistent else timeout_s,
             isolation=self.isolation,
             network=self.network,
+            on_timeout=OnTimeout(self.on_timeout),
+            auto_resume=self.auto_resume,
         )
+
+    def limits_asked(self) -> Change | None:
+        """What is said about limits, for what starts from a snapshot."""
+        return self.limits.change() if "limits" in self.model_fields_set else None
+
+    def network_asked(self) -> str | None:
+        """What is said about the network, likewise."""
+        return self.network if "network" in self.model_fields_set else None
 
 
 class UpdateBody(Body):
     """What to change of a sandbox; what is left out stays as it is."""
 
-    timeout: float | None = Field(default=None, description="Seconds from now until it is ended; one that was persistent is so no more.")
+    timeout: float | None = Field(
+        default=None,
+        description="Seconds from now until its timeout, of one that rests from when it is resumed; one that was persistent is so no more.",
+    )
+    on_timeout: Rest | None = Field(default=None, description="What its timeout does.")
+    auto_resume: bool | None = Field(default=None, description="Whether the next request to it resumes it while it is paused or hibernated.")
     persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
     metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
@@ -104,6 +144,8 @@ class UpdateBody(Body):
             idle_timeout_s=self.idle_timeout,
             metadata=self.metadata,
             limits=Change() if self.limits is None else self.limits.change(),
+            on_timeout=None if self.on_timeout is None else OnTimeout(self.on_timeout),
+            auto_resume=self.auto_resume,
         )
 
 
@@ -141,7 +183,14 @@ class SandboxAnswer(Answer):
     limits: LimitsAnswer
     timeout: float | None
     persistent: bool
+    on_timeout: Rest
+    auto_resume: bool
     idle_timeout: float | None
+    snapshot: str | None = Field(description="The id of the snapshot that it was started from, which may be gone.")
+    parent: str | None = Field(description="The id of the sandbox whose fork it is.")
+    restored: Restored | None = Field(
+        description="What it began with: memory and files of another one, or its files alone. null: it booted from its template."
+    )
     created_at: datetime
     expires_at: datetime | None
     ended_at: datetime | None
@@ -163,7 +212,12 @@ class SandboxAnswer(Answer):
             limits=LimitsAnswer.of(spec.limits),
             timeout=spec.timeout_s,
             persistent=spec.timeout_s is None,
+            on_timeout=spec.on_timeout.value,
+            auto_resume=spec.auto_resume,
             idle_timeout=box.idle_timeout_s,
+            snapshot=spec.snapshot,
+            parent=spec.parent,
+            restored=RESTORED.get(spec.restored),
             created_at=box.created_at,
             expires_at=box.expires_at,
             ended_at=box.ended_at,

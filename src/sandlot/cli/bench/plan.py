@@ -1,0 +1,118 @@
+"""Which rows are measured by what, and in which order.
+
+Laws:
+- Rows of a sandbox that is there come first, those of many sandboxes last: what these leave to be tidied disturbs nothing.
+- A row that fails tells why and keeps no other from being measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from sandlot.cli.bench import idling, making, resting, warm
+from sandlot.cli.bench.figures import KINDS, Samples
+from sandlot.cli.bench.rig import CannotError, Rig, grown
+from sandlot.model.errors import SandlotError
+
+ROW_PATIENCE_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is measured together.
+
+    Args:
+        work: Fills the samples of its rows.
+        keys: Of :data:`~sandlot.cli.bench.figures.KINDS`.
+        alone: Whether the sandboxes that the run keeps are put away first.
+    """
+
+    work: Callable[[Rig], Awaitable[None]]
+    keys: tuple[str, ...]
+    alone: bool = False
+
+
+STEPS = (
+    Step(warm.noop, ("noop",)),
+    Step(warm.run_code, ("run_code",)),
+    Step(warm.command, ("command",)),
+    Step(warm.kernel_new, ("kernel_new",)),
+    Step(resting.pause_resume, ("pause_resume",)),
+    Step(warm.moved, ("upload_mb_s", "download_mb_s")),
+    Step(idling.idle_mib, ("idle_mib_base", "idle_mib_code"), alone=True),
+    Step(idling.idle_cpu, ("idle_cpu_pct",)),
+    Step(warm.install_pandas, ("install_pandas",)),
+    Step(making.claim_run_code, ("claim_run_code",)),
+    Step(making.claim_command, ("claim_command",)),
+    Step(making.tti_sequential, ("tti_sequential",)),
+    Step(making.tti_staggered, ("tti_staggered",)),
+    Step(making.tti_burst, ("tti_burst",)),
+    Step(making.restore_base, ("restore_base",)),
+    Step(making.restore_code, ("restore_code",)),
+    Step(making.create_cold, ("create_cold",)),
+    Step(making.creates_per_s, ("creates_per_s",)),
+    Step(resting.snapshot, ("snapshot",)),
+    Step(resting.fork_1, ("fork_1",)),
+    Step(resting.fork_parent_stop, ("fork_parent_stop",)),
+    Step(resting.hibernate, ("hibernate", "wake")),
+    Step(resting.fork_10, ("fork_10",)),
+)
+"""In the order in which they are done."""
+
+
+def steps(only: Collection[str] | None) -> tuple[Step, ...]:
+    """Those that are needed for some rows, for all of them where none are named. Pure.
+
+    Raises:
+        ValueError: One is no row; the message says which there are.
+    """
+    if only is not None and (unknown := sorted(set(only) - KINDS.keys())):
+        raise ValueError(f"There is no row {unknown[0]!r}. There are: {', '.join(KINDS)}.")
+    return tuple(step for step in STEPS if only is None or not set(only).isdisjoint(step.keys))
+
+
+async def measure(rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | None, tell: Callable[[str], None]) -> None:
+    """Fill the rig's samples.
+
+    Args:
+        rig: Is used.
+        chosen: What is done.
+        only: The rows that are asked for, as in :func:`steps`.
+        tell: Hears what is about to be measured.
+    """
+    for step in chosen:
+        wanted = [key for key in step.keys if only is None or key in only]
+        for key in step.keys:
+            rig.samples[key] = Samples()
+        tell(", ".join(wanted))
+        before = await rig.made_by()
+        rig.aside = {}
+        why = await _attempt(rig, step)
+        after = await rig.made_by()
+        for key in step.keys:
+            if key not in wanted:
+                del rig.samples[key]
+                continue
+            if why is not None:
+                rig.samples[key].why = why
+                rig.samples[key].values.clear()
+            if before is not None and after is not None:
+                rig.sources[key] = grown(rig.aside, grown(before, after))
+
+
+async def _attempt(rig: Rig, step: Step) -> str | None:
+    """Do a step; why it could not be done, for a person."""
+    try:
+        async with asyncio.timeout(ROW_PATIENCE_S):
+            if step.alone:
+                await rig.put_away()
+            await step.work(rig)
+    except SandlotError as error:
+        return f"{error.message} {error.hint}".strip()
+    except CannotError as error:
+        return str(error)
+    except TimeoutError:
+        return f"It took longer than {ROW_PATIENCE_S:.0f} s."
+    return None

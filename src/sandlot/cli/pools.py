@@ -1,0 +1,111 @@
+"""``sandlot pool``: sandboxes that are made before anybody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sandlot.cli.arguments import InJson, TemplateName, asking
+from sandlot.cli.output import as_json, note, size, table
+
+if TYPE_CHECKING:
+    from sandlot.sdk import PoolInfo
+
+pool = typer.Typer(help="Sandboxes that are made before anybody asks; for operators.", no_args_is_help=True)
+
+PoolName = Annotated[str, typer.Argument(metavar="ID|TEMPLATE", help="The pool: its id, or its template where that has one only.")]
+_WARM, _MAX, _BLANK = "Sandboxes that are always kept ready.", "The most that it grows to.", "Prepared ones, with nothing in them, besides."
+
+
+@pool.command("create")
+def create_pool(
+    *,
+    template: TemplateName = None,
+    warm: Annotated[int, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = 1,
+    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=f"{_MAX} (default: 4, or --warm)")] = None,
+    blank: Annotated[int | None, typer.Option("--blank", metavar="N", min=0, help=f"{_BLANK} (default: 0)")] = None,
+    isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores of each. (default: 1)")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Of each, such as 512M or 2G. (default: 1G)")] = None,
+    disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What each may write. (default: 5G)")] = None,
+    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads of each. (default: 512)")] = None,
+    in_json: InJson = False,
+) -> None:
+    """Keep sandboxes of a kind ready, also after a restart of the service.
+
+    Prints the pool's id. A request is answered from it where its template, isolation and limits are the pool's.
+    """
+    with asking() as client:
+        made = client.pools.create(template, warm=warm, max=most, blank=blank, isolation=isolation, cpus=cpus, memory=memory, disk=disk, pids=pids)
+    typer.echo(as_json(made) if in_json else made.id)
+
+
+@pool.command("ls")
+def list_pools(*, in_json: InJson = False) -> None:
+    """List the pools: what waits, what was claimed from them, and how many requests they answered."""
+    with asking() as client:
+        found = client.pools.list()
+    if in_json:
+        typer.echo(as_json(found))
+        return
+    if not found:
+        note("There is no pool; `sandlot pool create --template NAME --warm N` makes one.")
+        return
+    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "BLANK", "HOT", "MISSED", "HIT RATE", "SNAPSHOT"]
+    table(heads, [_row(each) for each in found])
+    for each in found:
+        if each.error:
+            note(f"sandlot: {each.id}: {each.error}")
+
+
+@pool.command("set")
+def set_pool(
+    *,
+    name: PoolName,
+    warm: Annotated[int | None, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = None,
+    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=_MAX)] = None,
+    blank: Annotated[int | None, typer.Option("--blank", metavar="N", min=0, help=_BLANK)] = None,
+    in_json: InJson = False,
+) -> None:
+    """Change how much a pool holds, also after a restart of the service; what is left out stays."""
+    if warm is None and most is None and blank is None:
+        raise typer.BadParameter("Nothing to change: give --warm, --max or --blank.")
+    with asking() as client:
+        changed = client.pools.set(name, warm=warm, max=most, blank=blank)
+    if in_json:
+        typer.echo(as_json(changed))
+    else:
+        table(["ID", "WARM", "MAX", "BLANK"], [[changed.id, str(changed.warm), str(changed.max), str(changed.blank)]])
+
+
+@pool.command("rm")
+def remove_pools(*, names: Annotated[list[str], typer.Argument(metavar="ID|TEMPLATE...", help="The pools.")]) -> None:
+    """Have pools no more, also after a restart of the service; what waits in them is removed.
+
+    Prints each as it was named.
+    """
+    with asking() as client:
+        for name in names:
+            client.pools.remove(name)
+            typer.echo(name)
+
+
+def _row(info: PoolInfo) -> list[str]:
+    missed = sum(number for path, number in info.claims.items() if path != "hot")
+    snapshot = "-" if info.snapshot_bytes is None else size(info.snapshot_bytes)
+    return [
+        info.id,
+        info.template,
+        info.isolation,
+        f"{info.limits.cpus:g}",
+        size(info.limits.memory_bytes),
+        f"{info.ready}+{info.filling}" if info.filling else str(info.ready),
+        str(info.warm),
+        str(info.max),
+        f"{info.blank_ready}/{info.blank}",
+        str(info.claims.get("hot", 0)),
+        str(missed),
+        "-" if info.hit_rate is None else f"{100 * info.hit_rate:.0f}%",
+        snapshot,
+    ]

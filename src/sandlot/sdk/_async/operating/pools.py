@@ -1,0 +1,112 @@
+"""Pools of a service: sandboxes that are made before anybody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandlot.sdk import wire
+from sandlot.sdk.operating.pools import PoolInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._async.client import AsyncClient
+
+
+class AsyncPools:
+    """The pools of a service, as ``client.pools``. For operators.
+
+    Args:
+        client: Reaches it.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(
+        self,
+        template: str | None = None,
+        *,
+        warm: int = 1,
+        max: int | None = None,  # noqa: A002 - the word
+        blank: int | None = None,
+        isolation: str | None = None,
+        cpus: float | None = None,
+        memory: str | int | None = None,
+        disk: str | int | None = None,
+        pids: int | None = None,
+    ) -> PoolInfo:
+        """Keep sandboxes of a kind ready, also after a restart of the service.
+
+        Args:
+            template: What they are made from; by default what a sandbox is made from.
+            warm: How many are always kept ready.
+            max: How many there are at most: the pool grows towards that while requests find it empty. Left out, 4, or ``warm`` where that is more.
+            blank: How many prepared ones with nothing in them are kept besides.
+            isolation: The driver that isolates them; by default the service's.
+            cpus: Cores of each. A request for a sandbox is answered from a pool where its limits are the pool's.
+            memory: Memory of each: bytes, or such as ``"2G"``.
+            disk: Disk of each, likewise.
+            pids: Processes and threads of each; a request may ask for fewer.
+
+        Returns:
+            It. It is filled from now on.
+
+        Raises:
+            ForbiddenError: You are no operator.
+            ConflictError: There is a pool of this kind.
+            UnsupportedError: Sandboxes of that isolation cannot wait; says why.
+        """
+        limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
+        body = wire.given(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
+        return PoolInfo.parse(await self._client.request("POST", "/v1/pools", body=body))
+
+    async def list(self) -> list[PoolInfo]:
+        """The pools, what waits in them, and how they have fared.
+
+        Raises:
+            ForbiddenError: You are no operator.
+        """
+        answer = await self._client.request("GET", "/v1/pools")
+        return [PoolInfo.parse(each) for each in answer["pools"]]
+
+    async def get(self, pool: str) -> PoolInfo:
+        """One of them.
+
+        Args:
+            pool: Its id, or its template where that has one pool only.
+
+        Raises:
+            NotFoundError: There is none.
+            ForbiddenError: You are no operator.
+        """
+        return PoolInfo.parse(await self._client.request("GET", f"/v1/pools/{wire.segment(pool)}"))
+
+    async def set(self, pool: str, *, warm: int | None = None, max: int | None = None, blank: int | None = None) -> PoolInfo:  # noqa: A002 - the word
+        """Change how much a pool holds, also after a restart of the service.
+
+        Args:
+            pool: Its id, or its template where that has one pool only.
+            warm: As in :meth:`create`; what is left out stays.
+            max: Likewise.
+            blank: Likewise.
+
+        Returns:
+            It, as it is from now on.
+
+        Raises:
+            NotFoundError: There is none.
+            ForbiddenError: You are no operator.
+        """
+        body = wire.given(warm=warm, max=max, blank=blank)
+        return PoolInfo.parse(await self._client.request("PATCH", f"/v1/pools/{wire.segment(pool)}", body=body))
+
+    async def remove(self, pool: str) -> None:
+        """Have a pool no more, also after a restart of the service; what waits in it is removed.
+
+        Args:
+            pool: Its id, or its template where that has one pool only.
+
+        Raises:
+            NotFoundError: There is none.
+            ForbiddenError: You are no operator.
+        """
+        await self._client.request("DELETE", f"/v1/pools/{wire.segment(pool)}")

@@ -1,0 +1,1 @@
+"""Sandboxes that rest, are kept and come of one another."""

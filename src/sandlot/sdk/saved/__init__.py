@@ -1,0 +1,1 @@
+"""What is kept of sandboxes, and what came of one another."""

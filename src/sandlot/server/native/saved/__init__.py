@@ -1,0 +1,1 @@
+"""Routes of what outlasts a moment: sandboxes that rest, snapshots, forks."""

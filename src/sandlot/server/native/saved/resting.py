@@ -1,0 +1,71 @@
+"""Sandboxes that rest, and those that come of one: pause, resume, hibernate, wake, fork, tree, promote.
+
+Law: A rest that was begun goes on where its client goes away; what would be made for it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+
+from sandlot.server.native.common import also, core_of, principal_of, reply, unless_gone
+from sandlot.server.native.saved.schemas import ForkBody, ForksAnswer, PromotedAnswer, ResumeBody, TreeAnswer
+from sandlot.server.native.schemas.sandboxes import SandboxAnswer
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
+
+
+@router.post("/pause", responses=also(SandboxAnswer, "It is paused."))
+async def pause(sandbox: str, request: Request) -> Response:
+    """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
+    return reply(SandboxAnswer.of(await core_of(request).sandboxes.pause(sandbox, principal_of(request))))
+
+
+@router.post("/resume", responses=also(SandboxAnswer, "It runs."))
+async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+    """Let a sandbox that is paused or hibernated go on where it was. One that runs is left as it is."""
+    return await _resumed(sandbox, request, body)
+
+
+@router.post("/hibernate", responses=also(SandboxAnswer, "It is hibernated."))
+async def hibernate(sandbox: str, request: Request) -> Response:
+    """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
+    return reply(SandboxAnswer.of(await core_of(request).sandboxes.hibernate(sandbox, principal_of(request))))
+
+
+@router.post("/wake", responses=also(SandboxAnswer, "It runs."))
+async def wake(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+    """Let a hibernated sandbox go on where it was; another word for resume."""
+    return await _resumed(sandbox, request, body)
+
+
+@router.post("/fork", status_code=201, responses=also(ForksAnswer, "They run.", 201))
+async def fork(
+    sandbox: str,
+    body: ForkBody,
+    request: Request,
+    idempotency_key: Annotated[str | None, Header(description="Your own name for this request: sent again, it gives the forks that it gave.")] = None,
+) -> Response:
+    """Make sandboxes that are what one is at this moment. It goes on; a client that goes away meanwhile leaves none behind."""
+    work = core_of(request).forks.fork(sandbox, principal_of(request), body.asked(), key=idempotency_key)
+    return reply(ForksAnswer.of(await unless_gone(request, work)), 201)
+
+
+@router.get("/tree", responses=also(TreeAnswer, "They."))
+async def tree(sandbox: str, request: Request) -> Response:
+    """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
+    return reply(TreeAnswer.of(await core_of(request).forks.tree(sandbox, principal_of(request))))
+
+
+@router.post("/promote", responses=also(PromotedAnswer, "It is the only one of its parent's forks that lives."))
+async def promote(sandbox: str, request: Request) -> Response:
+    """Keep one fork and end its siblings, with all that came of them. Their parent lives on."""
+    return reply(PromotedAnswer.of(await core_of(request).forks.promote(sandbox, principal_of(request))))
+
+
+async def _resumed(sandbox: str, request: Request, body: ResumeBody | None) -> Response:
+    sandboxes, who = core_of(request).sandboxes, principal_of(request)
+    if body is None or body.timeout is None:
+        return reply(SandboxAnswer.of(await sandboxes.resume(sandbox, who)))
+    return reply(SandboxAnswer.of(await sandboxes.resume(sandbox, who, timeout_s=body.timeout)))

@@ -1,0 +1,109 @@
+"""Pools: made, changed, told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from sandlot.core.admission import AUTO
+from sandlot.core.pools.kinds import GROWS_TO, MOST, Sizes, sizes
+from sandlot.core.pools.pools import Told
+from sandlot.core.pools.starts import PATHS
+from sandlot.core.pools.templates import made_at
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
+from sandlot.server.native.schemas.base import Answer, Body, Text
+from sandlot.server.native.schemas.sandboxes import LimitsAnswer, LimitsBody
+
+_WARM = "Sandboxes that are always kept ready."
+_MAX = "The most that there are, those in the making included: it grows towards that while requests find it empty, and shrinks again."
+_BLANK = "Prepared ones with nothing in them, which take a template's snapshot, or any other of these limits, quicker than one that is made for it."
+
+
+class PoolBody(Body):
+    """A pool to have."""
+
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
+    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
+    limits: LimitsBody = Field(default_factory=LimitsBody, description="What each may use; a request that differs is not answered from it.")
+    warm: int = Field(default=1, ge=0, le=MOST, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MOST, description=f"{_MAX} {GROWS_TO} where nothing is said, or 'warm' where that is more.")
+    blank: int = Field(default=0, ge=0, le=MOST, description=_BLANK)
+
+    def limits_asked(self) -> Limits:
+        """What each may use."""
+        return self.limits.over(Limits())
+
+    def sizes_asked(self) -> Sizes:
+        """How much it holds."""
+        return sizes(self.warm, self.max, self.blank)
+
+
+class PoolChange(Body):
+    """What to change of a pool; what is left out stays as it is."""
+
+    warm: int | None = Field(default=None, ge=0, le=MOST, description=_WARM)
+    max: int | None = Field(default=None, ge=0, le=MOST, description=_MAX)
+    blank: int | None = Field(default=None, ge=0, le=MOST, description=_BLANK)
+
+
+class TemplateSnapshotAnswer(Answer):
+    """What the sandboxes of a pool are restored from."""
+
+    size_bytes: int = Field(description="On the disk.")
+    made_at: datetime | None
+
+
+class ClaimsAnswer(Answer):
+    """How requests for sandboxes of a pool's kind were answered since the service started."""
+
+    hot: int = Field(description="By one that waited.")
+    blank: int = Field(description="By a prepared one, restored from the template's snapshot.")
+    direct: int = Field(description="By one that was made and restored from the template's snapshot.")
+    boot: int = Field(description="By one that was booted.")
+
+
+class PoolAnswer(Answer):
+    """A pool."""
+
+    id: str
+    template: str
+    isolation: str
+    limits: LimitsAnswer
+    warm: int
+    max: int
+    blank: int
+    ready: int = Field(description="How many wait now.")
+    filling: int = Field(description="How many are in the making.")
+    blank_ready: int = Field(description="Prepared ones that wait now.")
+    claims: ClaimsAnswer
+    hit_rate: float | None = Field(description="The part of the requests that one that waited answered; null where there was none.")
+    snapshot: TemplateSnapshotAnswer | None = Field(description="null where there is none (yet).")
+    error: str = Field(description="Why something could not be made; empty where nothing failed.")
+
+    @classmethod
+    def of(cls, told: Told) -> PoolAnswer:
+        """It, told."""
+        pool, held = told.pool, told.held
+        return cls(
+            id=pool.kind.id,
+            template=pool.kind.template,
+            isolation=pool.kind.isolation,
+            limits=LimitsAnswer.of(pool.kind.limits),
+            warm=pool.sizes.warm,
+            max=pool.sizes.max,
+            blank=pool.sizes.blank,
+            ready=len(pool.ready),
+            filling=len(pool.filling),
+            blank_ready=len(pool.blanks),
+            claims=ClaimsAnswer(**{path: pool.claims.get(path, 0) for path in PATHS}),
+            hit_rate=told.hit_rate,
+            snapshot=None if held is None else TemplateSnapshotAnswer(size_bytes=int(held.made.get("size_bytes", 0)), made_at=made_at(held)),
+            error=told.error,
+        )
+
+
+class PoolsAnswer(Answer):
+    """All pools of the service."""
+
+    pools: list[PoolAnswer]
