@@ -4,6 +4,7 @@
 - Hypothesis sets no deadline: no test asserts a time.
 - In CI a skipped test is a failure, because a promise that nobody checked is none. Where the reason lies in the machine (no
   KVM, no cgroup v2), the test says so by ``@pytest.mark.may_skip(reason)``.
+- A service that a test starts keeps no pool unless the test says so: what is made ahead would be counted as a leak, and takes time from others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 
 hypothesis.settings.register_profile("sandlot", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("sandlot")
+
+os.environ.setdefault("SANDLOT_POOLS", "none")
 
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -9,11 +10,20 @@ import pytest
 
 pytest.register_assert_rewrite("sandlot.testing")
 
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.driver import OciDriver  # noqa: E402 - rewritten first
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
+from sandlot.drivers.registry import DriverSettings  # noqa: E402
+from sandlot.images.store import ImageStore, cache_from  # noqa: E402
 from sandlot.model.ids import new_node_id  # noqa: E402
 from sandlot.model.specs import RootFs  # noqa: E402
 from sandlot.testing.bench import Bench  # noqa: E402
-from sandlot.testing.driver_suite import DriverSuite  # noqa: E402
+from sandlot.testing.driver_clean import CleanSuite  # noqa: E402
+from sandlot.testing.driver_snapshot import SnapshotSuite  # noqa: E402
+from sandlot.testing.driver_suite import DriverSuite, PlainDriverSuite  # noqa: E402
+
+
+def _without_control(name: str, settings: DriverSettings) -> OciDriver:
+    return OciDriver(name, settings, Runsc(lambda: dataclasses.replace(find_runsc(), has_control=False)))
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +37,27 @@ class TestGvisor(DriverSuite):
         return Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
 
 
-class TestContainer(DriverSuite):
+class GvisorByItsCommandLine:
+    """The way to a sandbox that every release of runsc has; this one has a quicker one, which is what :class:`TestGvisor` goes."""
+
+    @pytest.fixture
+    def bench(self, root: RootFs, tmp_path: Path) -> Bench:
+        return Bench("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=_without_control)
+
+
+class TestGvisorByItsCommandLine(GvisorByItsCommandLine, CleanSuite):
+    """The least of it, in every run."""
+
+    test_state_survives_generation_after_generation = SnapshotSuite.test_state_survives_generation_after_generation
+    test_one_that_is_paused_is_written_and_stays_paused = SnapshotSuite.test_one_that_is_paused_is_written_and_stays_paused
+
+
+@pytest.mark.soak
+class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, SnapshotSuite):
+    """All of it."""
+
+
+class TestContainer(PlainDriverSuite):
     @pytest.fixture
     def bench(self, root: RootFs, tmp_path: Path) -> Bench:
         return Bench("container", root=root, node=new_node_id(), data_dir=tmp_path / "state")

@@ -18,6 +18,7 @@ from sandlot.drivers.oci.driver import OciDriver  # noqa: E402
 from sandlot.drivers.oci.gvisor.plan import group_limits  # noqa: E402
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
 from sandlot.drivers.oci.places import Folder, sandboxes_folder  # noqa: E402
+from sandlot.drivers.oci.runtime import content_sha256  # noqa: E402
 from sandlot.drivers.registry import DriverSettings  # noqa: E402
 from sandlot.host import disks  # noqa: E402
 from sandlot.images.store import ImageStore, cache_from  # noqa: E402
@@ -172,7 +173,7 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(bench: Bench,
     strip = 'for word; do shift; case "$word" in --overlay2=*) word="${word%,size=*}";; esac; set -- "$@" "$word"; done'
     wrapper.write_text(f'#!/bin/sh\n{strip}\nexec {real.path} "$@"\n')
     wrapper.chmod(0o755)
-    program = dataclasses.replace(real, path=wrapper, limits_disk=True)
+    program = dataclasses.replace(real, path=wrapper, sha256=content_sha256(wrapper), limits_disk=True)
     driver = OciDriver("gvisor", DriverSettings(bench.node, bench.data_dir), Runsc(lambda: program))
     instance = await bench.boot(driver)
     async with meet(instance) as subject:

@@ -14,7 +14,9 @@ pytest.register_assert_rewrite("sandlot.testing")
 from sandlot.model.errors import HostError  # noqa: E402 - rewritten first
 from sandlot.store import engine, migrations, schema  # noqa: E402
 from sandlot.store.blobs import FolderBlobs, open_blobs  # noqa: E402
-from sandlot.testing.stores.bench import OURS, StoreBench, event, key, sandbox  # noqa: E402
+from sandlot.store.keys import Keys  # noqa: E402
+from sandlot.store.sandboxes import Sandboxes  # noqa: E402
+from sandlot.testing.stores.bench import OURS, StoreBench, event, key, sandbox, snapshot  # noqa: E402
 from sandlot.testing.stores.suite import BlobsSuite, StoreSuite  # noqa: E402
 from tests.support.postgres import Cluster, cluster  # noqa: E402
 
@@ -28,16 +30,19 @@ def postgres() -> Iterator[Cluster]:
 class MigrationsSuite:
     """From what an earlier version left to what this one expects."""
 
-    async def test_the_first_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench) -> None:
-        async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, head="0001")
+    @pytest.mark.parametrize("revision", ["0001", "0002"])
+    async def test_every_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench, revision: str) -> None:
         record, made = sandbox(name="old"), key("old")
-        async with bench.open() as store:
-            await store.sandboxes.save(record, event())
-            await store.keys.add(made)
+        async with engine.opened(_place(bench)) as database:
+            await migrations.migrate(database, head=revision)
+            await Sandboxes(database).save(record, event())
+            await Keys(database).add(made)
         async with bench.open() as store:
             assert await store.sandboxes.get(record.id) == record
             assert list(await store.keys.all()) == [made]
+            taken = snapshot()
+            await store.snapshots.save(taken)
+            assert await store.snapshots.get(taken.id) == taken
 
     async def test_the_steps_lead_to_the_tables_that_the_code_has(self, bench: StoreBench) -> None:
         from alembic.autogenerate import compare_metadata  # noqa: PLC0415 - a third of a second
@@ -48,7 +53,7 @@ class MigrationsSuite:
 
         async with engine.opened(_place(bench)) as database:
             await migrations.migrate(database)
-            assert await database.read(lambda connection: connection.run_sync(differences)) == []
+            assert await database.read(differences) == []
 
     async def test_a_step_that_fails_leaves_nothing_of_itself_and_can_be_tried_again(self, bench: StoreBench, tmp_path: Path) -> None:
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))\n    op.execute("DELETE FROM keys")\n    op.execute("no SQL")')
@@ -56,21 +61,21 @@ class MigrationsSuite:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
             with pytest.raises(Exception, match="refused a statement"):
-                await migrations.migrate(database, steps, "0003")
-            assert not await database.read(lambda connection: connection.run_sync(lambda sync: inspect(sync).has_table("more")))
+                await migrations.migrate(database, steps, "0004")
+            assert not await database.read(lambda connection: inspect(connection).has_table("more"))
         async with bench.open() as store:  # this version still opens it: nothing was changed
             assert [record.name for record in await store.keys.all()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, steps, "0003")
-            assert await database.read(lambda connection: connection.run_sync(lambda sync: inspect(sync).has_table("more")))
+            await migrations.migrate(database, steps, "0004")
+            assert await database.read(lambda connection: inspect(connection).has_table("more"))
 
     async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, bench: StoreBench, tmp_path: Path) -> None:
         async with bench.open() as store:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), "0003")
-        with pytest.raises(HostError, match=r"newer version of Sandlot \(its revision is 0003, this version's 0002\)"):
+            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), "0004")
+        with pytest.raises(HostError, match=r"newer version of Sandlot \(its revision is 0004, this version's 0003\)"):
             async with bench.open():
                 pass
         async with engine.opened(_place(bench)) as database:
@@ -86,8 +91,8 @@ def _steps(folder: Path, second: str) -> Path:
     steps = folder / "steps"
     shutil.rmtree(steps, ignore_errors=True)
     shutil.copytree(migrations.STEPS, steps, ignore=shutil.ignore_patterns("__pycache__"))
-    (steps / "versions" / "0003_more.py").write_text(
-        f'import sqlalchemy as sa\n\nrevision = "0003"\ndown_revision = "0002"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
+    (steps / "versions" / "0004_more.py").write_text(
+        f'import sqlalchemy as sa\n\nrevision = "0004"\ndown_revision = "0003"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
     )
     return steps
 

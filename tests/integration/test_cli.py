@@ -397,3 +397,29 @@ def test_the_demo_ends_with_a_chart_and_its_path_alone(shell: Shell, service: Lo
 def test_the_demo_leaves_the_current_folder_alone(shell: Shell, service: LocalService) -> None:
     assert shell.ok("demo").splitlines()[-1] == str(service.data_dir / "demo.png")
     assert list(shell.cwd.iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------- sandlot pause, hibernate, snapshot, fork
+
+
+def test_a_sandbox_rests_and_is_kept_and_forked(service: LocalService, shell: Shell) -> None:
+    id_ = shell.ok("create", *BASE, "--on-timeout", "hibernate", "--name", "first").strip()
+    shell.ok("run", "--sandbox", id_, "-c", "n = 41")
+    assert shell.ok("pause", id_) == shell.ok("hibernate", id_) == f"{id_}\n"
+    assert "hibernated" in shell.ok("ls").split()
+    assert shell.ok("run", "--sandbox", id_, "-c", "print(n + 1)") == "42\n"
+    snapshot = shell.ok("snapshot", "create", id_, "--name", "kept").strip()
+    assert snapshot.startswith("snap-")
+    forks = shell.ok("fork", id_, "-n", "2", "--name", "child").split()
+    drawn = [line.split() for line in shell.ok("tree", forks[0]).splitlines()[1:]]
+    assert [words[0] for words in drawn] in ([id_, *forks], [id_, *reversed(forks)])
+    assert shell.ok("promote", forks[0]) == f"{forks[1]}\n"
+    shell.ok("rm", id_)
+    other = shell.ok("create", "--snapshot", "kept").strip()
+    assert shell.ok("run", "--sandbox", other, "-c", "print(n + 1)") == "42\n"
+    assert shell.ok("snapshot", "rm", "kept") == "kept\n"
+    refused = shell.run("create", "--snapshot", "kept")
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert refused.stderr.startswith(b"sandlot: There is no snapshot")
+    shell.ok("rm", forks[0], other)
+    assert not alive(service) & {id_, *forks, other}

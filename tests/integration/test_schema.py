@@ -54,6 +54,7 @@ class World:
         self.session = requests.Session()
         self.session.trust_env = False
         self._sandbox: Sandbox | None = None
+        self._deep: Sandbox | None = None
 
     def close(self) -> None:
         self.session.close()
@@ -66,6 +67,23 @@ class World:
             self._sandbox = Sandbox.create(TEMPLATE, isolation="container", timeout=600, network="none", client=self.client)
             self._sandbox.commands.run("mkdir /workspace/folder && echo hello >/workspace/file && cp file /workspace/folder")
         return self._sandbox
+
+    @property
+    def deep(self) -> Sandbox:
+        """One whose memory can be written down."""
+        if self._deep is None or not self._lives(self._deep):
+            self._deep = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network="none", client=self.client)
+        return self._deep
+
+    def snapshot(self) -> str:
+        """A snapshot of files."""
+        taken = self.client.snapshots.list(limit=1)
+        return (taken[0] if taken else self.sandbox.snapshot(kind="files")).id
+
+    def pool(self) -> str:
+        """A pool that holds nothing."""
+        pools = self.call("GET", "/v1/pools")["pools"]
+        return str((pools[0] if pools else self.call("POST", "/v1/pools", json=EMPTY_POOL))["id"])
 
     def process(self, command: str = "cat", **more: object) -> str:
         """A process in the sandbox; by default one that reads for as long as somebody may write."""
@@ -107,6 +125,8 @@ class World:
 
     def _lives(self, sandbox: Sandbox) -> bool:
         try:
+            if sandbox.info().state == "paused":
+                sandbox.resume(timeout=600)
             return sandbox.is_running()
         except SandlotError:
             return False
@@ -139,6 +159,7 @@ def archive() -> bytes:
     return packed.getvalue()
 
 
+EMPTY_POOL = {"template": TEMPLATE, "warm": 0, "max": 0}
 Asked = Mapping[str, Any]
 FILE: Asked = {"query": {"path": "/workspace/file"}}
 FOLDER: Asked = {"query": {"path": "/workspace/folder"}}
@@ -146,7 +167,15 @@ THROWAWAY: Asked = {"template": TEMPLATE, "isolation": "container"}
 
 GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "sandboxes_create": {"body": {"template": TEMPLATE, "isolation": "container", "timeout": 60, "metadata": {"a": "b"}}},
-    "sandboxes_update": {"body": {"timeout": 600, "metadata": {}, "limits": {"pids": 300}}},
+    "sandboxes_update": {"body": {"timeout": 600, "metadata": {}, "limits": {"pids": 300}, "on_timeout": "kill", "auto_resume": True}},
+    "sandboxes_resume": {"body": {"timeout": 600}},
+    "sandboxes_wake": {"body": {}},
+    "sandboxes_hibernate": lambda world: {"path_parameters": {"sandbox": world.deep.id}},
+    "sandboxes_fork": lambda world: {"path_parameters": {"sandbox": world.deep.id}, "body": {"count": 1, "timeout": 60}},
+    "sandboxes_promote": lambda world: {"path_parameters": {"sandbox": world.deep.fork()[0].id}},
+    "snapshots_take": {"body": {"kind": "files"}},
+    "pools_create": lambda _world: {"body": {**EMPTY_POOL, "limits": {"pids": 100 + secrets.randbelow(1000)}}},
+    "pools_change": {"body": {"warm": 0, "max": 0}},
     "processes_start": {"body": {"command": "echo hello; echo oops >&2"}},
     "processes_send_signal": {"body": {"signal": "SIGCONT"}},
     "processes_output": lambda world: {"path_parameters": {"process": world.process("echo hello; echo oops >&2")}},
@@ -185,12 +214,18 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "file": World.stored,
     "execution": World.execution,
     "context": World.context,
+    "snapshot": World.snapshot,
+    "pool": World.pool,
     "key": World.new_key,
 }
 """Name in a path -> something that there is."""
 
 REFUSED = {"service_stop": 403, "processes_terminal": 400, "files_read_signed": 403, "files_write_signed": 403}
 """What cannot be asked well over TCP, or with what is here alone."""
+
+
+COSTLY = {"sandboxes_hibernate", "sandboxes_fork", "sandboxes_promote"}
+"""What one good request shows; of many, a hundred forks might be asked for, so those are about a sandbox that says no."""
 
 
 def good(world: World, operation: str) -> Asked:
@@ -249,10 +284,15 @@ def test_events_are_what_the_document_says(world: World, operation: str) -> None
 
 def asked_for(world: World, operation: str, case: Case[Any], *, about_real_things: bool) -> None:
     """Make a request one about things that there are, if that is wanted."""
-    if about_real_things:
+    if about_real_things and operation in COSTLY:
+        case.path_parameters.update(real(world, operation))
+    elif about_real_things:
         model = well_asked(world, operation)
         case.path_parameters.update(model.path_parameters)
         case.query.update(model.query)
+    if operation.startswith("pools_") and isinstance(case.body, dict):
+        # What makes sense would be made, hundreds of them.
+        case.body = {name: 0 if name in {"warm", "max", "blank"} and type(size) is int and size > 0 else size for name, size in case.body.items()}
     answer = world.ask(case)
     if operation == "sandboxes_create" and answer.status_code == 201:
         world.client.kill(answer.json()["id"])

@@ -51,6 +51,9 @@ PATH = {"path": "/workspace/file"}
 RIGHT: Mapping[str, Asked] = {
     "PATCH /v1/sandboxes/{sandbox}": Asked({"timeout": 600}),
     "DELETE /v1/sandboxes/{sandbox}": Asked(last=True),
+    "POST /v1/sandboxes/{sandbox}/snapshot": Asked({"kind": "files"}),
+    "POST /v1/sandboxes/{sandbox}/fork": Asked({}),
+    "DELETE /v1/snapshots/{snapshot}": Asked(last=True),
     "POST /v1/sandboxes/{sandbox}/code": Asked({"code": "1"}),
     "POST /v1/sandboxes/{sandbox}/contexts": Asked({}),
     "DELETE /v1/sandboxes/{sandbox}/contexts/{context}": Asked(last=True),
@@ -86,11 +89,15 @@ RIGHT: Mapping[str, Asked] = {
 }
 """Requests that are more than their path."""
 
-NOBODYS: Mapping[str, str] = {"/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is"}
+NOBODYS: Mapping[str, str] = dict.fromkeys(
+    ("/v1/keys/{key}", "/v1/pools/{pool}"), "only operators may ask, and all others hear that first (403), whichever key or pool it is"
+)
 """Routes with an id that is nobody's secret, and why."""
 
 IN_BODIES: Sequence[tuple[str, str, Any]] = (
     ("POST", "/v1/sandboxes", {"template": "base", "files": ["{file}"]}),
+    ("POST", "/v1/sandboxes", {"snapshot": "{snapshot}"}),
+    ("POST", "/v1/sandboxes", {"snapshot": "named"}),
     ("POST", "{own}/files/inject", {"file_ids": ["{file}"], "path": "/workspace"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "session_id": "{session}"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "file_ids": ["{file}"]}),
@@ -101,6 +108,7 @@ IN_BODIES: Sequence[tuple[str, str, Any]] = (
 LISTS: Mapping[str, str] = {
     "/v1/sandboxes": "sandboxes",
     "/v1/sandboxes?state=running,stopped": "sandboxes",
+    "/v1/snapshots": "snapshots",
     "/v1/files": "files",
     "/v1/executions": "executions",
     "/v1/executions?sandbox={sandbox}": "executions",
@@ -159,6 +167,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "process": ran["process"],
         "context": (await owner.post(f"{url}/contexts", json={})).json()["id"],
         "file": await file(owner),
+        "snapshot": (await owner.post(f"{url}/snapshot", json={"kind": "files", "name": "named"})).json()["id"],
         "execution": executed["execution"],
     }
 
@@ -254,7 +263,7 @@ async def test_lists_hold_ones_own_only(two: Two) -> None:
         assert answer.status_code in {200, 404}, answer.text
         assert answer.status_code == 404 or answer.json()[items] == [], url
         assert (await two.owner.get(named(url, two.ids))).json()[items], url
-    for url in ("/v1/keys", "/metrics"):
+    for url in ("/v1/keys", "/v1/pools", "/v1/pools/base", "/metrics"):
         assert (await two.stranger.get(url)).status_code == 403
     assert (await two.stranger.delete("/v1/keys/owner")).status_code == 403
     assert (await two.owner.get("/v1/sandboxes")).status_code == 200

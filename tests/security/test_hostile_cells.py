@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from sandlot.link.types import CellError, Display, Output
-from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
 from tests.support.localservice import ISOLATIONS
 
 LIMITS = replace(SMALL, memory_bytes=1 << 30, disk_bytes=256 << 20, pids=128)

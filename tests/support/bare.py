@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
-from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _ABILITIES = (
     *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK),
-    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS),
+    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.PAUSE),
 )
 
 # An overlay on a tmpfs in a mount namespace of its own: all of it is gone with its last process.
@@ -115,13 +115,23 @@ class BareInstance:
         self.limits = change.over(self.limits)
 
     async def pause(self) -> None:
-        raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)
+        """Stop every process of it: no freezer, but nothing inside can undo it before it is resumed."""
+        await self._faults.at("pause")
+        self._signal(signal.SIGSTOP)
 
     async def resume(self) -> None:
-        raise UnsupportedError("no pause", code=ErrorCode.UNSUPPORTED)
+        await self._faults.at("resume")
+        self._signal(signal.SIGCONT)
 
-    async def snapshot(self, into: Path, *, keep_running: bool) -> None:
-        raise UnsupportedError(f"no snapshot into {into}, {keep_running}", code=ErrorCode.UNSUPPORTED)
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.returncode is not None:
+            raise SandboxEndedError("It has ended.", code=ErrorCode.SANDBOX_ENDED)
+        for pid in _members({_pid_space(self.process.pid, "pid_for_children")} - {""}):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def snapshot(self, into: Path, *, keep_running: bool, durable: bool = True) -> int:
+        raise UnsupportedError(f"no snapshot into {into}, {keep_running}, {durable}", code=ErrorCode.UNSUPPORTED)
 
     async def usage(self) -> Usage:
         return Usage(cpu_s=0.5, memory_bytes=1, memory_peak_bytes=2, pids=3, disk_bytes=4)
@@ -182,6 +192,9 @@ class BareBlank:
         self._made.append(instance)
         return instance
 
+    async def warm(self) -> None:
+        raise UnsupportedError("no snapshot", code=ErrorCode.UNSUPPORTED)
+
     async def restore(self, snapshot: Path, spec: SandboxSpec) -> BareInstance:
         raise UnsupportedError(f"no {snapshot} {spec}", code=ErrorCode.UNSUPPORTED)
 
@@ -215,7 +228,11 @@ class BareDriver:
     def takes(self, limits: Limits) -> Resources:
         return Resources(memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
-    async def prepare(self, shape: Shape) -> BareBlank:
+    def restorable(self, snapshot: Path) -> Verdict:
+        return Verdict(ok=False, reason=f"no snapshot {snapshot}")
+
+    async def prepare(self, shape: Shape, *, snapshot: Path | None = None) -> BareBlank:
+        del snapshot
         await self.faults.at("prepare")
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "mnt").mkdir()
@@ -244,12 +261,17 @@ class BareDriver:
         """What there is in all of its sandboxes now."""
         alive = [instance.process.pid for instance in self.instances if instance.process.returncode is None]
         spaces = {_pid_space(pid, "pid_for_children") for pid in alive} - {""}
-        pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()]
-        return sorted(thread for pid in pids if _pid_space(pid) in spaces for thread in _threads(pid))
+        return sorted(thread for pid in _members(spaces) for thread in _threads(pid))
 
     def kill_runtime(self, number: int = 0) -> None:
         """End a sandbox from outside, as the kernel's out-of-memory killer would."""
         self.instances[number].kill()
+
+
+def _members(spaces: Collection[str]) -> list[int]:
+    """Processes of some pid namespaces."""
+    pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()]
+    return [pid for pid in pids if _pid_space(pid) in spaces]
 
 
 def _holders(folder: Path) -> list[int]:

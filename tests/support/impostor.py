@@ -112,7 +112,7 @@ class Impostor(real.Guest):
         self.calls.handlers["guest.wake"] = self._wake_and_change
 
     def _wake_and_change(self, call: Call) -> None:
-        self._wake(call)
+        self.waking.wake(call)
         exec(self.env.get("MISDEED", ""), globals())  # noqa: S102 - what it is for
 
 

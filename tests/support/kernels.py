@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,17 +122,35 @@ class Kernel(Peer):
 
 
 class Process(Kernel):
-    """A kernel that was started by itself. What it and its children write to descriptors 1 and 2 is read at its end."""
+    """A kernel that was started by itself. What it and its children write to descriptors 1 and 2 is read at its end.
+
+    Args:
+        folder: Where it runs.
+        flags: Of the program.
+        env: Added to the environment.
+        program: That; shipped into the folder by default.
+        python: That.
+        rings_s: How long after the begin of a cell it is rung for, 0 is never; None gives it no bell.
+    """
 
     def __init__(
-        self, folder: Path, *flags: str, env: dict[str, str] | None = None, program: Path | None = None, python: str = sys.executable
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        program: Path | None = None,
+        python: str = sys.executable,
+        rings_s: float | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            argv = [python, "-W", "error", str(program or ship(folder)), *flags, str(theirs.fileno())]
+        self._rings_s = rings_s
+        bell, self._bell = os.pipe()
+        with theirs, open(bell, "rb"):  # noqa: PTH123 - a descriptor
+            given = [theirs.fileno(), *([] if rings_s is None else [bell])]
+            argv = [python, "-W", "error", str(program or ship(folder)), *flags, *map(str, given)]
             self.process = subprocess.Popen(
                 argv,
-                pass_fds=[theirs.fileno()],
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -139,6 +159,17 @@ class Process(Kernel):
                 start_new_session=True,
             )
         super().__init__(ours, self.process.pid)
+
+    def begin(self, code: str, *, env: dict[str, str] | None = None, silent: bool = False, stored: bool = True) -> str:
+        cell = super().begin(code, env=env, silent=silent, stored=stored)
+        if self._rings_s:
+            threading.Timer(self._rings_s, self.ring).start()
+        return cell
+
+    def ring(self) -> None:
+        """As the guest does when a cell takes its time."""
+        with suppress(OSError):
+            os.write(self._bell, b"\0")
 
     def stop(self) -> bytes:
         """End it as the guest does; what came by the descriptors."""

@@ -42,6 +42,9 @@ class Folders:
             raise NotFoundError(f"There is no template {name!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND)
         return Base(root=RootFs(self._folder / name, self._digest(name)), env={})
 
+    def at(self, name: str, digest: str) -> Base | None:
+        return self.base(name) if name in self.names() and self._digest(name) == digest else None
+
     def _digest(self, name: str) -> str:
         return hashlib.sha256(str(self._folder / name).encode()).hexdigest()
 

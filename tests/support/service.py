@@ -13,6 +13,7 @@ import httpx
 
 from sandlot.core.admission import NewSandbox
 from sandlot.core.node.idle import TICK_S
+from sandlot.core.pools.kinds import DEFAULT_WISHES
 from sandlot.core.ports import Clock, Packages
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
@@ -108,6 +109,8 @@ async def serving(
 ) -> AsyncIterator[Service]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
+    if chosen.pools == DEFAULT_WISHES:
+        chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, packages=packages, keep=keep) as service:
         yield service
 

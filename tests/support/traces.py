@@ -24,6 +24,7 @@ PATIENCE_S = 30.0
 """Until something that has to vanish counts as left: only a hang is waited out."""
 _NUMBER = re.compile(r"\d+")
 _POOLED = re.compile(r"/sandlot\.db(-wal|-shm)?$")
+_HELD = re.compile(r"/snapshots/[0-9a-f]+/made\.json$")
 
 ValueT = TypeVar("ValueT")
 
@@ -68,9 +69,11 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: froze
     for pid in _processes():
         if pid in besides or pid == os.getpid():
             continue
-        shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line]
-        mounts.update(os.fsdecode(line) for line in shown)
         command, group = _read(f"/proc/{pid}/cmdline")[:1000].replace(bytes(1), b" "), _read(f"/proc/{pid}/cgroup")
+        shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line]
+        lives_on = any(ref.encode() in group or ref.encode() in command for ref in keep)
+        # The build of the runtime that it runs on is shown to each sandbox, under a name that is no sandbox's.
+        mounts.update(os.fsdecode(line) for line in shown if not (lives_on and needles[0] + b"/runtimes/" in line))
         if shown or any(needle in command or needle in group for needle in needles):
             place = next((line for line in group.splitlines() if b"sandlot" in line), b"")
             processes.append(f"{pid} {os.fsdecode(place)} {os.fsdecode(command)}")
@@ -108,14 +111,17 @@ def memory_bytes(pid: int) -> int:
 def descriptors(pid: int) -> Counter[str]:
     """What a process holds open: the kind of each descriptor, numbers left out.
 
-    The store's connections count only beyond those that its pool opens when they are first needed, and keeps.
+    The store's connections count only beyond those that its pool opens when they are first needed, and keeps. The snapshot of each template is held
+    by one from when it is first needed, so that nobody removes it.
     """
     found: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found[_NUMBER.sub("N", str(entry.readlink()))] += 1
+            opened = str(entry.readlink())
         except FileNotFoundError:
             continue
+        if not _HELD.search(opened):
+            found[_NUMBER.sub("N", opened)] += 1
     return Counter({name: max(0, count - (READERS + 1 if _POOLED.search(name) else 0)) for name, count in found.items()})
 
 

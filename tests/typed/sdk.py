@@ -6,7 +6,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, assert_type
 
 from sandlot import AsyncClient, AsyncSandbox, Client, Execution, Limits, NotFoundError, ProgramResult, Sandbox, SandboxInfo, SandlotError, execute
-from sandlot.sdk import AsyncCodeHandle, AsyncCommandHandle, CodeEvent, CodeHandle, CommandHandle, CommandResult, Context, Entry, ErrorCode, Usage
+from sandlot.sdk import (
+    AsyncCodeHandle,
+    AsyncCommandHandle,
+    CodeEvent,
+    CodeHandle,
+    CommandHandle,
+    CommandResult,
+    Context,
+    Entry,
+    ErrorCode,
+    ForkTree,
+    SnapshotInfo,
+    Usage,
+)
 
 
 def synchronous(client: Client) -> None:
@@ -46,6 +59,12 @@ def synchronous(client: Client) -> None:
     assert_type(sandbox.set_limits(memory="1G"), Limits)
     assert_type(sandbox.usage(), Usage)
     assert_type(sandbox.update_metadata({}), Mapping[str, str])
+    assert_type(sandbox.snapshot("mine", kind="files"), SnapshotInfo)
+    assert_type(sandbox.fork(2, envs={"A": "b"}, timeout=60), list[Sandbox])
+    assert_type(sandbox.tree(), ForkTree)
+    assert_type(sandbox.promote(), list[str])
+    assert_type(Sandbox.create(snapshot="mine", on_timeout="hibernate", auto_resume=False), Sandbox)
+    assert_type(client.snapshots.list(limit=5), list[SnapshotInfo])
     assert_type(client.capacity(), dict[str, Any])
     assert_type(client.execute("python", "1", stdin="x", files={"a": b"b"}, comparison="numeric", memory="64M"), ProgramResult)
     assert_type(client.execute_batch([{"language": "bash", "code": "true"}], concurrency=2)[0].error, SandlotError | None)

@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.specs import User
-from tests.integration.guest.conftest import Inside
+from tests.support.lives import Inside
 
 
 async def read(inside: Inside, path: str, user: User = User.USER, offset: int = 0, length: int | None = None) -> bytes:

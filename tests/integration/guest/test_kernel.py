@@ -7,7 +7,7 @@ import asyncio
 from sandlot.guest.kernels.cells import LEFT_OUT
 from sandlot.link.types import CellError, Display, Output
 from sandlot.model.ids import new_process_id
-from tests.integration.guest.conftest import Inside
+from tests.support.lives import Inside
 
 
 async def value(inside: Inside, code: str) -> object:

@@ -12,7 +12,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Change
 from sandlot.model.specs import ProcessSpec, User, shell_argv
-from tests.integration.guest.conftest import PIDS, Inside
+from tests.support.lives import PIDS, Inside
 
 
 async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(inside: Inside) -> None:

@@ -16,7 +16,8 @@ from sandlot.link.types import Output
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema
 from sandlot.protocol.table import GUEST_STREAMS_MAX
-from tests.integration.guest.conftest import PIDS, Inside, open_sandbox
+from tests.integration.guest.conftest import open_sandbox
+from tests.support.lives import PIDS, Inside
 
 BIG = 3 << 20
 """Bytes; many windows of a stream."""

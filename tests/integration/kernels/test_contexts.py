@@ -13,7 +13,8 @@ from sandlot.link.types import CellError, CellResult, CellStarted, Display, Outp
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
-from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
 
 CONTEXTS = 32
 SHELLS = "ps -eo args | grep -c '[p]rograms/shell.py' || true"

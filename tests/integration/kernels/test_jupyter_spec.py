@@ -15,7 +15,8 @@ import pytest
 
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output
 from sandlot.model.ids import new_context_id, new_process_id
-from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
 
 LIMITS = replace(SMALL, memory_bytes=1 << 30, pids=256)
 Event = Output | Display | CellError | CellStarted | Cleared

@@ -11,7 +11,8 @@ import pytest
 from sandlot.link.types import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, User
-from tests.integration.guest.conftest import SMALL, Inside, open_sandbox
+from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
 
 ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --zygote/ {print $1; exit}'"
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"

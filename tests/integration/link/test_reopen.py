@@ -86,7 +86,7 @@ async def test_at_rest_only_waking_is_served_and_then_all_is_still_there(sandbox
     await (await sandbox.link.execute("x = 42")).result()
 
     await sandbox.link.quiesce()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(ConflictError, match="came to rest"):
         await running.result()
     with pytest.raises(UnavailableError):
         await sandbox.sh("true")

@@ -140,6 +140,8 @@ PLAIN = {
         "fs rm",
         "fs url",
         "files rm",
+        "pool rm",
+        *("pause", "resume", "hibernate", "wake", "snapshot rm", "promote"),
     ),  # one word a line, or nothing
     *("demo", "serve"),
 }

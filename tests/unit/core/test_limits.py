@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.lives.updates import Update
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import (

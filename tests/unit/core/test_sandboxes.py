@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core import sandboxes
+from sandlot.core import roster
+from sandlot.core.lives.updates import Update
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ErrorCode,
@@ -66,7 +66,7 @@ async def test_the_list_has_the_live_ones_oldest_first_and_the_ended_ones_if_ask
 
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandboxes, "REMEMBERED", 2)
+    monkeypatch.setattr(roster, "REMEMBERED", 2)
     boxes = []
     for number in range(3):
         box = await at.sandboxes.create(replace(BASE, env={"SECRET": "x"}, metadata={"n": str(number)}), OPERATOR)

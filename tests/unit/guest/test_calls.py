@@ -177,3 +177,34 @@ def test_what_was_done_and_dropped_is_refused_not_done_again(pair: Pair) -> None
     pair.calls.past(id_.hex(), "guest.deadline")
     assert answer(pair.ask("guest.deadline", {}, id_)[1]) == "process_not_found"
     assert not pair.done
+
+
+def test_what_starts_something_waits_while_it_is_held_and_nothing_else_does() -> None:
+    pair = Pair()
+    begun: list[Call] = []
+
+    def begin(call: Call) -> None:
+        begun.append(call)
+        call.result()
+
+    pair.calls.handlers.update({"process.start": begin, "kernel.create": begin})
+    start: dict[str, Any] = {"argv": ["true"], "env": {}, "cwd": None, "user": "user", "stdin": False, "timeout_s": None, "attach": False}
+    pair.calls.hold_starts()
+    pair.calls.hold_starts()
+    stream, told = pair.ask("process.start", start)
+    given_up, _ = pair.ask("process.start", start)
+    context: dict[str, Any] = {"kernel": "a", "language": "python", "cwd": None, "env": {}}
+    lost, _ = pair.ask("kernel.create", context, b"k" * 16)
+    assert (begun, told) == ([], [])
+    _, told = pair.ask("guest.deadline", {"deadline_s": None})
+    assert len(pair.done) == 1
+    for each in (given_up, lost):
+        pair.host.reset(each, "conflict", "Nobody waits.")
+    pair.move()
+    pair.calls.release_starts()
+    told = pair.move()
+    assert [call.stream for call in begun] == [stream]
+    assert any(isinstance(event, events.Received) and event.stream == stream for event in told)
+    pair.ask("kernel.create", context, b"k" * 16)
+    assert len(begun) == 2, "asked again it is done"
+    pair.calls.release_starts()

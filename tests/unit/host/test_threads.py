@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
-from sandlot.host.threads import run_blocking
+from sandlot.host.threads import finished, run_apart, run_blocking
+
+WAYS = pytest.mark.parametrize("way", [run_blocking, run_apart])
 
 
-async def test_the_result_and_the_error_come_back() -> None:
-    assert await run_blocking(divmod, 7, 2) == (3, 1)
+@WAYS
+async def test_the_result_and_the_error_come_back(way: Any) -> None:  # noqa: ANN401 - two generic functions
+    assert await way(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        await run_blocking(divmod, 7, 0)
+        await way(divmod, 7, 0)
 
 
+@WAYS
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool) -> None:  # noqa: FBT001
+async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way: Any) -> None:  # noqa: FBT001, ANN401
     begun, may_end, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -27,7 +32,7 @@ async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool) -> 
         if fails:
             raise OSError("seen by nobody")
 
-    caller = asyncio.create_task(run_blocking(work))
+    caller = asyncio.create_task(way(work))
     await asyncio.to_thread(begun.wait)
     caller.cancel()
     await asyncio.sleep(0.02)
@@ -38,3 +43,29 @@ async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool) -> 
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert done.is_set()
+
+
+async def test_what_takes_long_keeps_nothing_short_from_its_turn() -> None:
+    may_end = threading.Event()
+    long = [asyncio.create_task(run_apart(may_end.wait)) for _ in range(64)]
+    assert await run_blocking(divmod, 7, 2) == (3, 1)
+    may_end.set()
+    assert await asyncio.gather(*long) == [True] * 64
+
+
+async def test_work_is_waited_for_whoever_is_cancelled_and_however_it_ends() -> None:
+    may_end = asyncio.Event()
+
+    async def work() -> None:
+        await may_end.wait()
+        raise OSError("seen by its owner")
+
+    going = asyncio.create_task(work())
+    waiting = asyncio.create_task(finished(going))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    may_end.set()
+    await waiting
+    assert isinstance(going.exception(), OSError)

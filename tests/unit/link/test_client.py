@@ -9,6 +9,7 @@ import pytest
 
 from sandlot.link.client import Link
 from sandlot.link.types import Entry, KernelInfo, Listing, ProcessInfo
+from sandlot.model.errors import TimeoutExceededError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema
@@ -40,6 +41,8 @@ KERNEL = {"kernel": "k", "language": "bash", "cwd": "/tmp", "state": "idle", "ex
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
     "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70, "memory_bytes": None}),
+    "guest.checkpoint": (lambda link: link.checkpoint(armed=True), {}, None, {"armed": True}),
+    "guest.warm": (lambda link: link.warm(lean=True), {}, None, {"lean": True}),
     "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),
     "process.signal": (lambda link: link.signal(ID, 9), {"running": True}, True, {"process": ID, "signal": 9}),
     "process.list": (
@@ -146,3 +149,12 @@ async def test_all_that_is_sent_fits_the_schema() -> None:
 async def _drain(made: Awaitable[Any]) -> None:
     with pytest.raises(Exception, match="no"):
         await made
+
+
+async def test_who_does_not_get_warm_in_time_is_given_up() -> None:
+    async def silent(_call: PeerCall) -> None:
+        """Takes longer."""
+
+    async with linked({"guest.warm": silent}) as (link, _):
+        with pytest.raises(TimeoutExceededError, match=r"guest\.warm within 0\.05 s"):
+            await link.warm(0.05)

@@ -1,4 +1,4 @@
-"""The I/O shell: one write for each frame, nobody waits for a full pipe, one reason for the end."""
+"""The I/O shell: writes of whole frames, nobody waits for a full pipe, one reason for the end."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
         sizes = stream.frames  # type: ignore[attr-defined]
         assert max(sizes) == frames.HOST_FRAME_MAX
         assert len(sizes) >= 1_000_000 // frames.HOST_FRAME_MAX
+
+
+async def test_a_call_and_its_end_are_one_write() -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    async with linked({"file.stat": stat}) as (link, _):
+        sent = link._pump._stream.frames  # type: ignore[attr-defined]  # noqa: SLF001
+        before = len(sent)
+        await link.stat("/f")
+        assert len(sent) == before + 1
 
 
 async def test_a_full_pipe_holds_nobody_up_and_is_written_when_there_is_room() -> None:

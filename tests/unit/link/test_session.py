@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.link.client import Link
 from sandlot.link.types import LinkLost, LostReason
-from sandlot.model.errors import ConflictError, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import frames, greeting
 from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, until
@@ -158,10 +158,11 @@ async def test_rest_resets_everything_and_only_waking_follows() -> None:
         pending = asyncio.create_task(link.stat("/f"))
         await peer.call("file.stat")
         await link.quiesce()
-        with pytest.raises(UnavailableError, match="rest"):
-            await pending
-        with pytest.raises(UnavailableError, match="rest"):
-            await process.result()
+        for cut in (pending, process.result()):
+            with pytest.raises(ConflictError, match="rest") as told:
+                await cut
+            assert not told.value.retryable  # what was begun goes on
+            assert (told.value.code, told.value.fields["cut"]) == (ErrorCode.SANDBOX_PAUSED, True)
         assert link.asleep
         assert not link.closed
         assert peer.connection.asleep

@@ -92,6 +92,10 @@ class Ends:
             self.guest_reads()
             self.host_reads()
 
+    def arm(self, *, armed: bool) -> None:
+        """The guest was told that a checkpoint is about to be taken, or has been."""
+        self.guest.armed = armed
+
     def kill_host(self, *, half_read: int = 0) -> None:
         """The service dies, having read so many bytes that it did nothing with; the pipes stay as they are."""
         del self.to_host[:half_read]

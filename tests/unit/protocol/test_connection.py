@@ -437,6 +437,57 @@ def test_a_hello_takes_back_the_wish_for_rest() -> None:
     assert not ends.host.asleep
 
 
+def test_an_armed_guest_goes_on_and_falls_asleep_at_the_next_greeting() -> None:
+    ends = Ends.greeted()
+    stream = ends.host.open({"call": "x"})
+    ends.settle()
+    ends.arm(armed=True)
+    ends.guest.send_bytes(stream, 1, b"undisturbed")
+    ends.host.hello(NONCE)  # said again: the same life
+    ends.settle()
+    assert not list(ends.of(events.Quiesced))
+    assert [event.data for event in ends.of(events.Bytes) if isinstance(event, events.Bytes)] == [b"undisturbed"]
+    ends.kill_host()
+    ends.host.hello(OTHER)
+    ends.settle()
+    assert ends.guest.asleep
+    assert ends.host.asleep
+
+
+def test_it_is_armed_for_one_greeting() -> None:
+    ends = Ends.greeted()
+    ends.arm(armed=True)
+    ends.kill_host()
+    ends.host.hello(OTHER)
+    ends.settle()
+    ends.guest.asleep = False  # it was woken
+    ends.kill_host()
+    ends.host.hello(b"a third service.")
+    ends.settle()
+    assert not ends.host.asleep
+
+
+def test_a_guest_that_was_disarmed_stays_awake() -> None:
+    ends = Ends.greeted()
+    ends.arm(armed=True)
+    ends.arm(armed=False)
+    ends.kill_host()
+    ends.host.hello(OTHER)
+    ends.settle()
+    assert not ends.host.asleep
+
+
+def test_rest_disarms() -> None:
+    ends = Ends.greeted()
+    ends.arm(armed=True)
+    ends.host.quiesce()
+    ends.host_writes(1)
+    ends.guest_reads()
+    assert ends.guest.quiesced()
+    assert ends.guest.asleep
+    assert not ends.guest.armed
+
+
 def test_a_guest_that_came_to_rest_for_a_dead_host_tells_the_next_one() -> None:
     ends = Ends.greeted()
     ends.host.quiesce()

@@ -14,7 +14,7 @@ from sandlot.model import errors
 PAIRS = [(name.removeprefix("Async"), name) for name in sdk.__all__ if name.startswith("Async")]
 SPELLED = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
 SERVER_PARTS = {
-    "aiosqlite", "alembic", "asyncpg", "fastapi", "obstore", "prometheus_client", "pydantic", "sqlalchemy", "starlette", "structlog", "typer",
+    "alembic", "asyncpg", "fastapi", "obstore", "prometheus_client", "pydantic", "sqlalchemy", "starlette", "structlog", "typer",
     "uvicorn", "uvloop",
 }  # fmt: skip
 

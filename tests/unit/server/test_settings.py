@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.pools.kinds import Sizes, Wish
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.settings import Settings
 
@@ -30,6 +31,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         "SANDLOT_ISOLATION_ALLOWED": "gvisor, microvm,gvisor",
         "SANDLOT_MAX_SANDBOXES": "7",
         "SANDLOT_MAX_CREATES": "2",
+        "SANDLOT_POOLS": "base=2:3+1, code-interpreter=0",
         "SANDLOT_MEMORY_RATIO": "1.5",
         "SANDLOT_DISK_RATIO": "4",
         "SANDLOT_PIDS_RATIO": "0.5",
@@ -44,6 +46,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         "SANDLOT_EVENTS_KEEP_S": "61",
         "SANDLOT_EVENTS_KEEP": "101",
         "SANDLOT_SANDBOXES_KEEP_S": "62.5",
+        "SANDLOT_KEEP_RESTING_S": "63",
         "SANDLOT_PACKAGES_MAX_BYTES": "67108864",
         "SANDLOT_PACKAGES_TTL_S": "0",
         "SANDLOT_IDLE_EXIT_S": "1.5",
@@ -61,6 +64,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         isolation_allowed=("gvisor", "microvm"),
         max_sandboxes=7,
         max_creates=2,
+        pools=(Wish("base", Sizes(2, 3, 1)), Wish("code-interpreter", Sizes(0, 0))),
         memory_ratio=1.5,
         disk_ratio=4,
         pids_ratio=0.5,
@@ -75,6 +79,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         events_keep_s=61,
         events_keep=101,
         sandboxes_keep_s=62.5,
+        keep_resting_s=63,
         packages_max_bytes=67108864,
         packages_ttl_s=0,
         idle_exit_s=1.5,
@@ -118,6 +123,8 @@ def test_the_command_line_goes_over_the_environment() -> None:
         ("PORT", "9" * 5000),
         ("MAX_SANDBOXES", "0"),
         ("MAX_CREATES", "1.5"),
+        ("POOLS", "nonsense=1"),
+        ("POOLS", "base=3:2"),
         ("MAX_CONNECTIONS", "16385"),
         ("MEMORY_RATIO", "0"),
         ("DISK_RATIO", "all"),

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import exc, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, exc, text
 
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.storage import Store
@@ -58,8 +57,8 @@ async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Pat
 async def test_what_a_power_cut_must_not_take_is_synced(tmp_path: Path) -> None:
     async with engine.opened(tmp_path / "rows.db") as database:
 
-        async def settings(connection: AsyncConnection) -> list[object]:
-            return [(await connection.execute(text(f"PRAGMA {name}"))).scalar() for name in ("journal_mode", "synchronous", "foreign_keys")]
+        def settings(connection: Connection) -> list[object]:
+            return [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous", "foreign_keys")]
 
         assert await database.write(settings) == ["wal", 2, 1]
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from sandlot.core.lives.updates import Update
 from sandlot.core.node.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import ProcessSpec

@@ -164,3 +164,40 @@ async def test_a_holder_that_ends_while_its_promise_is_changed_has_none_afterwar
     assert await promised(ledger) == NOTHING
     with pytest.raises(InternalError), ledger.changing("a", TEN, await ledger.look()):
         raise AssertionError("nobody was promised that")
+
+
+async def test_room_is_made_from_what_only_waits(ledger: Ledger) -> None:
+    reading = await ledger.look()
+    waiting = [f"pool-{number}" for number in range(9)]
+    for holder in waiting:
+        ledger.promise(holder, TEN, reading)
+
+    async def evict() -> bool:
+        if not waiting:
+            return False
+        ledger.give_up(waiting.pop())
+        return True
+
+    ledger.evict = evict
+    ledger.promise("box-1", TEN, await ledger.make_room(TEN))
+    assert len(waiting) == 9
+    ledger.promise("box-2", Resources(30, 30, 30), await ledger.make_room(Resources(30, 30, 30)))
+    assert len(waiting) == 6
+    reading = await ledger.make_room(Resources(70, 70, 70))  # what the two sandboxes have is not given up
+    assert waiting == []
+    with pytest.raises(UnavailableError):
+        ledger.promise("box-3", Resources(70, 70, 70), reading)
+    with pytest.raises(InvalidRequestError):
+        await ledger.make_room(Resources(101, 1, 1))
+
+
+async def test_a_promise_is_handed_over_whole_or_in_part_and_never_grows(ledger: Ledger) -> None:
+    ledger.promise("pool-1", TEN, await ledger.look())
+    with pytest.raises(InternalError):
+        ledger.hand_over("pool-1", "box-1", Resources(11, 10, 10))
+    ledger.hand_over("pool-1", "box-1", Resources(10, 10, 5))
+    assert await promised(ledger) == Resources(10, 10, 5)
+    with pytest.raises(InternalError):
+        ledger.hand_over("pool-1", "box-2", TEN)
+    with pytest.raises(InternalError):
+        ledger.hand_over("box-1", "box-1", TEN)

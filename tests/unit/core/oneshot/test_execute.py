@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.core import adoption
+from sandlot.core.lives import adoption
 from sandlot.core.oneshot import execute as running
 from sandlot.core.oneshot.execute import execute
 from sandlot.core.oneshot.grading import Comparison

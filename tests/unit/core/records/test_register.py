@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.lives.updates import Update
 from sandlot.core.records import register
 from sandlot.core.records.register import record_of, revived
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.records import NewEvent, SandboxRecord
@@ -79,7 +79,7 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
         await really(table, record, event)
 
     monkeypatch.setattr(Table, "save", save)
-    monkeypatch.setattr("sandlot.core.life.RECORD_PATIENCE_S", 0.05)
+    monkeypatch.setattr("sandlot.core.lives.life.RECORD_PATIENCE_S", 0.05)
     await at.sandboxes.kill(box.id, ALICE)
     assert at.driver.left() == []
     answers.set()

@@ -10,7 +10,7 @@ from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.places import new_ref, node_group
-from sandlot.drivers.oci.runtime import Program
+from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.hierarchies import GroupLimits
@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> DriverSettings:
 
 def driver(settings: DriverSettings, program: Path = Path("/bin/true")) -> OciDriver:
     def find() -> Program:
-        return Program("runsc", program, program.read_text(encoding="latin-1")[:8], "x")
+        return Program("runsc", program, content_sha256(program), "x")
 
     return OciDriver("gvisor", settings, Runsc(find))
 
@@ -77,12 +77,21 @@ async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(sett
     assert traces(settings.data_dir, settings.node) == ()
 
 
+async def test_a_folder_is_not_there_before_its_record_is_and_a_half_made_one_is_swept(settings: DriverSettings) -> None:
+    sandboxes = settings.data_dir / "sandboxes"
+    for name in (".new-gvisor-left", ".new-container-anothers"):
+        (sandboxes / name).mkdir(parents=True)
+    assert await driver(settings).sweep(keep=()) == 0
+    # Another driver of this service may be about to finish its own.
+    assert [folder.name for folder in sandboxes.iterdir()] == [".new-container-anothers"]
+
+
 def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings, tmp_path: Path) -> None:
     program = tmp_path / "runsc"
     program.write_text("one")
     made = driver(settings, program)
-    assert made.fingerprint() == "runsc:one"
+    assert made.fingerprint() == f"runsc:{content_sha256(program)}"
     assert made.program() is made.program()
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").rename(program)
-    assert made.fingerprint() == "runsc:two"
+    assert made.fingerprint() == f"runsc:{content_sha256(program)}"

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.drivers.oci.exits import Evidence, explain
+from sandlot.drivers.oci.exits import DESTROYED, SAVED, Evidence, explain
 from sandlot.model.ports import ExitReason
 
-NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20, oom_statuses=frozenset((1, 137, -9)))
+NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=False, memory_bytes=256 << 20, oom_statuses=frozenset((1, 137, -9)))
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,17 @@ NOTHING = Evidence(status=None, destroyed=False, oom_kills=0, panic="", disk_ful
     [
         (replace(NOTHING, status=0), ExitReason.EXITED),
         (replace(NOTHING, status=0, oom_kills=3), ExitReason.EXITED),
-        (replace(NOTHING, status=0, destroyed=True), ExitReason.EXITED),
+        (replace(NOTHING, status=0, ended_for=DESTROYED), ExitReason.EXITED),
         (replace(NOTHING, status=3), ExitReason.EXITED),
-        (replace(NOTHING, status=3, destroyed=True), ExitReason.EXITED),
+        (replace(NOTHING, status=3, ended_for=DESTROYED), ExitReason.EXITED),
         (replace(NOTHING, status=137), ExitReason.KILLED),
         (replace(NOTHING, status=143), ExitReason.KILLED),
         (replace(NOTHING, status=134), ExitReason.CRASHED),
         (replace(NOTHING, status=139), ExitReason.CRASHED),
-        (replace(NOTHING, status=-9, destroyed=True), ExitReason.KILLED),
-        (replace(NOTHING, destroyed=True), ExitReason.KILLED),
-        (replace(NOTHING, destroyed=True, oom_kills=1), ExitReason.KILLED),
+        (replace(NOTHING, status=-9, ended_for=DESTROYED), ExitReason.KILLED),
+        (replace(NOTHING, ended_for=DESTROYED), ExitReason.KILLED),
+        (replace(NOTHING, status=-9, ended_for=SAVED), ExitReason.KILLED),
+        (replace(NOTHING, ended_for=DESTROYED, oom_kills=1), ExitReason.KILLED),
         (replace(NOTHING, status=-9), ExitReason.KILLED),
         (replace(NOTHING, status=-15), ExitReason.KILLED),
         (NOTHING, ExitReason.KILLED),

@@ -15,7 +15,7 @@ from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import Program
+from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup
@@ -74,7 +74,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
 
 async def test_one_that_was_never_handed_out_is_given_back_by_itself(tmp_path: Path, failing: list[Exception]) -> None:
     settings = DriverSettings(new_node_id(), tmp_path)
-    driver = OciDriver("gvisor", settings, Runsc(lambda: Program("runsc", Path("/bin/true"), "x", "x")))
+    driver = OciDriver("gvisor", settings, Runsc(lambda: Program("runsc", Path("/bin/true"), content_sha256(Path("/bin/true")), "x")))
     failing += [InternalError("It has processes that do not end."), OSError(5, "Input/output error")]
     shape = Shape(root=RootFs(path=tmp_path, digest="0"), limits=RECORD.limits)
     with pytest.MonkeyPatch.context() as patch:
@@ -117,3 +117,29 @@ async def test_the_hosts_loop_devices_are_looked_through_in_a_thread(holding: Ho
     await holding.release()
     assert seen
     assert threading.main_thread() not in seen
+
+
+async def test_what_is_moved_out_of_the_folder_is_not_removed_under_it(holding: Holding) -> None:
+    folder = holding.folder.path
+    with holding.moving:
+        giving_back = asyncio.ensure_future(holding.release())
+        while (record := records.read(holding.folder.record)) is None or record.step is not Step.DESTROY:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        (folder / "image.new").mkdir()
+        (folder / "image.new").rename(folder.parent / "image")
+    await giving_back
+    assert not folder.exists()
+    assert (folder.parent / "image").is_dir()
+
+
+async def test_a_draft_is_said_by_a_rename_and_not_once_it_is_given_back(holding: Holding) -> None:
+    changed = replace(RECORD, limits=replace(RECORD.limits, pids=100))
+    holding.draft(changed)
+    assert records.read(holding.folder.record) == holding.record == RECORD
+    holding.issue(changed)
+    assert records.read(holding.folder.record) == holding.record == changed
+    await holding.release()
+    for work in (holding.draft, holding.issue):
+        with pytest.raises(FileNotFoundError):
+            work(RECORD)

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.drivers.oci import probing
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.probing import make_tiny_root, tiny_program
-from sandlot.drivers.oci.runtime import Program
+from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import new_node_id
-from sandlot.model.ports import Ability
+from sandlot.model.ports import Ability, Capabilities, Verdict
 from sandlot.testing.traces import traces
+
+YES = Verdict(ok=True)
 
 
 def test_the_tiny_program_says_ok_and_waits(tmp_path: Path) -> None:
@@ -49,7 +52,7 @@ def test_a_runtime_that_fails_is_quoted_and_leaves_nothing(tmp_path: Path) -> No
     broken = tmp_path / "runsc"
     broken.write_text("#!/bin/sh\necho no luck today >&2; exit 3\n")
     broken.chmod(0o755)
-    driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), Runsc(lambda: Program("runsc", broken, "00", "broken")))
+    driver = OciDriver("gvisor", DriverSettings(node, tmp_path / "state"), Runsc(lambda: Program("runsc", broken, content_sha256(broken), "broken")))
     can = driver.probe()
     assert not can.can(Ability.BOOT)
     assert "no luck today" in can.why_not(Ability.BOOT)
@@ -85,3 +88,17 @@ def test_another_machine_is_told_so(machine: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("platform.machine", lambda: machine)
     can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc()).probe()
     assert machine in can.why_not(Ability.BOOT)
+
+
+def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[dict[Ability, Verdict]] = [
+        {Ability.BOOT: YES, Ability.SNAPSHOT: Verdict(ok=False, reason="the disk is full")},
+        {Ability.BOOT: Verdict(ok=False, reason="busy"), Ability.SNAPSHOT: YES},
+    ]
+    monkeypatch.setattr(probing, "probe", lambda *_: Capabilities("gvisor", "x", looks.pop(0)))
+    driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
+    assert [driver.probe().can(Ability.SNAPSHOT) for _ in range(2)] == [False, False]
+    monkeypatch.setattr(driver, "_probed_s", driver._probed_s - 61)  # noqa: SLF001 - a minute passes
+    assert {ability: driver.probe().can(ability) for ability in (Ability.BOOT, Ability.SNAPSHOT)} == {Ability.BOOT: True, Ability.SNAPSHOT: True}
+    assert driver.probe() is driver.probe()
+    assert looks == []

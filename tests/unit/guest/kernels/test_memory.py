@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, explained, figures, floor_bytes, own_bytes, pause_s, resident_bytes
+from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, Memory, explained, figures, floor_bytes, own_bytes, pause_s, resident_bytes
 
 MIB = 1 << 20
 
@@ -59,3 +61,19 @@ def test_what_a_process_has() -> None:
 )
 def test_whom_memory_explains(limit: int, peak: int, others: int, *, expected: bool) -> None:
     assert explained(limit * MIB, peak * MIB, others * MIB) == expected
+
+
+@pytest.mark.parametrize("free, is_put_off", [(900, True), (100, False)])
+def test_a_cell_that_begins_while_there_is_room_is_looked_at_later(tmp_path: Path, free: int, *, is_put_off: bool) -> None:
+    seen = tmp_path / "meminfo"
+    seen.write_text(f"MemTotal: {1024 * 1024} kB\nMemFree: {free * 1024} kB\n")
+    timers: list[float] = []
+    guest = SimpleNamespace(loop=SimpleNamespace(after=lambda delay_s, _callback: timers.append(delay_s)))
+    kernels = SimpleNamespace(is_busy=lambda: False)
+    memory = Memory(guest, kernels)  # type: ignore[arg-type]
+    memory.limit_bytes, memory._fd = 1024 * MIB, os.open(seen, os.O_RDONLY)  # noqa: SLF001 - where /proc would be
+    memory.watch()
+    assert not timers, "the first one is looked at: nothing is known yet"
+    memory.watch()
+    assert timers == [LEAST_S] * is_put_off
+    os.close(memory._fd)  # noqa: SLF001

@@ -91,7 +91,8 @@ def test_what_waits_counts_in_bytes_and_with_its_environment() -> None:
 def test_what_is_told_after_the_end_is_kept_within_the_same_bounds() -> None:
     forgotten: list[str] = []
     calls = SimpleNamespace(handlers={}, past=lambda id_, _name: forgotten.append(id_))
-    kernels = Kernels(SimpleNamespace(calls=calls, loop=Loop()))  # type: ignore[arg-type]
+    loop = Loop()
+    kernels = Kernels(SimpleNamespace(calls=calls, loop=loop))  # type: ignore[arg-type]
     cells = {f"c{number}": made() for number in range(10)}
     for id_, cell in cells.items():
         cell.id = id_
@@ -99,9 +100,11 @@ def test_what_is_told_after_the_end_is_kept_within_the_same_bounds() -> None:
         cell.finish("ok", 1)
     for cell in cells.values():
         cell.tell(display("late"), EVENTS_BYTES // 2)
+        loop.turn()
     assert forgotten == [f"c{number}" for number in range(6)]
     for cell in list(cells.values())[6:]:
         cell.outputs.buffers[1].append(b"x" * (2 << 20))
         cell.pump()
+        loop.turn()
     assert forgotten[6:] == ["c6"]
     assert sum(cell.kept_bytes for id_, cell in cells.items() if id_ not in forgotten) <= service.KEPT_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandlot.guest.flow.loop import Loop
-from sandlot.guest.kernels import spares
+from sandlot.guest.kernels import languages, spares
 from sandlot.guest.kernels.spares import Spares
 
 
@@ -23,6 +23,7 @@ class Zygote:
         type(self).made += 1
         self.env, self.seen, self.pid = env, seen, 1 << 22
         self.is_up = self.is_warm = self.is_still = self.is_closed = False
+        self.python = None
 
     def hold(self, *, still: bool) -> None:
         self.is_still = still
@@ -73,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_none_is_begun_while_a_command_runs_however_long(machine: Machine) -> None:
     machine.commands.append("sleep")
-    assert machine.spares.woken()
+    machine.spares.woken({}, None)
     began_s = time.monotonic()
     machine.turn(lambda: time.monotonic() > began_s + spares.TRIES * 0.004)
     assert machine.zygote is None
@@ -84,14 +85,14 @@ def test_none_is_begun_while_a_command_runs_however_long(machine: Machine) -> No
 
 def test_one_that_is_needed_is_begun_all_the_same(machine: Machine) -> None:
     machine.commands.append("server")
-    assert machine.spares.woken()
+    machine.spares.woken({}, None)
     assert machine.spares.take({}, lambda _kernel: None)
     machine.spares.make_way()
     assert not machine.zygote.is_still
 
 
 def test_one_that_imports_stands_still_until_the_command_ends(machine: Machine) -> None:
-    assert machine.spares.woken()
+    machine.spares.woken({}, None)
     machine.turn(lambda: machine.zygote is not None)
     machine.commands.append("sleep")
     machine.spares.make_way()
@@ -121,3 +122,86 @@ def test_where_none_ever_answers_no_more_are_begun(machine: Machine) -> None:
         machine.turn(lambda: len(given) == Zygote.made)
     assert not machine.spares.take({}, given.append)
     assert Zygote.made == spares.FAILURES
+
+
+class Spare:
+    """A kernel that waits."""
+
+    pid = 1 << 21
+
+    def __init__(self) -> None:
+        self.is_discarded = False
+        self.asked: list[object] = []
+
+    def unread(self) -> int:
+        return len(self.asked)  # it answers at once
+
+    def send(self, message: object) -> None:
+        self.asked.append(message)
+
+    def when_heard(self, callback: Callable[[], object]) -> None:
+        callback()
+
+    def discard(self) -> None:
+        self.is_discarded = True
+
+
+@pytest.fixture
+def lean(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, Spare, dict[str, int]]:
+    """One whose zygote has made a spare and ended, and when the folders that it looks at have changed."""
+    looked: dict[str, int] = {"/packages": 1}
+    monkeypatch.setattr(languages, "changed", lambda _places: dict(looked))
+    monkeypatch.setattr(Spares, "_look", lambda _self: dict(looked))
+    done: list[bool] = []
+    spare = Spare()
+    machine.spares.warm(done.append, lean=True)
+    zygote = machine.zygote
+    machine.spares._spare = spare  # type: ignore[assignment]  # noqa: SLF001 - what a zygote does
+    assert done == []
+    machine.spares._warmed(there=True)  # noqa: SLF001
+    assert (done, zygote.is_closed, machine.zygote) == ([True], True, None)
+    return machine, spare, looked
+
+
+def test_a_lean_one_gives_its_spare_and_begins_another_zygote_only_for_the_next(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, _ = lean
+    given: list[object] = []
+    done: list[bool] = []
+    machine.spares.warm(done.append, lean=True)
+    assert (done, spare.asked) == ([True], [{"op": "rehearse"}]), "it may have been restored since"
+    assert machine.spares.is_up
+    machine.spares.woken({}, None)
+    began_s = time.monotonic()
+    machine.turn(lambda: time.monotonic() > began_s + 0.1)
+    assert machine.spares.take({}, given.append)
+    assert given == [spare]
+    machine.spares.settle()
+    machine.turn(lambda: time.monotonic() > began_s + 0.2)
+    assert (Zygote.made, machine.zygote) == (1, None)
+    assert machine.spares.take({}, given.append)
+    assert Zygote.made == 2
+    assert len(given) == 1, "it waits for that"
+
+
+def test_a_lean_spare_of_what_is_no_longer_on_the_disk_is_not_given(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, looked = lean
+    given: list[object] = []
+    looked["/packages"] = 2
+    assert machine.spares.take({}, given.append)
+    assert (given, spare.is_discarded, Zygote.made) == ([], True, 2)
+
+
+def test_after_a_command_that_installed_something_the_next_is_made_ahead(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, looked = lean
+    for changed, expected in ((1, False), (2, True)):
+        looked["/packages"] = changed
+        machine.spares.commands_ended()
+        assert spare.is_discarded is expected
+    machine.turn(lambda: machine.zygote is not None)
+
+
+def test_a_lean_spare_is_not_for_another_environment(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, _ = lean
+    machine.spares.woken({"OMP_NUM_THREADS": "1"}, None)
+    assert spare.is_discarded
+    machine.turn(lambda: machine.zygote is not None)

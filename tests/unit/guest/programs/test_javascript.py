@@ -273,6 +273,44 @@ def test_a_cells_environment_is_lent_to_it(js: Piped) -> None:
     assert js.run("[process.env.LIFE, process.cwd() === '/']").plain == ["[ '2', false ]"]
 
 
+def test_another_life_draws_other_numbers(js: Piped) -> None:
+    js.run("const native = Math.random; const shown = () => [Math.random(), Math.random()].join()")
+    drawn = []
+    for entropy in (b"a", b"b", b"a"):
+        js.send({"op": "wake", "entropy": entropy * 64, "env": {}, "cwd": ""})
+        drawn.append(js.run("shown()").plain[0])
+    assert drawn[0] == drawn[2] != drawn[1]
+    js.run("let sum = 0, low = 1, high = 0")
+    js.run("for (let n = 0; n < 1e5; n += 1) { const x = Math.random(); sum += x; low = Math.min(low, x); high = Math.max(high, x) }")
+    assert js.run("[Math.abs(sum / 1e5 - 0.5) < 0.01, low >= 0, low < 0.001, high < 1, high > 0.999].join()").plain == ["'true,true,true,true,true'"]
+    assert js.run("[Math.random.name, Math.random.length, Object.keys(Math).length].join()").plain == ["'random,0,0'"]
+
+
+def test_a_generator_that_a_cell_has_put_in_its_place_stays(js: Piped) -> None:
+    js.run("Math.random = () => 0.5")
+    js.send({"op": "wake", "entropy": b"a" * 64, "env": {"NEW": "1"}, "gone": ["PATH", "NONE"], "cwd": ""})
+    assert js.run("[Math.random(), process.env.PATH, process.env.NEW].join()").plain == ["'0.5,,1'"]
+
+
+def test_nothing_is_left_of_what_was_drawn_ahead(js: Piped) -> None:
+    js.run("const crypto = require('crypto'); const { randomUUID, randomInt } = crypto; randomUUID(); randomInt(5)")
+    js.run("let uuids = 0, integers = 0; crypto.randomUUID = () => { uuids += 1 }; crypto.randomInt = () => { integers += 1 }")
+    js.send({"op": "wake", "entropy": b"a" * 64, "env": {}, "cwd": ""})
+    assert js.run("[uuids, integers].join()").plain == ["'128,1024'"]
+
+
+def test_with_the_processors_randomness_it_runs_as_well(node: Path, tmp_path: Path) -> None:
+    ship(tmp_path / "programs")
+    argv = [str(node), "--no-force-async-hooks-checks", f"--openssl-config={tmp_path / 'programs/openssl.cnf'}"]
+    kernel = Piped([*argv, str(tmp_path / "programs/javascript.mjs")], tmp_path)
+    try:
+        code = "const crypto = require('crypto'); new Set([crypto.randomUUID(), crypto.randomUUID(), crypto.randomBytes(16).toString('hex')]).size"
+        told = kernel.run(code)
+        assert (told.plain, told.stderr) == (["3"], "")
+    finally:
+        kernel.close()
+
+
 def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     for code in (
         "console.log = null; process.stdout.write = null",

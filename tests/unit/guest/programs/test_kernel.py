@@ -244,16 +244,20 @@ class Zygote(Peer):
             )
         super().__init__(ours)
         self.kernels: list[Kernel] = []
+        self.bells: list[int] = []
         assert self.receive() == {"event": "ready", "warm": False}
         assert self.receive() == {"event": "warm"}
 
     def fork(self) -> tuple[Kernel, int]:
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
-        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write])
+        bell, ours_of_it = os.pipe()
+        self.send({"op": "fork"}, [theirs.fileno(), out_write, out_write, bell])
         told = self.receive()
         theirs.close()
         os.close(out_write)
+        os.close(bell)
+        self.bells.append(ours_of_it)
         assert told["event"] == "forked"
         self.kernels.append(Kernel(ours, told["pid"]))
         return self.kernels[-1], out_read
@@ -267,6 +271,8 @@ class Zygote(Peer):
         self.process.wait(60)
         for kernel in self.kernels:
             kernel.ours.close()
+        for bell in self.bells:
+            os.close(bell)
 
 
 @pytest.fixture

@@ -233,6 +233,15 @@ def test_a_later_life_brings_its_environment(shell: Piped) -> None:
     assert told.stdout.splitlines()[2] != first.strip()
 
 
+def test_two_lives_before_one_cell_are_both_heard_and_what_is_gone_is_gone(shell: Piped) -> None:
+    shell.run("export GOES=1")
+    shell.send({"op": "wake", "entropy": b"\x12" * 32, "env": {"FIRST": "1", "OTHER": "1"}, "cwd": ""})
+    shell.send({"op": "wake", "entropy": b"\x13" * 32, "env": {"SECOND": "2", "OTHER": "2"}, "gone": ["GOES", "not a name"], "cwd": ""})
+    assert shell.run("echo $FIRST $SECOND $OTHER ${GOES-gone}").stdout == "1 2 2 gone\n"
+    assert shell.run("exit 0").is_ok
+    assert shell.run("echo $FIRST $SECOND $OTHER ${GOES-gone}").stdout == "1 2 2 gone\n", "a new shell has them too"
+
+
 def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
     ship(tmp_path)
     kernel = Piped([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)

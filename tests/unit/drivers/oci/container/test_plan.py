@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place
+from sandlot.drivers.oci.runtime import Place, Program
 from sandlot.host.stage import operations
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
@@ -19,7 +19,9 @@ SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_
 FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
-PLACE = Place(SHAPE, FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID)
+PLACE = Place(
+    SHAPE, Program("crun", Path("/usr/bin/crun"), "00", "x"), FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID
+)
 
 
 def test_it_is_made_of_the_stages_operations() -> None:

@@ -8,18 +8,19 @@ import pytest
 
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
-from sandlot.drivers.oci.runtime import Place
+from sandlot.drivers.oci.runtime import Place, Program
 from sandlot.host.launch import Operation
 from sandlot.host.stage import operations
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
 FOLDER = Folder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
+PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(Place(SHAPE, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
+    return stage_plan(Place(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
 def test_it_is_made_of_the_stages_operations() -> None:
@@ -39,6 +40,7 @@ def test_no_core_file_and_the_first_to_go() -> None:
 
 def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
     assert ("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro") in plan()
+    assert ("bind", "/data/runtimes/00", "/run/sandlot/program", "ro") in plan()
     assert ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw") in plan()
     assert [operation for operation in plan() if operation[0] == "bind" and operation[3] == "rw"] == [
         ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw")

@@ -73,7 +73,7 @@ def test_the_one_on_this_machine_will_do() -> None:
 def test_no_flag_weakens_the_boundary(limits_disk: bool) -> None:  # noqa: FBT001
     program = Program("runsc", Path("/usr/bin/runsc"), "00", "x", limits_disk=limits_disk)
     argv = Runsc().run_argv(program, "ab27-aaaaaaaaaaaaaaaa", 64 << 20)
-    assert argv[0] == "/usr/bin/runsc"
+    assert argv[0] == "/run/sandlot/program/runsc"
     assert argv[-1] == "ab27-aaaaaaaaaaaaaaaa"
     assert {"--platform=systrap", "--network=none", "--directfs=false", "--host-uds=none", "--host-fifo=none"} <= set(argv)
     assert [

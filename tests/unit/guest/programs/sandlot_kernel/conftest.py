@@ -9,12 +9,14 @@ from types import ModuleType
 
 import pytest
 
+from sandlot.guest.kernels.context import BELL_S
 from tests.support.kernels import Process, ship
 
 
 @pytest.fixture(scope="module", params=["ipython", "plain"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), *(["--plain"] if request.param == "plain" else []))
+    flags = ["--plain"] if request.param == "plain" else []
+    running = Process(tmp_path_factory.mktemp("kernel"), *flags, rings_s=None if flags else BELL_S)  # None as where the guest starts one by itself
     running.run("import os, sys, time, threading, subprocess, asyncio")
     yield running
     running.close()
@@ -22,7 +24,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"))
+    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=BELL_S)
     yield running
     running.close()
 

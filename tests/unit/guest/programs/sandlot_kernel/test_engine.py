@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -76,3 +77,18 @@ def test_a_debuggers_prompt_says_that_there_is_nobody(kernel: Process) -> None:
 def test_a_cell_that_cancels_itself_is_cancelled_and_not_interrupted(kernel: Process) -> None:
     assert errors_of(kernel.run("raise asyncio.CancelledError")) == ["CancelledError"]
     assert errors_of(kernel.run("asyncio.current_task().cancel()\nawait asyncio.sleep(1000)")) == ["CancelledError"]
+
+
+def test_a_rehearsal_is_heard_by_nobody_and_leaves_no_trace(tmp_path: Path) -> None:
+    kernel = Process(tmp_path, rings_s=None)
+    try:
+        kernel.send({"op": "rehearse"})
+        first = kernel.begin("before = set(globals())\nlen(In), len(Out), _, __, ___, _i")
+        told = kernel.until(first)
+        assert [message["event"] for message in told] == ["ready", "started", "display", "done"]
+        assert told[1]["count"] == 1
+        assert told[2]["data"]["text/plain"] == "(2, 0, '', '', '', '')"
+        kernel.send({"op": "rehearse"})  # it has served somebody by now: nothing is run
+        assert kernel.text("print([name for name in globals() if name not in before and not name.startswith('_')])") == "['before']\n"
+    finally:
+        kernel.close()

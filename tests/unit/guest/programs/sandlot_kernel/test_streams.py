@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,64 @@ def test_a_cell_that_nobody_reads_can_be_interrupted(kernel: Process) -> None:
     told = kernel.until(cell)
     assert errors_of(told) == ["KeyboardInterrupt"]
     assert len(told) < 1000
+
+
+@pytest.fixture(scope="module")
+def unrung(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    """A kernel that is rung for by hand."""
+    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=0)
+    running.run("import os, time")
+    yield running
+    running.close()
+
+
+LONG = "while not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')"
+
+
+@pytest.mark.parametrize("code,events", [("pass", ["started", "done"]), ("print('half', end='')", ["started", "output", "done"])])
+def test_a_cell_that_is_over_soon_is_told_in_one_piece(unrung: Process, code: str, events: list[str]) -> None:
+    cell = unrung.begin(code)
+    unrung.ours.recv(1, socket.MSG_PEEK)
+    first = unrung.ours.recv(1 << 16, socket.MSG_PEEK)
+    assert [message["event"] for message in unrung.until(cell)] == events
+    unrung.ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        unrung.ours.recv(1)
+    unrung.ours.settimeout(60)
+    assert first.count(b"event") >= len(events) - 1, "nothing was told before there was a line, or the end"
+
+
+def test_what_is_kept_back_is_told_when_the_guest_rings(unrung: Process) -> None:
+    cell = unrung.begin(f"print('half', end='')\n{LONG}")
+    unrung.ring()
+    assert [message["event"] for message in unrung.until(cell, "output")] == ["started", "output"]
+    Path(f"/proc/{unrung.pid}/cwd/go").touch()
+    assert unrung.until(cell)[-1]["ok"]
+
+
+def test_that_a_cell_has_begun_is_told_when_the_guest_rings(unrung: Process) -> None:
+    cell = unrung.begin(LONG)
+    unrung.ring()
+    assert [message["event"] for message in unrung.until(cell, "started")] == ["started"]
+    Path(f"/proc/{unrung.pid}/cwd/go").touch()
+    assert unrung.until(cell)[-1]["ok"]
+
+
+NO_PIPES = """
+for fd in os.listdir("/proc/self/fd"):
+    if int(fd) > 700 and os.path.exists("/proc/self/fd/" + fd) and os.readlink("/proc/self/fd/" + fd).startswith("pipe"):
+        os.close(int(fd))
+"""
+"""Closes the bell, and whatever else of the kernel's is a pipe."""
+
+
+def test_what_is_kept_back_is_told_also_where_the_bell_is_gone(tmp_path: Path) -> None:
+    kernel = Process(tmp_path, rings_s=0)
+    kernel.run(f"import os, time\n{NO_PIPES}")
+    kernel.ring()
+    for _ in range(2):
+        cell = kernel.begin(f"print('half', end='')\n{LONG}")
+        assert kernel.until(cell, "output")[-1]["data"] == b"half"
+        Path(f"/proc/{kernel.pid}/cwd/go").touch()
+        assert kernel.until(cell)[-1]["ok"]
+    kernel.close()

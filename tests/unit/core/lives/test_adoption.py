@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.adoption import AWAY, EXPIRED, UNBORN, UNFINISHED, over
 from sandlot.core.content import files
 from sandlot.core.listing import ENDED, LIVE, Wanted
+from sandlot.core.lives.adoption import AWAY, EXPIRED, UNBORN, UNFINISHED, over
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.model.access import OPERATOR, OwnerId, Principal

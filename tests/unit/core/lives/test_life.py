@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.life import state_after
+from sandlot.core.lives.life import state_after
+from sandlot.core.lives.updates import Update
 from sandlot.core.runs import code, processes
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.updates import Update
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import (
     ConflictError,
@@ -223,7 +223,7 @@ def broken(at: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event
         await at_step(step)
 
     at_step = at.driver.faults.at
-    monkeypatch.setattr("sandlot.core.ending._DESTROY_PAUSE_S", 0.01)
+    monkeypatch.setattr("sandlot.core.lives.ending._DESTROY_PAUSE_S", 0.01)
     monkeypatch.setattr(at.driver.faults, "at", fail_until)
     yield mended
     mended.set()
@@ -274,7 +274,7 @@ async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
 
 
 async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandlot.core.ending.STEP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("sandlot.core.lives.ending.STEP_TIMEOUT_S", 0.5)
     release = at.driver.faults.hold("destroy")
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     async with asyncio.timeout(PATIENCE_S):

@@ -1,0 +1,97 @@
+"""Hibernating on gVisor: again and again with everything in it, on a disk that is full, and never somebody else's."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnsupportedError
+from sandlot.model.specs import MIB
+from sandlot.model.states import State as Life
+from sandlot.server.compose import Service
+from tests.support.saving import BASE, IN_CONTAINER, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
+from tests.support.until import until
+
+ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
+
+
+async def no_memory_promised(service: Service) -> bool:
+    return (await service.sandboxes.figures()).promised.memory_bytes == 0
+
+
+@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.soak)])
+async def test_cycles_of_sleep_keep_everything(times: int) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            box = await make(service)
+            state = await fill(box, size=50 * MIB)
+            for number in range(1, times + 1):
+                await service.sandboxes.hibernate(box.id, OPERATOR)
+                assert saved(folder) == [box.id]
+                await until(lambda: no_memory_promised(service))
+                if number % 2:
+                    await service.sandboxes.resume(box.id, OPERATOR)
+                await check(box, state)  # where nobody woke it, the next request does
+                assert saved(folder) == []
+                counted = await cell(box, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
+                assert counted == f"{list(range(1, number + 1))}\n"
+                await shell(box, f"echo {number} >> /workspace/cycles")
+            assert (await shell(box, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
+
+
+async def test_a_disk_that_is_full_is_said_and_it_goes_on() -> None:
+    with place() as folder, small_disk(folder):
+        async with real_service(folder, disk_reserve_bytes=0, disk_ratio=100.0) as service:
+            box = await make(service)
+            state = await fill(box, size=32 * MIB)
+            filled = fill_up(folder, but_bytes=16 * MIB)  # what it writes itself finds room
+            for _ in range(2):  # what was written so far is gone, and it can be asked again
+                with pytest.raises(LimitError, match="disk of the host is full") as full:
+                    await service.sandboxes.hibernate(box.id, OPERATOR)
+                assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
+                assert box.state is Life.RUNNING
+                assert saved(folder) == []
+                await check(box, state)
+            filled.unlink()
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            await check(box, state)
+
+
+async def test_it_is_its_owners_alone_and_two_that_slept_share_nothing() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            first, second = [await service.sandboxes.create(BASE, who) for who in (ALICE, BOB)]
+            states = [await fill(box, word) for box, word in ((first, "first"), (second, "second"))]
+            for box, who, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
+                await service.sandboxes.hibernate(box.id, who)
+                for verb in (service.sandboxes.resume, service.sandboxes.hibernate, service.sandboxes.pause, service.sandboxes.kill):
+                    with pytest.raises(NotFoundError):
+                        await verb(box.id, other)
+            for box, state in zip((first, second), states, strict=True):
+                assert box.state is Life.HIBERNATED
+                await check(box, state)
+                assert (await shell(box, "hostname")).strip() == box.id
+            drawn = {await cell(box, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for box in (first, second)}
+            assert len(drawn) == 2
+
+
+async def test_a_container_says_why_it_cannot() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            box = await make(service, IN_CONTAINER)
+            with pytest.raises(UnsupportedError, match="memory is in the hands of the host's kernel") as refused:
+                await service.sandboxes.hibernate(box.id, OPERATOR)
+            assert (refused.value.code, refused.value.status) == (ErrorCode.UNSUPPORTED, 501)
+            assert box.state is Life.RUNNING
+            assert await cell(box, "print(1)") == "1\n"
+
+
+async def test_one_that_is_written_later_than_anybody_waits_sleeps_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            box = await make(service)
+            state = await fill(box)
+            monkeypatch.setattr("sandlot.core.lives.resting.WRITE_TIMEOUT_S", 0.001)
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            assert box.state is Life.HIBERNATED
+            await check(box, state)

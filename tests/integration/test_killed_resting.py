@@ -1,0 +1,108 @@
+"""SIGKILL of the service while a sandbox hibernates or wakes, and while a pool is filled or asked: nothing is lost, nothing half is used.
+
+What lived or slept is found again by the next service with all that was in it; pools have what they should again, clean; nothing is left on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.access import OPERATOR
+from sandlot.model.states import State as Life
+from sandlot.server.compose import Service
+from tests.support.abandoned import POOL, POOLED, own_cache, stocked
+from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell
+from tests.support.until import until
+
+
+@contextmanager
+def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A state directory whose service was killed at that step, and what it had said."""
+    with killed_at("abandoned", deed, step) as (folder, told):
+        yield folder, told
+        assert saved(folder) == []
+
+
+def soaks(*steps: str) -> list[Any]:
+    return [pytest.param(step, marks=pytest.mark.soak) for step in steps]
+
+
+async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
+    box = service.sandboxes.find(told["box"], OPERATOR)
+    await until(lambda: box.adopted.is_set() or box.state in {Life.STOPPED, Life.FAILED})
+    return box
+
+
+async def goes_on(service: Service, folder: Path, box: Sandbox, told: dict[str, Any]) -> None:
+    """It has all that it had, and can be put to sleep and woken again."""
+    await service.sandboxes.resume(box.id, OPERATOR)
+    await check(box, State("first", told["ticker"]))
+    assert saved(folder) == []
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    assert saved(folder) == [box.id]
+    await service.sandboxes.resume(box.id, OPERATOR)
+    await check(box, State("first", told["ticker"]))
+
+
+@pytest.mark.parametrize("step", ["writing", *soaks("intended", "at rest", "written", "recorded", "given back")])
+async def test_while_it_hibernates(step: str) -> None:
+    with abandoned("hibernate", step) as (folder, told):
+        async with real_service(folder) as service:
+            box = await settled(service, told)
+            if "hibernated" in told:
+                assert box.state is Life.HIBERNATED
+            assert box.state in {Life.RUNNING, Life.HIBERNATED}
+            assert saved(folder) == ([box.id] if box.state is Life.HIBERNATED else [])
+            await goes_on(service, folder, box, told)
+
+
+@pytest.mark.parametrize("step", ["restored", *soaks("preparing", "restoring", "recorded as woken")])
+async def test_while_it_wakes(step: str) -> None:
+    with abandoned("wake", step) as (folder, told):
+        assert "woken" not in told
+        async with real_service(folder) as service:
+            box = await settled(service, told)
+            assert box.state in {Life.RUNNING, Life.HIBERNATED}
+            await goes_on(service, folder, box, told)
+
+
+@pytest.mark.parametrize("step", ["claimed", *soaks("thawed", "told of")])
+async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
+    with abandoned("claim", step) as (folder, told):
+        assert "made" not in told
+        async with real_service(folder, pools=POOL) as service:
+            (pool,) = (told.pool for told in service.sandboxes.pools.all())
+            for box in service.sandboxes.all(OPERATOR):  # recorded as one that runs, though nobody was told: it does
+                await box.within_reach()  # a claim is recorded while its guest wakes, so this can be after any of the steps
+                assert box.state is Life.RUNNING
+                assert await cell(box, "print('used' in globals())") == "False\n"
+            await stocked(service)
+            waiting = {member.id for member in pool.ready}
+            claimed = await make(service, POOLED)
+            assert claimed.id in waiting, "the pool has recovered"
+            assert await cell(claimed, "print('used' in globals())") == "False\n"
+            assert (await shell(claimed, "hostname")).strip() == claimed.id
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", ["frozen", "restoring", "rehearsed", "snapshot of the template", "snapshot to be proved", "snapshot published"])
+async def test_while_a_pool_is_filled(step: str) -> None:
+    with abandoned("refill", step) as (folder, _):
+        cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
+        async with real_service(folder, pools=POOL, cache_dir=cache) as service:
+            assert list(service.sandboxes.all(OPERATOR)) == []
+            await stocked(service)
+            (told,) = service.sandboxes.pools.all()
+            assert told.error == ""
+            claimed = await make(service, POOLED)
+            assert told.pool.claims.get("hot") == 1
+            assert await cell(claimed, "print(6 * 7)") == "42\n"
+            shelf = cache / "snapshots"  # what was half made is gone, and what is there is whole
+            await until(lambda: not [entry for entry in shelf.iterdir() if entry.is_dir() and not (entry / "made.json").is_file()])

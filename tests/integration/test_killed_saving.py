@@ -1,0 +1,132 @@
+"""SIGKILL of the service in the middle of snapshots and forks: no half of one can be used, what was reported is there, and nothing is left.
+
+Whatever it was at, the sandbox itself lives on with all that is in it; then the next service ends it, and nothing of any is on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.lives.adoption import USE_WORD
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.saved.forks import NewFork
+from sandlot.model.access import OPERATOR
+from sandlot.server.compose import Service
+from tests.support.forsaken import COUNT
+from tests.support.saving import State, check, killed_at, real_service, saved, shell
+from tests.support.until import until
+
+
+@contextmanager
+def forsaken(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A state directory whose service was killed at that step, and what it had said."""
+    with killed_at("forsaken", deed, step) as found:
+        yield found
+
+
+async def lives_on(service: Service, told: dict[str, Any]) -> Sandbox:
+    box = service.sandboxes.find(told["box"], OPERATOR)
+    await check(box, State("first", told["ticker"]))
+    return box
+
+
+async def listed(service: Service) -> list[str]:
+    return [record.id for record in (await service.core.snapshots.page(OPERATOR, after=None, limit=99))[0]]
+
+
+def live(service: Service) -> set[str]:
+    return {box.id for box in service.sandboxes.all(OPERATOR)}
+
+
+def soaks(*steps: str) -> list[Any]:
+    return [pytest.param(step, marks=pytest.mark.soak) for step in steps]
+
+
+@pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
+async def test_while_a_snapshot_is_taken(step: str) -> None:
+    with forsaken("take", step) as (folder, told):
+        assert "snapshot" not in told, "nobody was told of it"
+        async with real_service(folder) as service:
+            box = await lives_on(service, told)
+            there = await listed(service)
+            assert saved(folder) == there
+            assert len(there) == (1 if step == "recorded" else 0)
+            if there:
+                await check(await service.core.snapshots.create(NewSandbox(snapshot="kept"), OPERATOR), State("first", told["ticker"]))
+            else:  # the name is free, and the sandbox can be written again
+                await service.core.snapshots.take(box.id, OPERATOR, name="kept")
+            assert len(await listed(service)) == 1
+
+
+async def test_while_one_is_tried_and_its_files_are_packed() -> None:
+    with forsaken("take", "packing") as (folder, told):
+        async with real_service(folder) as service:
+            box = await lives_on(service, told)
+            snapshots = service.core.snapshots
+            await snapshots.verifier.settled()
+            record = await snapshots.look(told["snapshot"], OPERATOR)
+            assert (record.layer, record.problem) == (True, "")
+            assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.layer", "image"]
+            await until(lambda: live(service) == {box.id})  # the copies were for that alone
+
+
+@pytest.mark.parametrize("step", ["forgotten"])
+async def test_while_a_snapshot_is_deleted(step: str) -> None:
+    with forsaken("delete", step) as (folder, told):
+        async with real_service(folder) as service:
+            await lives_on(service, told)
+            assert await listed(service) == saved(folder) == []
+
+
+@pytest.mark.parametrize("step", ["restoring", *soaks("conceived", "one is told of")])
+async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
+    with forsaken("create", step) as (folder, told):
+        assert "made" not in told
+        async with real_service(folder) as service:
+            box = await lives_on(service, told)
+            assert await listed(service) == saved(folder) == [told["snapshot"]]
+            for other in service.sandboxes.all(OPERATOR):
+                if other.id != box.id and USE_WORD not in other.metadata:  # recorded as one that runs, so it runs
+                    await check(other, State("first", told["ticker"]))
+            again = await service.core.snapshots.create(NewSandbox(snapshot="kept"), OPERATOR)
+            await check(again, State("first", told["ticker"]))
+
+
+@pytest.mark.parametrize(
+    "step", ["one is told of", *soaks("writing", "written", "conceived", "restoring", "one waits", "all are told of", "image removed")]
+)
+async def test_while_it_is_forked(step: str) -> None:
+    with forsaken("fork", step) as (folder, told):
+        assert "children" not in told or step == "image removed", "that is done behind the answer"
+        async with real_service(folder) as service:
+            box = await lives_on(service, told)
+            assert saved(folder) == []
+            found = live(service) - {box.id}
+            assert len(found) in {"one is told of": {1, 2, 3}, "all are told of": {3}, "image removed": {3}}.get(step, {0})
+            children = await service.core.forks.fork(box.id, OPERATOR, NewFork(COUNT), key="k")
+            assert len(children) == COUNT
+            if len(found) == COUNT:
+                assert {child.id for child in children} == found, "what was made whole is given again"
+            await until(lambda: live(service) == {box.id, *(child.id for child in children)})
+            for child in children:
+                await check(child, State("first", told["ticker"]))
+                assert (await shell(child, "hostname")).strip() == child.id
+
+
+@pytest.mark.parametrize("step", ["one has ended"])
+async def test_while_one_is_promoted(step: str) -> None:
+    with forsaken("promote", step) as (folder, told):
+        kept, *others = told["children"]
+        async with real_service(folder) as service:
+            box = await lives_on(service, told)
+            await service.core.forks.promote(kept, OPERATOR)
+            await until(lambda: live(service) == {box.id, kept})
+            assert (await service.core.forks.promote(kept, OPERATOR)).ended == ()
+            await check(service.sandboxes.find(kept, OPERATOR), State("first", told["ticker"]))
+            assert set(others) & live(service) == set()

@@ -1,0 +1,212 @@
+"""Pools and template snapshots on a real host: bursts, deaths, kills at any moment, two services with one cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.core.pools.shelf import IMAGE, MADE
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.sdk.operating.pools import PoolInfo
+from tests.support.localservice import TEMPLATE, LocalService, local_service
+from tests.support.sweeping import sweep
+from tests.support.traces import NOTHING, settle
+
+PATIENCE_S = 240.0
+SMALL = {"memory": "256M", "cpus": 1.0, "disk": "256M"}
+"""What these tests' pools hold: a kind of their own, whose snapshot nobody else makes or uses."""
+
+
+def wait_for(condition: Callable[[], object], service: LocalService) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, (service.client.pools.list(), service.log())
+        time.sleep(0.05)
+
+
+@contextmanager
+def pool(service: LocalService, warm: int, **more: object) -> Iterator[PoolInfo]:
+    """A pool that is full; removed in the end."""
+    made = service.client.pools.create(TEMPLATE, warm=warm, max=warm, **{**SMALL, **more})  # type: ignore[arg-type] # options
+    try:
+        wait_for(lambda: service.client.pools.get(made.id).ready == warm, service)
+        yield made
+    finally:
+        service.client.pools.remove(made.id)
+
+
+def create(service: LocalService) -> Sandbox:
+    return service.create(TEMPLATE, **SMALL)
+
+
+@pytest.fixture
+def cache() -> Iterator[Path]:
+    """A cache directory with the machine's images and no template snapshot."""
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-cache-"))
+    for kind in ("images", "interpreters", "guests", "roots", "locks", "tmp"):
+        if (DEFAULT_CACHE / kind).exists():
+            (folder / kind).symlink_to(DEFAULT_CACHE / kind)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def snapshots(cache: Path) -> list[Path]:
+    """Whole ones."""
+    return [path for path in (cache / "snapshots").glob("*") if (path / MADE).exists()]
+
+
+def half_made(cache: Path) -> list[Path]:
+    return list((cache / "snapshots").glob(".making-*"))
+
+
+def test_a_burst_within_the_pool_is_answered_from_it_and_the_rest_is_answered_all_the_same(service: LocalService) -> None:
+    with pool(service, 3) as made:
+        with ThreadPoolExecutor(5) as threads:
+            boxes = list(threads.map(lambda _: create(service), range(5)))
+        claims = service.client.pools.get(made.id).claims
+        assert claims["hot"] >= 3
+        assert claims["hot"] + claims["direct"] + claims["blank"] == 5
+        assert len({box.id for box in boxes}) == 5
+        assert {box.run_code("print(6 * 7)").stdout for box in boxes} == {"42\n"}
+        for box in boxes:
+            box.kill()
+
+
+def test_a_blank_takes_the_snapshot_of_its_template(service: LocalService) -> None:
+    made = service.client.pools.create(TEMPLATE, warm=0, max=0, blank=1, **SMALL)  # type: ignore[arg-type] # options
+    wait_for(lambda: service.client.pools.get(made.id).blank_ready == 1, service)
+    with create(service) as box:
+        assert box.run_code("print(6 * 7)").stdout == "42\n"
+        assert service.client.pools.get(made.id).claims["blank"] == 1
+    service.client.pools.remove(made.id)
+
+
+def test_what_was_killed_while_it_waited_is_noticed_and_replaced(service: LocalService) -> None:
+    with pool(service, 1) as made:
+        before = service.refs()
+        for pids in Path("/sys/fs/cgroup").glob(f"**/{next(iter(before))}/cgroup.procs"):
+            for pid in pids.read_text("ascii").split():
+                os.kill(int(pid), signal.SIGKILL)
+            break
+        with create(service) as box:  # whether or not it has been noticed by now
+            assert box.run_code("print(6 * 7)").stdout == "42\n"
+        wait_for(lambda: service.client.pools.get(made.id).ready == 1, service)
+        assert service.refs() - before
+
+
+def test_two_services_make_a_snapshot_once_and_both_use_it(cache: Path) -> None:
+    env = {"SANDLOT_CACHE_DIR": str(cache)}
+    with local_service(env) as one, local_service(env) as other:
+        pools = [each.client.pools.create(TEMPLATE, warm=1, max=1, **SMALL) for each in (one, other)]  # type: ignore[arg-type] # options
+        for each, made in zip((one, other), pools, strict=True):
+            wait_for(lambda each=each, made=made: each.client.pools.get(made.id).ready == 1, each)  # type: ignore[misc]
+        (whole,) = snapshots(cache)
+        words = json.loads((whole / MADE).read_text("utf-8"))
+        assert words["look"]["template"] == TEMPLATE
+        assert words["made_of"]["memory_bytes"] == 256 << 20
+        logs = [sum(record.get("event") == "template.written" for record in each.records()) for each in (one, other)]
+        assert sorted(logs) == [0, 1]
+        for each, made in zip((one, other), pools, strict=True):
+            with create(each) as box:
+                assert box.run_code("print(6 * 7)").stdout == "42\n"
+            assert each.client.pools.get(made.id).claims["hot"] == 1
+            each.client.pools.remove(made.id)
+
+
+def test_one_that_is_stale_or_broken_is_not_used_and_made_anew(cache: Path) -> None:
+    env = {"SANDLOT_CACHE_DIR": str(cache)}
+    with local_service(env) as first, pool(first, 1):
+        pass
+    (whole,) = snapshots(cache)
+    words = json.loads((whole / MADE).read_text("utf-8"))
+    stale = whole.with_name("0" * 64)
+    shutil.copytree(whole, stale)  # of the same look, and made of something else
+    (stale / MADE).write_text(json.dumps({**words, "made_of": {}}), "utf-8")
+    for file in (whole / IMAGE).glob("pages*.img"):
+        file.write_bytes(b"x" * 4096)
+    with local_service(env) as second, pool(second, 1), create(second) as box:
+        assert box.run_code("print(6 * 7)").stdout == "42\n"
+    (now,) = snapshots(cache)
+    assert now.name == whole.name
+    assert (now / IMAGE / "pages.img").stat().st_size > 4096
+
+
+@pytest.mark.parametrize("moment", ["build", pytest.param("refill", marks=pytest.mark.soak), "claim"])
+def test_a_service_that_is_killed_leaves_nothing_and_no_half_made_snapshot_is_used(cache: Path, moment: str) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    service = LocalService(folder, {"SANDLOT_CACHE_DIR": str(cache)})
+    try:
+        service.start()
+        made = service.client.pools.create(TEMPLATE, warm=2, max=2, **SMALL)  # type: ignore[arg-type] # options
+        if moment == "build":
+            wait_for(lambda: half_made(cache), service)
+        else:
+            wait_for(lambda: service.client.pools.get(made.id).ready >= (1 if moment == "refill" else 2), service)
+        told: list[str] = []
+        asking = threading.Thread(target=_ask, args=(service, told))
+        if moment == "claim":
+            asking.start()
+            time.sleep(0.01)
+        service.end(signal.SIGKILL)
+        if moment == "claim":
+            asking.join()
+        service.start()  # the pool was made at run time, so it is there again
+        wait_for(lambda: service.client.pools.get(made.id).ready == 2, service)
+        assert half_made(cache) == []
+        assert len(snapshots(cache)) == 1
+        alive = {info.id for info in service.client.sandboxes()}
+        assert set(told) <= alive
+        for each in alive:
+            with Sandbox.connect(each, client=service.client) as box:
+                assert box.run_code("print(6 * 7)").stdout == "42\n"
+        with create(service) as box:
+            assert box.run_code("print(6 * 7)").stdout == "42\n"
+        service.client.pools.remove(made.id)
+        settle(service.traces, NOTHING)
+        assert service.end() == 0, service.log()
+        settle(service.traces, NOTHING)
+    finally:
+        service.end(signal.SIGKILL)
+        sweep(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ask(service: LocalService, told: list[str]) -> None:
+    with suppress(Exception):  # its service is killed under it
+        told.append(create(service).id)
+
+
+def test_a_service_that_ends_takes_its_pool_along_and_leaves_its_sandboxes(cache: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    service = LocalService(folder, {"SANDLOT_CACHE_DIR": str(cache), "SANDLOT_POOLS": f"{TEMPLATE}=1:1"})
+    try:
+        service.start()
+        wait_for(lambda: (pools := service.client.pools.list()) and pools[0].ready == 1, service)
+        box = service.create(TEMPLATE)
+        ref = next(iter(service.refs()))
+        box.run_code("kept = 42")
+        assert service.end() == 0, service.log()
+        assert len(service.refs()) == 1
+        service.start()
+        assert service.client.pools.list()[0].claims["hot"] == 0
+        with Sandbox.connect(box.id, client=service.client) as again:
+            assert again.run_code("kept").text == "42"
+        assert ref
+        assert service.end() == 0, service.log()
+        settle(service.traces, NOTHING)
+    finally:
+        service.end(signal.SIGKILL)
+        sweep(folder)
+        shutil.rmtree(folder, ignore_errors=True)

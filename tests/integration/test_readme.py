@@ -1,0 +1,39 @@
+"""The README's programs run as they stand, each in a process of its own with a service of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.localservice import LocalService
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PROGRAMS = {
+    heading: program
+    for heading, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    for program in re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
+}
+SAY = {
+    "A first program": r"6\n.*Linux .*",
+    "Pause, hibernate, snapshot, fork": r"45\n\n\['0\\n', '45\\n', '90\\n'\]\n45\n\n",
+}
+"""What each of them writes."""
+
+
+def test_every_program_is_run_here() -> None:
+    assert set(PROGRAMS) == set(SAY)
+
+
+@pytest.mark.parametrize("heading", SAY)
+def test_a_program_says_what_it_should_and_leaves_nothing(service: LocalService, heading: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(service.data_dir)}
+    done = subprocess.run([sys.executable, "-c", PROGRAMS[heading]], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(SAY[heading], done.stdout, re.DOTALL), done.stdout
+    assert service.client.sandboxes() == []
+    assert service.client.snapshots.list() == []

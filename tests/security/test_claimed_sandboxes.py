@@ -1,0 +1,191 @@
+"""Promise: a sandbox that waited in a pool is as new as one that was booted for its request, and two of them share nothing.
+
+What could leak: from the making (the neutral life that it had before), from whoever claimed another one, and from one copy of a memory to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sandlot import Sandbox
+from tests.support.localservice import LocalService, local_service
+
+TEMPLATE = "code-interpreter"
+FILL_S = 240.0
+
+LOOK = r"""
+import json, os, socket, subprocess, sys
+def files():
+    found = {}
+    for top in ("/tmp", "/var/tmp", "/dev/shm", "/home", "/root", "/workspace", "/run", "/var/log", "/etc"):
+        for folder, _, names in os.walk(top):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    status = os.lstat(path)
+                except OSError:
+                    continue
+                found[path] = status.st_size
+    return found
+def commands():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            argv = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+        except OSError:
+            continue
+        found.append(" ".join(os.fsdecode(each) for each in argv[:1]).rpartition("/")[2])
+    return sorted(found)
+def environments():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found.append(open(f"/proc/{pid}/environ", "rb").read().decode("utf-8", "replace"))
+        except OSError:
+            continue
+    return "\n".join(found)
+print(json.dumps({
+    "files": files(), "commands": commands(), "environments": environments(), "environment": dict(os.environ), "host": socket.gethostname(),
+    "names": sorted(globals()), "argv": sys.argv, "folder": os.getcwd(), "ids": [os.getuid(), os.getgid()],
+}))
+"""
+
+DRAWS = r"""
+import json, os, random, secrets, tempfile, uuid
+import numpy
+print(json.dumps([
+    os.urandom(16).hex(), random.random(), random.Random().random(), secrets.token_hex(8), str(uuid.uuid4()), numpy.random.random(),
+    numpy.random.default_rng().random(), os.path.basename(tempfile.mktemp()),
+]))
+"""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A service, sandboxes of it that were claimed from a pool, and one that was booted for its request."""
+
+    service: LocalService
+    claimed: list[Sandbox]
+    booted: Sandbox
+
+
+def filled(service: LocalService, pool: str, count: int) -> None:
+    deadline = time.monotonic() + FILL_S
+    while service.client.pools.get(pool).ready < count:
+        assert time.monotonic() < deadline, (service.client.pools.get(pool), service.log())
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module", params=["gvisor", "container"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with local_service(isolation=request.param) as service, ExitStack() as stack:
+        pool = service.client.pools.create(TEMPLATE, warm=2, max=2, isolation=request.param)
+        filled(service, pool.id, 2)
+        # The first has been used, and holds something, before the second is claimed.
+        first = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "first", "SECRET_OF_THE_FIRST": "x41"}, metadata={"who": "first"}))
+        first.run_code("secret = 'x42'\nopen('/tmp/of-the-first', 'w').write('x43')\nimport sys\nsys.path.append('/of-the-first')")
+        first.commands.run("sleep 1000", background=True)
+        second = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "second"}))
+        told = service.client.pools.get(pool.id)
+        service.client.pools.remove(pool.id)
+        assert told.claims["hot"] == 2, told
+        # Another limit is another kind: there is neither a pool nor a template snapshot of it.
+        booted = stack.enter_context(service.create(TEMPLATE, memory="1025M", envs={"OWN": "booted"}))
+        yield Rig(service, [first, second], booted)
+
+
+def told(sandbox: Sandbox, code: str) -> Any:  # noqa: ANN401 - JSON
+    done = sandbox.run_code(code)
+    assert done.error is None, done.error
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def looks(rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The second one that was claimed, and the one that was booted, as code in them finds them."""
+    return told(rig.claimed[1], LOOK), told(rig.booted, LOOK)
+
+
+def test_it_has_the_files_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    claimed, booted = looks
+    assert claimed["files"] == booted["files"]
+
+
+def test_it_has_the_processes_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+    claimed, booted = looks
+    assert set(claimed["commands"]) == set(booted["commands"])
+    assert len(claimed["commands"]) <= len(booted["commands"]) + 1  # the next kernel is made ahead, or about to be
+    assert "sleep" not in claimed["commands"]
+    assert rig.claimed[1].commands.list() == []
+
+
+def test_its_environment_is_its_own(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+    claimed, booted = looks
+    own = {name for name in claimed["environment"] if claimed["environment"][name] != booted["environment"].get(name)}
+    assert claimed["environment"].keys() == booted["environment"].keys()
+    assert own <= {"OWN", "HOSTNAME", "SANDLOT_SANDBOX_ID"}
+    assert claimed["environment"]["OWN"] == "second"
+    for word in ("SECRET_OF_THE_FIRST", "first", "template", "tried"):
+        assert word not in claimed["environments"].replace("code-interpreter", "")
+    assert rig.claimed[1].commands.run("echo $OWN").stdout == "second\n"
+
+
+def test_it_is_called_as_it_is(rig: Rig, looks: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    claimed, booted = looks
+    assert (claimed["host"] == rig.claimed[1].id) == (booted["host"] == rig.booted.id)
+    assert rig.claimed[0].commands.run("hostname").stdout.strip() == rig.claimed[0].id
+    assert "template" not in claimed["host"]
+
+
+def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+    claimed, booted = looks
+    for name in ("names", "argv", "folder", "ids"):
+        assert claimed[name] == booted[name]
+    second = rig.claimed[1]
+    assert second.run_code("'secret' in globals(), '/of-the-first' in __import__('sys').path").text == "(False, False)"
+    assert [context.id for context in second.contexts.list()] == [context.id for context in rig.booted.contexts.list()]
+    fresh = second.contexts.create("python")
+    assert second.run_code("len(In), len(Out)", context=fresh).text == "(2, 0)"
+    assert second.run_code("import readline\nreadline.get_current_history_length()", context=fresh).text in {"0", None}
+    second.contexts.remove(fresh)
+
+
+def test_two_share_no_randomness(rig: Rig) -> None:
+    draws = [told(sandbox, DRAWS) for sandbox in (*rig.claimed, rig.booted)]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not set(map(str, draws[one])) & set(map(str, draws[other]))
+    bash = [sandbox.commands.run("echo $RANDOM$RANDOM$RANDOM; head -c 8 /dev/urandom | od -An -tx8").stdout for sandbox in rig.claimed]
+    assert bash[0] != bash[1]
+
+
+def test_two_share_no_file_and_no_process(rig: Rig) -> None:
+    first, second = rig.claimed
+    assert second.commands.run("ls /tmp/of-the-first").exit_code != 0
+    first.commands.run("echo more > /dev/shm/more; echo more > /workspace/more")
+    assert second.commands.run("cat /dev/shm/more /workspace/more").stdout == ""
+    assert first.commands.run("pkill -x sleep; echo done").stdout == "done\n"
+    assert second.is_running()
+
+
+def test_its_limits_and_its_clock_are_its_own(rig: Rig) -> None:
+    second = rig.claimed[1]
+    assert abs(float(second.commands.run("date +%s.%N").stdout) - time.time()) < 60
+    assert abs(told(second, "import json, time; print(json.dumps(time.time()))") - time.time()) < 60
+    assert second.commands.run("sleep 30", timeout=0.5).exit_code != 0
+    assert second.usage().limits == second.info().limits
+
+
+def test_nothing_of_the_making_is_in_the_records(rig: Rig) -> None:
+    """The log of runs and the events tell of what its owner did, and of nothing that was done to it before."""
+    second = rig.claimed[1]
+    events = [event.type for event in rig.service.client.events.list(sandbox=second.id)]
+    assert events == ["sandbox.created"]
+    codes = [run.code for run in rig.service.client.executions.list(sandbox=second.id)]
+    assert not any(code == "print(1)" for code in codes)

@@ -1,0 +1,110 @@
+"""Lives of sandboxes at the seam below the service: booted, written down, restored; each with the link to its guest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandlot.drivers.registry import DriverSettings, open_driver
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.link.client import Link
+from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
+from sandlot.model.ids import new_node_id, new_sandbox_id
+from sandlot.model.ports import Blank, Driver, Instance
+from sandlot.model.specs import Limits, ProcessSpec, RootFs, SandboxSpec, Shape, User, shell_argv
+
+PIDS = 64
+LIMITS = Limits(memory_bytes=1 << 30, disk_bytes=256 << 20, pids=PIDS)
+
+
+@dataclass(slots=True)
+class Inside:
+    """One sandbox and how tests speak to it."""
+
+    instance: Instance
+    link: Link
+
+    async def run(self, *argv: str, user: User = User.USER, cwd: str | None = None, timeout_s: float = 60) -> tuple[bytes, bytes, ProcessResult]:
+        """Run a program; its stdout, stderr and result."""
+        call = await self.link.start(ProcessSpec(argv, user=user, cwd=cwd, timeout_s=timeout_s))
+        output = {1: bytearray(), 2: bytearray()}
+        async for item in call:
+            assert isinstance(item, Output), item
+            output[item.channel] += item.data
+        return bytes(output[1]), bytes(output[2]), await call.result()
+
+    async def sh(self, command: str, user: User = User.USER, timeout_s: float = 60) -> str:
+        """Run a shell command line that must succeed; its stdout."""
+        out, err, result = await self.run(*shell_argv(command), user=user, timeout_s=timeout_s)
+        assert result.exit_code == 0, (result, out, err)
+        return out.decode()
+
+    async def cell(self, code: str, timeout_s: float | None = 60, kernel: str = "default") -> tuple[str, list[Display | CellError], CellResult]:
+        """Run a cell; what it printed, displayed or raised, and its result."""
+        call = await self.link.execute(code, kernel=kernel, timeout_s=timeout_s)
+        text, told = bytearray(), []
+        async for item in call:
+            if isinstance(item, Output):
+                text += item.data
+            elif isinstance(item, Display | CellError):
+                told.append(item)
+        return text.decode("utf-8", "replace"), told, await call.result()
+
+
+@dataclass
+class House:
+    """A driver, and the sandboxes that a test has of it."""
+
+    driver: Driver
+    root: RootFs
+    folder: Path
+    template: str
+    held: list[Blank | Instance] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+
+    async def open(self, snapshot: Path | None = None) -> Inside:
+        """A sandbox, booted or restored, that was greeted and is asleep."""
+        spec = SandboxSpec(id=new_sandbox_id(new_node_id()), template=self.template, limits=LIMITS)
+        blank = await self.driver.prepare(Shape(root=self.root, limits=LIMITS), snapshot=snapshot)
+        self.held.append(blank)
+        instance = await (blank.boot(spec) if snapshot is None else blank.restore(snapshot, spec))
+        self.held[-1] = instance
+        link = await self.greet(instance)
+        assert link.asleep
+        return Inside(instance, link)
+
+    async def greet(self, instance: Instance) -> Link:
+        link = await Link.greet(await instance.connect())
+        self.links.append(link)
+        return link
+
+    async def copies(self, of: Inside, count: int) -> list[Inside]:
+        """Copies of a live sandbox, asleep; it goes on itself."""
+        image = self.folder / f"image-{len(self.held)}"
+        await of.link.checkpoint(armed=True)
+        await of.instance.snapshot(image, keep_running=True, durable=False)
+        await of.link.checkpoint(armed=False)
+        return [await self.open(image) for _ in range(count)]
+
+    async def end(self) -> None:
+        for link in self.links:
+            await link.aclose()
+        for held in self.held:
+            await held.destroy()
+
+
+@asynccontextmanager
+async def house(folder: Path, template: str) -> AsyncIterator[House]:
+    store = ImageStore(cache_from(os.environ))
+    made = House(open_driver("gvisor", DriverSettings(node=new_node_id(), data_dir=folder)), store.root(template), folder, template)
+    try:
+        yield made
+    finally:
+        await made.end()
+
+
+async def wake(inside: Inside, identity: str, **env: str) -> None:
+    await inside.link.wake(identity=identity, hostname=identity, env=env, pids=PIDS, deadline_s=600, memory_bytes=LIMITS.memory_bytes)

@@ -1,0 +1,90 @@
+"""Debian bookworm's own runsc, of December 2022: below the floor of what Sandlot starts sandboxes on, and another build than any later one.
+
+It knows less: no systrap, no directfs, one image in place of three. What is said to it here is what its own release takes; everything
+else is Sandlot's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandlot.drivers.oci.checkpoint.cli import CliEngine
+from sandlot.drivers.oci.checkpoint.images import STATE
+from sandlot.drivers.oci.gvisor import runtime as gvisor
+from sandlot.drivers.oci.gvisor.runtime import Runsc
+from sandlot.drivers.oci.places import VIEW_FOLDER
+from sandlot.drivers.oci.runtime import Engine, EngineError, Live, Program, ask, content_sha256
+
+VERSION = "0.0~20221219.0-2+b3"
+_UNKNOWN = ("--directfs=", "--host-fifo=")
+
+
+def download(folder: Path) -> Program | None:
+    """It, from Debian's archive by apt; None where that has it not."""
+    folder.mkdir()
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        return None
+    if subprocess.run(["apt-get", "download", f"runsc={VERSION}"], cwd=folder, capture_output=True, timeout=120, check=False).returncode != 0:
+        return None
+    (package,) = folder.glob("*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, folder / "tree"], check=True, timeout=60)
+    file = folder / "tree" / "usr" / "bin" / "runsc"
+    version = ask(file, "--version").stdout.decode().partition("\n")[0].removeprefix("runsc version ")
+    return Program("runsc", file, content_sha256(file), version)
+
+
+def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
+    """What is said to a build, whichever it is."""
+    told = gvisor.flags(program, disk_bytes)
+    if not is_old(program):
+        return told
+    instead = {"--platform": "--platform=ptrace", "--overlay2": "--overlay2=root:memory"}
+    return tuple(instead.get(word.partition("=")[0], word) for word in told if not word.startswith(_UNKNOWN))
+
+
+def is_old(program: Program) -> bool:
+    """Whether it is this one."""
+    return gvisor.release_date(program.version) < gvisor.FLOOR
+
+
+class OldEngine(CliEngine):
+    """Its command line writes one image and ends the sandbox; it restores into sandboxes of its own making only, its control socket into any."""
+
+    async def save(self, live: Live, image: Path) -> None:
+        await self._run(live, "checkpoint", image=image)
+
+    async def restore(self, live: Live, image: Path) -> None:
+        await asyncio.to_thread(_restore, live.folder.ref, image)
+
+
+def _restore(ref: str, image: Path) -> None:
+    message = json.dumps({"method": "containerManager.Restore", "arg": {"SandboxID": ref}}).encode()
+    with (image / STATE).open("rb") as state, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"\0runsc-sandbox.{ref}\0")
+        socket.send_fds(connection, [message], [state.fileno()])
+        answer = json.loads(connection.recv(1 << 16))
+    if not answer["success"]:
+        raise EngineError(answer["err"])
+
+
+@dataclass(frozen=True, slots=True)
+class EitherRunsc(Runsc):
+    """A runtime that starts any build with what that build takes."""
+
+    def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
+        return (*flags(program, disk_bytes), "run", "-detach", *_BUNDLE, ref)
+
+    def create_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
+        return (*flags(program, disk_bytes), "create", *_BUNDLE, ref)
+
+    def engine(self, program: Program) -> Engine:
+        return OldEngine(flags) if is_old(program) else super(EitherRunsc, self).engine(program)
+
+
+_BUNDLE = (f"-bundle={VIEW_FOLDER}/bundle", f"-pid-file={VIEW_FOLDER}/pid")

@@ -1,0 +1,197 @@
+"""A whole service in the test's own process on real drivers, and sandboxes with state in them that can be looked for again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.sandbox import Sandbox
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.model.access import OPERATOR
+from sandlot.model.specs import MIB, Limits, ProcessSpec
+from sandlot.server.compose import Service, open_service
+from sandlot.server.settings import Settings
+from tests.support.sweeping import sweep
+from tests.support.traces import NOTHING, settle, traces
+from tests.support.until import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
+BASE = NewSandbox(template="base", limits=SMALL, network="none")
+IN_CONTAINER = replace(BASE, isolation="container")
+
+TICKING = """
+(i=0; while true; do i=$((i+1)); echo $i > /workspace/ticks.new; mv /workspace/ticks.new /workspace/ticks; sleep 0.05; done) > /dev/null 2>&1 &
+echo $!
+"""
+"""A process in the background that is seen to go on."""
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    """A state directory; in the end nothing of it may be on the host."""
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))  # pytest's may be too long for a unix socket (unix(7): 107 bytes)
+    try:
+        yield folder
+        settle(lambda: traces(folder), NOTHING)
+    finally:
+        with ThreadPoolExecutor(1) as elsewhere:  # it has an event loop of its own
+            elsewhere.submit(sweep, folder).result()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A state directory on a file system of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m,mode=0700", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill_up(folder: Path, *, but_bytes: int) -> Path:
+    """Take all that is free of a folder's file system, but for so much."""
+    room = os.statvfs(folder)
+    file = folder / "filled"
+    with file.open("wb") as taken:
+        os.posix_fallocate(taken.fileno(), 0, room.f_bavail * room.f_frsize - but_bytes)
+    return file
+
+
+def settings_of(folder: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any of the settings
+    """A service of that state directory, without pools, that allows containers."""
+    chosen = {"data_dir": folder, "cache_dir": DEFAULT_CACHE, "isolation_allowed": ("gvisor", "container"), "pools": (), **changes}
+    return replace(Settings(), **chosen)
+
+
+@asynccontextmanager
+async def real_service(folder: Path, *, keep: bool = False, **changes: Any) -> AsyncIterator[Service]:  # noqa: ANN401
+    """It, open.
+
+    Args:
+        folder: Its state directory.
+        keep: Whether its sandboxes live on in the end, for the next one.
+        changes: Of its settings.
+    """
+    async with open_service(settings_of(folder, **changes), keep=keep) as service:
+        yield service
+
+
+async def make(service: Service, asked: NewSandbox = BASE) -> Sandbox:
+    """A sandbox of the operator's."""
+    return await service.sandboxes.create(asked, OPERATOR)
+
+
+async def shell(box: Sandbox, command: str, *, timeout_s: float = 120.0) -> str:
+    """What a command line prints; it must succeed."""
+    done = await processes.run(box, ProcessSpec(("/bin/sh", "-c", command), timeout_s=timeout_s))
+    output = "".join(capture.text() for capture in (done.stdout, done.stderr))
+    assert done.outcome.exit_code == 0, output
+    return output
+
+
+async def cell(box: Sandbox, text: str) -> str:
+    """What code prints in the sandbox's own kernel; it must succeed."""
+    done = await code.execute(box, Cell(text, timeout_s=120.0))
+    assert done.outcome.status == "ok", done.error
+    return done.stdout.text()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was put into a sandbox.
+
+    Args:
+        word: In a variable and a file of its name.
+        ticker: The process in the background.
+        size: Of the array, in bytes; 0 is none.
+    """
+
+    word: str
+    ticker: int
+    size: int = 0
+
+
+async def fill(box: Sandbox, word: str = "first", size: int = 0) -> State:
+    """Put a variable, a file, an array and a background process into a sandbox."""
+    await cell(box, f"word = {word!r}\nkept = bytearray(range(256)) * ({size} // 256)\nfile = open('/workspace/open', 'w+')\nfile.write(word)")
+    await shell(box, f"echo {word} > /workspace/word; ln -s word /workspace/link")
+    ticker = int((await shell(box, TICKING)).split()[0])
+    return State(word, ticker, size)
+
+
+async def check(box: Sandbox, state: State, *, memory: bool = True) -> None:
+    """All of it is there, and what ran goes on.
+
+    Args:
+        box: Where.
+        state: What was put into it, or into what it comes from.
+        memory: Whether what was in memory is to be there; otherwise it must not.
+    """
+    assert (await shell(box, "cat /workspace/word /workspace/link")).split() == [state.word, state.word]
+    if not memory:
+        assert await cell(box, "print('word' in globals())") == "False\n"
+        return
+    told = json.loads(
+        await cell(
+            box,
+            "import hashlib, json\nfile.flush(); file.seek(0)\nprint(json.dumps([word, len(kept), hashlib.sha256(kept).hexdigest(), file.read()]))",
+        )
+    )
+    whole = bytearray(range(256)) * (state.size // 256)
+    assert told == [state.word, state.size // 256 * 256, hashlib.sha256(whole).hexdigest(), state.word]
+    first = int(await shell(box, f"kill -0 {state.ticker}; cat /workspace/ticks"))
+
+    async def ticked() -> bool:
+        return int(await shell(box, "cat /workspace/ticks")) > first
+
+    await until(ticked)
+
+
+def saved(folder: Path) -> list[str]:
+    """The folders of images that there are."""
+    return sorted(each.name for each in (folder / "saved").iterdir()) if (folder / "saved").is_dir() else []
+
+
+async def gone(folder: Path, *ids: str) -> None:
+    """Return once the folders of some images are removed."""
+    await until(lambda: not set(ids) & set(saved(folder)))
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def killed_at(program: str, deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A state directory whose service was killed at that step, and what it had said.
+
+    Args:
+        program: The module of ``tests.support`` that is the service.
+        deed: What it does.
+        step: Where it kills itself.
+    """
+    with place() as folder:
+        command = [sys.executable, "-m", f"tests.support.{program}", str(folder), deed, step]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as service:
+            assert service.stdout is not None
+            told: dict[str, Any] = {}
+            for line in service.stdout:
+                if line.startswith("{"):
+                    told |= json.loads(line)
+        assert service.returncode == -9, told
+        yield folder, told

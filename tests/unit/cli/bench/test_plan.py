@@ -1,0 +1,107 @@
+"""Which rows are measured by what, and that none keeps another from being measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from sandlot.cli.bench import plan
+from sandlot.cli.bench.figures import KINDS
+from sandlot.cli.bench.rig import CannotError, Rig
+from sandlot.cli.main import dispatch
+from sandlot.model.errors import ErrorCode, UnsupportedError
+
+if TYPE_CHECKING:
+    from sandlot.cli.bench.natives import Natives
+    from sandlot.sdk import AsyncClient
+
+
+def test_every_row_is_measured_by_one_step() -> None:
+    assert sorted(key for step in plan.STEPS for key in step.keys) == sorted(KINDS)
+
+
+def test_steps_are_those_that_the_rows_need() -> None:
+    assert plan.steps(None) == plan.STEPS
+    assert [step.keys for step in plan.steps(["wake", "noop"])] == [("noop",), ("hibernate", "wake")]
+    with pytest.raises(ValueError, match=r"no row 'nonsense'.*noop, create_cold"):
+        plan.steps(["noop", "nonsense"])
+
+
+def test_a_row_that_there_is_none_of_is_a_wrong_use(capfd: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["bench", "--only", "noop,nonsense"]) == 2
+    assert "no row 'nonsense'" in capfd.readouterr().err
+
+
+def rig(made: list[dict[str, int] | None]) -> Rig:
+    """One whose service is not asked: how sandboxes came to be is what is given, one answer after the other."""
+
+    class Told(Rig):
+        async def made_by(self) -> dict[str, int] | None:
+            return made.pop(0)
+
+    return Told(cast("AsyncClient", None), cast("Natives", None), label="test")
+
+
+def step(work: Callable[[Rig], None], *keys: str) -> plan.Step:
+    async def done(rig: Rig) -> None:
+        await asyncio.sleep(0)
+        work(rig)
+
+    return plan.Step(done, keys)
+
+
+async def test_a_row_that_cannot_be_measured_says_why_and_the_next_is_measured() -> None:
+    def unsupported(rig: Rig) -> None:
+        rig.add("fork_1", 1.0)
+        raise UnsupportedError("A container takes no snapshot.", code=ErrorCode.UNSUPPORTED, hint="Choose gvisor.")
+
+    def cannot(_: Rig) -> None:
+        raise CannotError("A cell failed.")
+
+    used, said = rig([None] * 6), list[str]()
+    steps = (step(unsupported, "fork_1"), step(cannot, "run_code"), step(lambda rig: rig.add("noop", 2.0), "noop"))
+    await plan.measure(used, steps, None, said.append)
+    assert {key: (row.why, row.values) for key, row in used.samples.items()} == {
+        "fork_1": ("A container takes no snapshot. Choose gvisor.", []),
+        "run_code": ("A cell failed.", []),
+        "noop": (None, [2.0]),
+    }
+    assert said == ["fork_1", "run_code", "noop"]
+
+
+async def test_what_is_measured_along_with_a_row_is_not_told() -> None:
+    def both(rig: Rig) -> None:
+        rig.add("hibernate", 1.0)
+        rig.add("wake", 2.0)
+
+    used = rig([None, None])
+    await plan.measure(used, (step(both, "hibernate", "wake"),), ["wake"], lambda _: None)
+    assert list(used.samples) == ["wake"]
+
+
+async def test_the_hit_rate_is_of_the_rows_that_a_pool_was_filled_for() -> None:
+    used = rig([{"boot": 3}, {"boot": 3, "hot": 9, "direct": 1}, {"boot": 3, "hot": 9, "direct": 1}, {"boot": 8, "hot": 9, "direct": 1}])
+    steps = (step(lambda rig: rig.add("tti_burst", 1.0), "tti_burst"), step(lambda rig: rig.add("create_cold", 1.0), "create_cold"))
+    await plan.measure(used, steps, None, lambda _: None)
+    assert used.sources == {"tti_burst": {"hot": 9, "direct": 1}, "create_cold": {"boot": 5}}
+    assert used.pool_report() == {"made_by": {"hot": 9, "direct": 1}, "hit_rate": 0.9}
+
+
+async def test_what_is_in_no_figure_is_not_counted() -> None:
+    def burst(rig: Rig) -> None:
+        rig.aside = {"direct": 1}
+        rig.add("tti_burst", 1.0)
+
+    used = rig([{"direct": 4}, {"direct": 5, "hot": 9}, {"direct": 5, "hot": 9}, {"direct": 6, "hot": 9}])
+    steps = (step(burst, "tti_burst"), step(lambda rig: rig.add("restore_base", 1.0), "restore_base"))
+    await plan.measure(used, steps, None, lambda _: None)
+    assert used.sources == {"tti_burst": {"hot": 9}, "restore_base": {"direct": 1}}
+
+
+async def test_a_service_that_does_not_tell_has_no_hit_rate() -> None:
+    used = rig([None, None])
+    await plan.measure(used, (step(lambda rig: rig.add("tti_burst", 1.0), "tti_burst"),), None, lambda _: None)
+    assert used.pool_report() == {"made_by": {}, "hit_rate": None}

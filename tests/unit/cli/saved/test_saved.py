@@ -1,0 +1,171 @@
+"""What the commands about rests, snapshots and forks ask of the service, and what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.scripted import Reply, Script, Seen, problem
+
+__all__ = ["service"]
+
+BOX: dict[str, Any] = {"id": "sb-1", "state": "running", "template": "base", "created_at": "2026-11-22T00:00:00+00:00"}
+SNAPSHOT: dict[str, Any] = {
+    "id": "snap-1",
+    "name": "mine",
+    "kind": "memory",
+    "sandbox": "sb-1",
+    "template": "base",
+    "isolation": "gvisor",
+    "size_bytes": 3 << 20,
+    "created_at": "2026-11-22T00:00:00+00:00",
+    "node": "abcd",
+}
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    return service
+
+
+def found(then: Reply | Callable[[Seen], Reply]) -> Callable[[Seen], Reply]:
+    """A service that knows any sandbox, and what it answers to everything else."""
+
+    def answer(seen: Seen) -> Reply:
+        if seen.method == "GET" and seen.path.startswith("/v1/sandboxes/sb-") and seen.path.count("/") == 3:
+            return Reply(200, {**BOX, "id": seen.path.rpartition("/")[2], "state": "paused"})
+        return then(seen) if callable(then) else then
+
+    return answer
+
+
+def asked(there: Script) -> list[tuple[str, str, Any]]:
+    """What was asked beside looks at sandboxes."""
+    return [(seen.method, seen.path, seen.json() if seen.body else None) for seen in there.seen if seen.method != "GET" or seen.path.count("/") != 3]
+
+
+@pytest.mark.parametrize(
+    "words, verb, body",
+    [("pause", "pause", None), ("hibernate", "hibernate", None), ("resume", "resume", {}), ("wake --timeout 60", "wake", {"timeout": 60})],
+)
+def test_rests_go_on_after_a_failure_and_print_what_was_done(
+    there: Script, capsys: pytest.CaptureFixture[str], words: str, verb: str, body: object
+) -> None:
+    there.say(found(lambda seen: Reply(200, BOX) if "sb-2" in seen.path else problem(409, "conflict")))
+    assert dispatch([*words.split(), "sb-1", "sb-2"]) == 1
+    assert capsys.readouterr() == ("sb-2\n", "sandlot: sb-1: it is conflict do this\n")
+    assert asked(there) == [("POST", f"/v1/sandboxes/sb-{number}/{verb}", body) for number in (1, 2)]
+    assert dispatch([*words.split(), "sb-2"]) == 0
+
+
+def test_a_snapshot_is_taken_and_its_id_alone_is_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(found(Reply(201, SNAPSHOT)))
+    assert dispatch(["snapshot", "create", "sb-1", "--name", "mine", "--kind", "files"]) == 0
+    assert capsys.readouterr() == ("snap-1\n", "sandlot: 3M on the service's disk\n")
+    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/snapshot", {"name": "mine", "kind": "files"})]
+    assert dispatch(["snapshot", "create", "sb-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["size_bytes"] == 3 << 20
+
+
+def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"snapshots": [SNAPSHOT, {**SNAPSHOT, "id": "snap-2", "name": None}], "next_cursor": None}))
+    assert dispatch(["snapshot", "ls"]) == 0
+    heads, first, second = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "FROM"]
+    assert (first.split()[:6], first.split()[-1]) == (["snap-1", "mine", "memory", "base", "gvisor", "3M"], "sb-1")
+    assert second.split()[:2] == ["snap-2", "-"]
+    assert dispatch(["snapshot", "ls", "-q"]) == 0
+    assert capsys.readouterr().out == "snap-1\nsnap-2\n"
+    assert dispatch(["snapshot", "ls", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["mine", None]
+    there.say(Reply(200, {"snapshots": [], "next_cursor": None}))
+    assert dispatch(["snapshot", "ls"]) == 0
+    assert capsys.readouterr() == ("", "There is no snapshot; `sandlot snapshot create ID` takes one.\n")
+
+
+def test_a_snapshot_is_looked_at(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, SNAPSHOT))
+    assert dispatch(["snapshot", "info", "mine"]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (told["id"], told["size"], told["sandbox"]) == ("snap-1", "3M", "sb-1")
+
+
+def test_snapshots_are_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(problem(404, "snapshot_not_found"), Reply(204))
+    assert dispatch(["snapshot", "rm", "mine", "snap-2"]) == 1
+    assert capsys.readouterr() == ("snap-2\n", "sandlot: mine: it is snapshot_not_found do this\n")
+
+
+def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(found(Reply(201, {"sandboxes": [{**BOX, "id": "sb-2"}, {**BOX, "id": "sb-3"}]})))
+    assert dispatch(["fork", "sb-1", "-n", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
+    assert capsys.readouterr().out == "sb-2\nsb-3\n"
+    body = {"count": 2, "name": "n", "metadata": {"a": "b"}, "env": {"A": "1"}, "timeout": 60}
+    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/fork", body)]
+    assert dispatch(["fork", "sb-1"]) == 0
+    assert asked(there)[-1][2] == {"count": 1}
+    capsys.readouterr()
+    assert dispatch(["fork", "sb-1", "--json"]) == 0
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)] == ["sb-2", "sb-3"]
+    assert dispatch(["fork", "sb-1", "-n", "101"]) == 2
+
+
+def test_a_tree_is_drawn(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    def branch(id_: str, parent: str | None) -> dict[str, Any]:
+        return {"id": id_, "parent": parent, "state": "running", "name": None, "created_at": BOX["created_at"]}
+
+    branches = [branch("sb-1", None), branch("sb-2", "sb-1"), branch("sb-4", "sb-1"), branch("sb-3", "sb-2")]
+    there.say(found(Reply(200, {"root": "sb-1", "sandboxes": branches})))
+    assert dispatch(["tree", "sb-2"]) == 0
+    drawn = [line.partition("  -")[0].rstrip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert drawn == ["sb-1", "  sb-2 *", "    sb-3", "  sb-4"]
+    assert dispatch(["tree", "sb-2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["root"] == "sb-1"
+
+
+def test_a_fork_is_promoted(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(found(Reply(200, {"ended": ["sb-2", "sb-3"]})))
+    assert dispatch(["promote", "sb-1"]) == 0
+    assert capsys.readouterr().out == "sb-2\nsb-3\n"
+    there.say(found(Reply(200, {"ended": []})))
+    assert dispatch(["promote", "sb-1"]) == 0
+    assert capsys.readouterr() == ("", "It has no siblings that live.\n")
+
+
+def test_create_from_a_snapshot_asks_for_no_template(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(201, BOX))
+    assert dispatch(["create", "--snapshot", "mine", "--on-timeout", "hibernate", "--no-auto-resume"]) == 0
+    assert capsys.readouterr().out == "sb-1\n"
+    body = {"snapshot": "mine", "on_timeout": "hibernate", "auto_resume": False, "env": {}, "metadata": {}}
+    assert asked(there) == [("POST", "/v1/sandboxes", body)]
+    assert dispatch(["create", "--snapshot", "mine", "-t", "base"]) == 2
+
+
+def test_info_and_ls_tell_of_rests(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    box = {
+        **BOX,
+        "state": "hibernated",
+        "snapshot": "snap-1",
+        "parent": "sb-0",
+        "restored": "memory",
+        "on_timeout": "hibernate",
+        "auto_resume": False,
+    }
+    there.say(Reply(200, box))
+    assert dispatch(["info", "sb-1"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["state", "hibernated"] in lines
+    assert ["snapshot", "snap-1"] in lines
+    assert ["parent", "sb-0"] in lines
+    assert ["restored", "memory"] in lines
+    assert ["on", "timeout", "hibernate"] in lines
+    assert ["auto", "resume", "no"] in lines
+    there.say(Reply(200, {"sandboxes": [box], "next_cursor": None}))
+    assert dispatch(["ls"]) == 0
+    assert "hibernated" in capsys.readouterr().out.splitlines()[1].split()

@@ -1,0 +1,59 @@
+"""What ``sandlot pool`` asks of the service, and what it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.operating.test_pools import POOL
+from tests.unit.sdk.scripted import Reply, Script
+
+__all__ = ["service"]
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    return service
+
+
+def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(201, POOL))
+    assert dispatch(["pool", "create", "-t", "base", "--warm", "2", "--max", "4", "--blank", "1", "--memory", "512M"]) == 0
+    assert capsys.readouterr().out == f"{POOL['id']}\n"
+    assert there.seen[-1].json() == {"template": "base", "limits": {"memory_bytes": 512 << 20}, "warm": 2, "max": 4, "blank": 1}
+
+
+def test_ls_tells_what_waits_and_how_many_requests_were_answered(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"pools": [{**POOL, "error": "no room\x1b[31m"}]}))
+    assert dispatch(["pool", "ls"]) == 0
+    told = capsys.readouterr()
+    head, row = told.out.splitlines()
+    assert head.split()[:3] == ["ID", "TEMPLATE", "ISOLATION"]
+    assert row.split() == ["pool-abcdefghijkl", "base", "gvisor", "0.5", "1G", "1+1", "2", "4", "0/1", "3", "1", "75%", "20M"]
+    assert "no room" in told.err
+    assert "\x1b" not in told.err
+    there.say(Reply(200, {"pools": []}), Reply(200, {"pools": [POOL]}))
+    assert dispatch(["pool", "ls"]) == 0
+    assert "sandlot pool create" in capsys.readouterr().err
+    assert dispatch(["pool", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["claims"]["hot"] == 3
+
+
+def test_set_needs_something_to_set(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["pool", "set", "base"]) == 2
+    assert there.seen == []
+    there.say(Reply(200, POOL))
+    assert dispatch(["pool", "set", "base", "--warm", "2"]) == 0
+    assert there.seen[-1].json() == {"warm": 2}
+    assert capsys.readouterr().out.splitlines()[1].split() == ["pool-abcdefghijkl", "2", "4", "1"]
+
+
+def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(204, None), Reply(204, None))
+    assert dispatch(["pool", "rm", "base", "pool-abcdefghijkl"]) == 0
+    assert capsys.readouterr().out == "base\npool-abcdefghijkl\n"
+    assert [seen.path for seen in there.seen] == ["/v1/pools/base", "/v1/pools/pool-abcdefghijkl"]

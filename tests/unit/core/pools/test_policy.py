@@ -1,0 +1,96 @@
+"""What a pool does next."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from sandlot.core.pools import policy
+from sandlot.core.pools.kinds import Sizes
+from sandlot.core.pools.policy import COOL_S, OLDEST_S, Step, Stock
+
+HANDS = policy.AT_ONCE
+OLD_S = OLDEST_S + 1
+
+
+@pytest.mark.parametrize(
+    "sizes, stock, hands, wanted",
+    [
+        (Sizes(2, 4), Stock(ready=()), HANDS, Step(fill=2)),
+        (Sizes(9, 9), Stock(ready=()), HANDS, Step(fill=2)),
+        (Sizes(2, 4), Stock(ready=()), 0, Step()),
+        (Sizes(2, 4), Stock(ready=(), filling=2), HANDS, Step()),
+        (Sizes(2, 4), Stock(ready=(5.0, 1.0)), HANDS, Step()),
+        (Sizes(2, 4), Stock(ready=(5.0, 1.0), grown=1), HANDS, Step(fill=1)),
+        (Sizes(2, 4), Stock(ready=(5.0, 1.0), grown=9), HANDS, Step(fill=2)),
+        (Sizes(1, 4), Stock(ready=(5.0, 4.0, 3.0)), HANDS, Step(drop=2)),
+        (Sizes(0, 0), Stock(ready=(5.0,)), 0, Step(drop=1)),
+        # One that is too old stays until its successor is there.
+        (Sizes(1, 4), Stock(ready=(OLD_S,)), HANDS, Step(fill=1)),
+        (Sizes(1, 4), Stock(ready=(OLD_S,), filling=1), HANDS, Step(drop=1)),
+        (Sizes(1, 4), Stock(ready=(OLD_S, 1.0)), HANDS, Step(drop=1)),
+        (Sizes(1, 1), Stock(ready=(OLD_S,)), HANDS, Step(drop=1)),
+        (Sizes(1, 1), Stock(ready=(OLD_S,)), 0, Step()),
+        # Blanks take the hands that are left.
+        (Sizes(1, 1, 3), Stock(ready=()), HANDS, Step(fill=1, fill_blank=1)),
+        (Sizes(1, 1, 3), Stock(ready=(1.0,), blank=1, blank_filling=1), HANDS, Step(fill_blank=1)),
+        (Sizes(1, 1, 0), Stock(ready=(1.0,), blank=2), HANDS, Step(drop_blank=2)),
+    ],
+)
+def test_it_does_what_is_missing_and_no_more(sizes: Sizes, stock: Stock, hands: int, wanted: Step) -> None:
+    assert policy.step(sizes, stock, hands) == wanted
+
+
+@hypothesis.given(
+    warm=st.integers(0, 6),
+    more=st.integers(0, 6),
+    ready=st.lists(st.floats(0, 2 * OLDEST_S), max_size=12),
+    filling=st.integers(0, 3),
+    grown=st.integers(0, 8),
+    hands=st.integers(0, HANDS),
+)
+def test_it_stays_within_its_bounds(warm: int, more: int, ready: list[float], filling: int, grown: int, hands: int) -> None:
+    sizes = Sizes(warm, warm + more)
+    stock = Stock(ready=sorted(ready, reverse=True), filling=filling, grown=grown)
+    step = policy.step(sizes, stock, hands)
+    assert 0 <= step.fill <= hands
+    assert 0 <= step.drop <= len(ready)
+    if step.fill:
+        assert len(ready) + filling + step.fill <= sizes.max
+    if len(ready) - step.drop < policy.target(sizes, grown) - filling:
+        assert step.drop == 0 or any(age_s > OLDEST_S for age_s in ready)
+
+
+def test_it_grows_by_what_it_missed_and_no_further_than_it_may() -> None:
+    sizes, grown = Sizes(1, 4), 0
+    for wanted in (1, 2, 3, 3):
+        grown = policy.grown_by_miss(sizes, grown)
+        assert grown == wanted
+    assert policy.target(sizes, grown) == 4
+
+
+def test_it_shrinks_by_one_for_each_time_that_is_quiet() -> None:
+    assert policy.shrunk(3, COOL_S - 1) == 3
+    assert policy.shrunk(3, COOL_S) == 2
+    assert policy.shrunk(3, 10 * COOL_S) == 0
+
+
+def test_failures_make_the_next_try_later_and_later() -> None:
+    waits = [policy.back_off_s(failures) for failures in range(10)]
+    assert waits[0] == 0
+    assert waits == sorted(waits)
+    assert waits[1] > 0
+    assert waits[-1] == waits[-2]
+
+
+def test_work_is_followed_by_rest() -> None:
+    assert policy.pause_s(1.0) == pytest.approx(1.0 / policy.WORK_SHARE - 1.0)
+
+
+def test_requests_put_off_the_making_and_not_for_ever() -> None:
+    assert policy.is_calm(100.0, float("-inf"), None)
+    assert not policy.is_calm(100.0, 99.9, 99.9)
+    assert policy.is_calm(100.0, 100.0 - policy.CALM_S, 99.0)
+    assert not policy.is_calm(100.0, 99.9, 100.0 - policy.PATIENT_S + 0.1)
+    assert policy.is_calm(100.0, 99.9, 100.0 - policy.PATIENT_S)

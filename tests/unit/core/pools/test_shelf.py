@@ -1,0 +1,112 @@
+"""Where template snapshots lie: whole or not there, shared, and not removed from under who uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, Shelf
+
+ONE, TWO = "1" * 64, "2" * 64
+LOOK = {"template": "base", "isolation": "gvisor"}
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def made(shelf: Shelf, key: str, look: dict[str, str] = LOOK) -> None:
+    lock = shelf.lock(key)
+    assert lock is not None
+    (shelf.begin(key) / IMAGE).mkdir()
+    shelf.publish(key, {"look": look})
+    os.close(lock)
+
+
+def names(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "snapshots").iterdir() if not path.name.startswith(".lock-")}
+
+
+def test_what_was_published_is_there_and_what_was_not_is_not(shelf: Shelf, tmp_path: Path) -> None:
+    assert shelf.take(ONE) is None
+    lock = shelf.lock(ONE)
+    assert lock is not None
+    (shelf.begin(ONE) / IMAGE).mkdir()
+    assert shelf.take(ONE) is None
+    shelf.publish(ONE, {"look": LOOK, "size_bytes": 7})
+    held = shelf.take(ONE)
+    assert held is not None
+    assert held.image.is_dir()
+    assert held.made["size_bytes"] == 7
+    assert (tmp_path / "snapshots").stat().st_mode & 0o077 == 0
+    held.release()
+    os.close(lock)
+
+
+def test_one_at_a_time_makes_a_key(shelf: Shelf) -> None:
+    lock = shelf.lock(ONE)
+    assert lock is not None
+    assert shelf.lock(ONE) is None
+    other = shelf.lock(TWO)
+    assert other is not None
+    os.close(other)
+    os.close(lock)
+    again = shelf.lock(ONE)
+    assert again is not None
+    os.close(again)
+
+
+def test_what_somebody_uses_is_not_removed(shelf: Shelf, tmp_path: Path) -> None:
+    made(shelf, ONE)
+    held, twice = shelf.take(ONE), Shelf(tmp_path).take(ONE)
+    assert held is not None
+    assert twice is not None
+    held.release()
+    assert not shelf.remove(ONE)
+    assert twice.image.is_dir()
+    twice.release()
+    assert shelf.remove(ONE)
+    assert names(tmp_path) == set()
+    assert shelf.take(ONE) is None
+
+
+def test_a_new_one_takes_the_place_of_the_stale_one_of_its_look(shelf: Shelf, tmp_path: Path) -> None:
+    made(shelf, ONE)
+    made(shelf, TWO)
+    made(shelf, "3" * 64, {"template": "other"})
+    assert shelf.replaced(TWO, LOOK) == 1
+    assert names(tmp_path) == {TWO, "3" * 64}
+
+
+def test_what_a_killed_service_left_is_swept_and_what_is_being_made_is_not(shelf: Shelf, tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from sandlot.core.pools.shelf import Shelf\n"
+        "shelf = Shelf(Path(sys.argv[1])); shelf.lock(sys.argv[2]); (shelf.begin(sys.argv[2]) / 'image').mkdir(); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path), ONE], check=False)
+    assert names(tmp_path) == {f".making-{ONE}"}
+    lock = shelf.lock(TWO)
+    assert lock is not None
+    shelf.begin(TWO)
+    assert shelf.sweep() == 1
+    assert names(tmp_path) == {f".making-{TWO}"}
+    os.close(lock)
+
+
+def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> None:
+    made(shelf, ONE)
+    made(shelf, TWO)
+    long_ago_s = time.time() - UNUSED_S - 60
+    for key in (ONE, TWO):
+        os.utime(tmp_path / "snapshots" / key / MADE, (long_ago_s, long_ago_s))
+    held = shelf.take(TWO)
+    assert held is not None
+    assert shelf.sweep() == 1
+    assert names(tmp_path) == {TWO}
+    held.release()

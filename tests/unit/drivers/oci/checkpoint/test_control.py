@@ -1,0 +1,155 @@
+"""What is said to a control socket and what is made of its answers, whatever they are; a real one answers in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.drivers.oci.checkpoint import control, images
+from sandlot.drivers.oci.checkpoint.control import ControlEngine, call
+from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.runtime import EngineError, Live, Program
+from sandlot.host.launch import Started
+from sandlot.host.processes import Identity
+
+REF = "ab27-aaaaaaaaaaaaaaaa"
+NOBODY = Identity(1, 1)
+
+
+class Far:
+    """The far side: keeps what it is told, and answers as it is told to."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.heard: list[Any] = []
+        self.contents: list[bytes] = []
+        self.answers: list[bytes] = [b'{"success":true,"err":"","result":{"seen":1}}']
+        self._listening = listening
+
+    def serve(self) -> None:
+        client, _ = self._listening.accept()
+        with client:
+            message, files, _, _ = socket.recv_fds(client, 1 << 16, 8)
+            self.heard.append(json.loads(message))
+            for file in files:
+                self.contents.append(os.read(file, 100) if os.get_blocking(file) and _is_readable(file) else b"")
+                os.close(file)
+            for answer in self.answers:
+                client.sendall(answer)
+
+
+def _is_readable(file: int) -> bool:
+    return os.lseek(file, 0, os.SEEK_END) > 0 and os.lseek(file, 0, os.SEEK_SET) == 0
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Live:
+    """In a folder whose socket's path is longer than an address can be."""
+    folder = Folder(tmp_path / ("x" * 120) / REF)
+    folder.runtime.mkdir(parents=True)
+    return Live(folder, Started(NOBODY, NOBODY), Program("runsc", Path("/usr/bin/runsc"), "00", "x"))
+
+
+@pytest.fixture
+def far(live: Live) -> Iterator[Far]:
+    handle = os.open(live.folder.runtime, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"/proc/self/fd/{handle}/{live.folder.control.name}")
+        os.close(handle)
+        listening.listen()
+        listening.settimeout(10)
+        yield Far(listening)
+
+
+async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it gives
+    serving = asyncio.create_task(asyncio.to_thread(far.serve))
+    try:
+        return await work()
+    finally:
+        await serving
+
+
+async def test_a_call_is_one_message_and_one_answer(live: Live, far: Far) -> None:
+    far.answers = [b'{"success":tr', b'ue,"err":"","result":[1]}']
+    assert await told(far, lambda: call(live, "some.Method", {"a": 1})) == [1]
+    assert far.heard == [{"method": "some.Method", "arg": {"a": 1}}]
+
+
+@pytest.mark.parametrize(
+    "answers, words",
+    [
+        ([b'{"success":false,"err":"no space left on device"}'], "no space left on device"),
+        ([b'{"success":false}'], "without a word"),
+        ([b"[1]"], "the runtime's answer is none"),
+        ([b'{"success":'], "the sandbox has ended"),
+        ([], "the sandbox has ended"),
+        ([json.dumps({"success": False, "err": "x" * 5000}).encode()], "x" * 400),
+    ],
+)
+async def test_a_refusal_is_told_in_its_words(live: Live, far: Far, answers: list[bytes], words: str) -> None:
+    far.answers = answers
+    with pytest.raises(EngineError) as refused:
+        await told(far, lambda: call(live, "some.Method", None))
+    assert words in str(refused.value)
+    assert len(str(refused.value)) <= 400
+
+
+async def test_an_image_of_another_processor_is_told_from_other_refusals(live: Live, far: Far) -> None:
+    far.answers = [b'{"success":false,"err":"incompatible FeatureSet: missing features: avx512f"}']
+    with pytest.raises(EngineError) as refused:
+        await told(far, lambda: call(live, "some.Method", None))
+    assert refused.value.is_foreign
+    assert not EngineError("no space left on device").is_foreign
+
+
+async def test_an_answer_without_end_is_cut_off(live: Live, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MOST_BYTES", 1000)
+    far.answers = [b"[" + b"1," * 2000]
+    with pytest.raises(EngineError, match="too long"):
+        await told(far, lambda: call(live, "some.Method", None))
+
+
+async def test_silence_is_given_up(live: Live, far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    del far  # it listens, and accepts nobody
+    monkeypatch.setattr(control, "PATIENCE_S", 0.05)
+    with pytest.raises(EngineError, match="has not answered"):
+        await call(live, "some.Method", None)
+
+
+async def test_nobody_there_is_said_so(live: Live) -> None:
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await call(live, "some.Method", None)
+    live.folder.runtime.rmdir()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await call(live, "some.Method", None)
+
+
+async def test_images_go_with_it_in_the_runtimes_order(live: Live, far: Far, tmp_path: Path) -> None:
+    for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY):
+        (tmp_path / name).write_text(name)
+    await told(far, lambda: ControlEngine().restore(live, tmp_path))
+    assert far.contents == [b"checkpoint.img", b"pages_meta.img", b"pages.img"]
+    assert far.heard == [{"method": "containerManager.Restore", "arg": {"HavePagesFile": True, "HaveDeviceFile": False}}]
+
+
+async def test_a_checkpoint_always_lets_the_sandbox_go_on(live: Live, far: Far, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    images.begin(image)
+    await told(far, lambda: ControlEngine().save(live, image))
+    (heard,) = far.heard
+    assert heard["arg"]["Resume"] is True
+    assert {(file.name, file.stat().st_mode & 0o777) for file in image.iterdir()} == {
+        (name, 0o600) for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY)
+    }
+
+
+async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: Live, tmp_path: Path) -> None:
+    (tmp_path / images.STATE).touch()
+    with pytest.raises(EngineError, match=r"pages_meta\.img: No such file"):
+        await ControlEngine().restore(live, tmp_path)

@@ -1,0 +1,84 @@
+"""The folder of a snapshot: whole or not there, and root's alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.checkpoint import images, manifest
+from sandlot.model.errors import ConflictError
+from tests.unit.drivers.oci.checkpoint.test_manifest import MANIFEST
+
+
+def written(image: Path) -> Path:
+    images.begin(image)
+    for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY):
+        (image / name).write_bytes(b"x" * 5000)
+    return image
+
+
+def test_it_appears_under_its_name_with_its_manifest(tmp_path: Path) -> None:
+    into = tmp_path / "saved" / "one" / "image"
+    image = written(tmp_path / "image.new")
+    wrote = dataclasses.replace(MANIFEST, files=images.sizes(image))
+    assert images.finish(image, wrote, into, durable=True) == sum(file.stat().st_blocks * 512 for file in into.iterdir()) >= 4 * 4096
+    assert not image.exists()
+    assert manifest.read(into) == wrote
+    assert images.lacks(into, wrote) == ""
+    assert into.stat().st_mode & 0o777 == into.parent.stat().st_mode & 0o777 == 0o700
+    assert (into / manifest.NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_beginning_removes_what_an_attempt_left(tmp_path: Path) -> None:
+    image = written(tmp_path / "image.new")
+    images.begin(image)
+    assert list(image.iterdir()) == []
+    images.discard(image)
+    images.discard(image)
+    assert not image.exists()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_name_that_is_taken_is_refused(durable: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    into = tmp_path / "image"
+    into.mkdir()
+    with pytest.raises(ConflictError):
+        images.finish(written(tmp_path / "image.new"), MANIFEST, into, durable=durable)
+    assert list(into.iterdir()) == []
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_it_is_carried_to_another_file_system_whole_or_not_at_all(breaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    real, into = Path.rename, tmp_path / "far" / "image"
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name == "image.new":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        if breaks:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    image = written(tmp_path / "image.new")
+    if breaks:
+        with pytest.raises(OSError, match="No space"):
+            images.finish(image, MANIFEST, into, durable=True)
+        assert list(into.parent.iterdir()) == []
+        return
+    images.finish(image, MANIFEST, into, durable=True)
+    assert (into / images.MEMORY).read_bytes() == b"x" * 5000
+    assert [file.name for file in into.parent.iterdir()] == ["image"]
+    assert {file.stat().st_mode & 0o777 for file in into.iterdir()} == {0o600}
+    assert not image.exists()
+
+
+def test_what_is_missing_or_cut_off_is_named(tmp_path: Path) -> None:
+    image = written(tmp_path / "image")
+    wrote = dataclasses.replace(MANIFEST, files=images.sizes(image))
+    (image / images.MEMORY).write_bytes(b"x")
+    assert images.lacks(image, wrote) == "pages.img has 1 bytes, and was written with 5000"
+    (image / images.MEMORY).unlink()
+    assert images.lacks(image, wrote) == "pages.img is missing"

@@ -1,0 +1,64 @@
+"""What a restore needs known: read back as written, and what fits where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.drivers.oci.checkpoint.manifest import NAME, Manifest, load, read
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
+
+LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
+SHAPE = Shape(RootFs(Path("/cache/tree"), "root"), LIMITS)
+MANIFEST = Manifest("gvisor", "runsc", "a" * 64, "0.0~20240729.0", "root", LIMITS, {"checkpoint.img": 10, "pages.img": 20})
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert load(MANIFEST.dump()) == MANIFEST
+    (tmp_path / NAME).write_text(MANIFEST.dump())
+    assert read(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"version": 2}', MANIFEST.dump()[:-20], MANIFEST.dump().replace('"cpus": 1.0', '"cpus": -1')]
+)
+def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
+    assert load(text) is None
+    (tmp_path / NAME).write_text(text)
+    assert read(tmp_path) is None
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+    (tmp_path / NAME).write_bytes(b"\xff\xfe")
+    assert read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        LIMITS,
+        replace(LIMITS, memory_bytes=2 * LIMITS.memory_bytes),
+        replace(LIMITS, disk_bytes=2 * LIMITS.disk_bytes),
+        replace(LIMITS, cpus=0.25, pids=16),
+        replace(LIMITS, cpus=8, pids=4096),
+    ],
+)
+def test_more_is_enough_and_some_limits_are_nobodys_business(limits: Limits) -> None:
+    assert MANIFEST.misfit(replace(SHAPE, limits=limits), "gvisor", "a" * 64) == ""
+
+
+@pytest.mark.parametrize(
+    "shape, driver, runtime, why",
+    [
+        (SHAPE, "other", "a" * 64, "the gvisor driver"),
+        (SHAPE, "gvisor", "b" * 64, "another build of runsc (0.0~20240729.0, aaaaaaaaaaaa), and this is bbbbbbbbbbbb"),
+        (replace(SHAPE, root=RootFs(Path("/cache/tree"), "another")), "gvisor", "a" * 64, "root file system root, and this is another"),
+        (replace(SHAPE, limits=replace(LIMITS, memory_bytes=255 * MIB)), "gvisor", "a" * 64, "256 MiB of memory, and would get 255 MiB"),
+        (replace(SHAPE, limits=replace(LIMITS, disk_bytes=63 * MIB)), "gvisor", "a" * 64, "64 MiB of disk, and would get 63 MiB"),
+    ],
+)
+def test_a_misfit_is_named(shape: Shape, driver: str, runtime: str, why: str) -> None:
+    assert why in MANIFEST.misfit(shape, driver, runtime)

@@ -1,0 +1,90 @@
+"""The guest's end of the link: what is written, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+from sandlot.guest.flow import wire
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.flow.wire import Wire
+from sandlot.protocol import events, greeting
+from sandlot.protocol.connection import HOST, Connection
+
+
+class Link:
+    """A guest's wire that was greeted and woken, and the host's end of it."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        their_in, self._to = os.pipe()
+        self._from, their_out = os.pipe()
+        self._fds = (their_in, self._to, self._from, their_out)
+        os.set_blocking(self._from, False)
+        self.opened: list[int] = []
+        self.wire = Wire(self.loop, their_in, their_out, self._happened)
+        self.wire.connection.asleep = False
+        self.host = Connection(HOST)
+        self.host.hello(b"n" * greeting.NONCE_BYTES)
+        self.exchange()
+
+    def _happened(self, event: events.Event) -> None:
+        if isinstance(event, events.Opened):
+            self.opened.append(event.stream)
+
+    def exchange(self) -> None:
+        """All that either has to say."""
+        for _ in range(4):
+            while (frame := self.host.next_frame()) is not None:
+                os.write(self._to, frame)
+            self.turn()
+            self.host.receive(self.written())
+
+    def turn(self) -> None:
+        for _ in range(2):
+            self.loop.soon(lambda: None)
+            self.loop.turn()
+
+    def written(self) -> bytes:
+        try:
+            return os.read(self._from, 1 << 20)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def link() -> Generator[Link]:
+    made = Link()
+    made.host.open({"call": "x"})
+    made.exchange()
+    yield made
+    made.close()
+
+
+def test_what_may_wait_goes_with_what_follows(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PATIENCE_S", 3600)
+    (stream,) = link.opened
+    link.wire.connection.send_bytes(stream, 1, b"output")
+    link.wire.flush_later()
+    link.turn()
+    assert link.written() == b""
+    link.wire.connection.send(stream, {"result": {}})
+    link.wire.flush_soon()
+    link.turn()
+    told = link.host.receive(link.written())
+    assert [type(event) for event in told] == [events.Bytes, events.Received]
+
+
+def test_what_may_wait_goes_alone_where_nothing_follows(link: Link) -> None:
+    (stream,) = link.opened
+    link.wire.connection.send_bytes(stream, 1, b"output")
+    link.wire.flush_later()
+    link.loop.turn()  # nothing else is due: it waits for the moment to pass
+    link.turn()
+    assert [type(event) for event in link.host.receive(link.written())] == [events.Bytes]

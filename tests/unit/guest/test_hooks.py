@@ -1,0 +1,148 @@
+"""Programs that run when a sandbox begins another life: in order, as whom they belong to, each for a while, all before what waits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sandlot.guest import hooks as module
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.hooks import LOG_BYTES, MOST, Hooks, programs
+
+
+class Machine:
+    """The guest around them, and its children."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.loop = Loop()
+        self.held: list[bool] = []
+        calls = SimpleNamespace(hold_starts=lambda: self.held.append(True), release_starts=lambda: self.held.append(False))
+        entropy = (bytes([number]) * 64 for number in range(100))
+        waking = SimpleNamespace(draw=lambda: next(entropy), identity="sb-me")
+        null = os.open(os.devnull, os.O_RDWR)
+        pids = SimpleNamespace(watch=lambda: None)
+        self.hooks = Hooks(SimpleNamespace(loop=self.loop, calls=calls, waking=waking, env={"OWN": "1"}, dev_null=null, pids=pids))  # type: ignore[arg-type]
+
+    def put(self, name: str, script: str, *, mode: int = 0o755, owner: int = 0) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(mode)
+        os.chown(path, owner, owner)
+
+    def turn(self, until: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < end_s
+            self.loop.after(0.01, lambda: None)
+            self.loop.turn()
+            pid = self.hooks.pid
+            if pid and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self.hooks.reaped(*os.waitpid(pid, 0))
+
+    def live(self) -> str:
+        """Begin a life; the log of it."""
+        self.held.clear()
+        self.hooks.begin()
+        self.turn(lambda: self.held == [] or not self.held[-1])
+        log = Path(module.LOG)
+        return log.read_text() if log.exists() else ""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    folder = tmp_path / "wake.d"
+    folder.mkdir()
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    monkeypatch.setattr(module, "LOG", str(tmp_path / "log/wake.log"))
+    monkeypatch.setattr(module, "programs", lambda: programs(str(folder)))
+    return Machine(folder)
+
+
+def test_where_there_are_none_nothing_waits(machine: Machine) -> None:
+    machine.put("text", "exit", mode=0o644)
+    (machine.folder / "folder").mkdir()
+    (machine.folder / "dangling").symlink_to("nowhere")
+    assert machine.live() == ""
+    assert machine.held == []
+    assert programs(str(machine.folder / "none")) == []
+
+
+def test_they_run_in_the_order_of_their_names_each_as_whom_it_belongs_to(machine: Machine) -> None:
+    machine.put("20-user", "id -u; echo $SANDLOT_ENTROPY", owner=1000)
+    machine.put("10-root", "id -u; echo $SANDLOT_ENTROPY $SANDLOT_SANDBOX_ID $OWN >&2")
+    machine.put("30-anybodys", "id -u; exit 3", mode=0o777)
+    lines = machine.live().splitlines()
+    own = f"{'00' * 64} sb-me 1", "01" * 64
+    assert lines[:3] == [f"{machine.folder}/10-root as root:", "0", own[0]]
+    assert lines[3:6] == [f"{machine.folder}/20-user as user:", "1000", own[1]]
+    assert lines[6:] == [f"{machine.folder}/30-anybodys as user:", "1000", "[exit status 3]"]
+    assert machine.held == [True, False]
+
+
+def test_one_that_does_not_end_is_killed_with_what_it_started_and_the_next_one_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.5)
+    mark = f"30{os.getpid()}"
+    machine.put("1", f"sleep {mark} & sleep {mark}")
+    machine.put("2", "echo next")
+    log = machine.live()
+    assert "[killed after 0.5 s]\n[ended by signal 9]\n" in log
+    assert log.endswith("next\n")
+    assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(each)]
+
+
+def test_what_cannot_be_started_is_told_and_passed_over(machine: Machine) -> None:
+    (machine.folder / "1").write_text("#!/no/such/interpreter\n")
+    (machine.folder / "1").chmod(0o755)
+    machine.put("2", "echo next")
+    log = machine.live()
+    assert "[There is no program" in log
+    assert log.endswith("next\n")
+
+
+def test_much_is_said_and_a_part_of_it_kept(machine: Machine) -> None:
+    machine.put("1", "head -c 10000000 /dev/zero | tr '\\0' x")
+    machine.put("2", "true")
+    assert len(machine.live()) == LOG_BYTES
+    machine.put("1", "echo short")
+    assert len(machine.live()) < 1000, "of the last life alone"
+
+
+def test_a_link_in_the_place_of_the_log_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+    log = Path(module.LOG)
+    log.parent.mkdir()
+    (tmp_path / "target").write_text("kept")
+    log.symlink_to(tmp_path / "target")
+    machine.put("1", "echo said")
+    assert "said" in machine.live()
+    assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_there_are_not_more_than_may_be(machine: Machine) -> None:
+    for number in range(MOST + 5):
+        machine.put(f"{number:02}", "true")
+    assert machine.live().count(" as root:") == MOST
+
+
+def test_another_life_in_the_middle_begins_them_anew(machine: Machine) -> None:
+    machine.put("1", "echo begun; sleep 1")
+    machine.hooks.begin()
+    first = machine.hooks.pid
+    machine.hooks.begin()
+    assert machine.hooks.pid != first
+    assert not machine.hooks.reaped(*os.waitpid(first, 0))
+    machine.turn(lambda: machine.held[-1] is False)
+    assert machine.held == [True, True, False]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,82 @@
+"""Pools as the SDK asks for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandlot.model.errors import NotFoundError
+from sandlot.model.specs import GIB, MIB, Limits
+from sandlot.sdk import Client
+from tests.unit.sdk.scripted import Reply, Script, problem
+
+POOL: dict[str, Any] = {
+    "id": "pool-abcdefghijkl",
+    "template": "base",
+    "isolation": "gvisor",
+    "limits": {"cpus": 0.5, "memory_bytes": GIB, "disk_bytes": 5 * GIB, "pids": 99},
+    "warm": 2,
+    "max": 4,
+    "blank": 1,
+    "ready": 1,
+    "filling": 1,
+    "blank_ready": 0,
+    "claims": {"hot": 3, "blank": 0, "direct": 1, "boot": 0},
+    "hit_rate": 0.75,
+    "snapshot": {"size_bytes": 20 * MIB, "made_at": "2026-11-22T15:00:00+00:00"},
+    "error": "",
+    "newer": True,
+}
+
+
+@pytest.fixture
+def client(service: Script) -> Iterator[Client]:
+    with Client(url=service.url) as client:
+        yield client
+
+
+def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
+    service.say(Reply(201, POOL))
+    made = client.pools.create("base", warm=2, max=4, blank=1, isolation="gvisor", cpus=0.5, memory="1G", disk=GIB, pids=99)
+    assert (service.seen[-1].method, service.seen[-1].path) == ("POST", "/v1/pools")
+    assert service.seen[-1].json() == {
+        "template": "base",
+        "isolation": "gvisor",
+        "limits": {"cpus": 0.5, "memory_bytes": GIB, "disk_bytes": GIB, "pids": 99},
+        "warm": 2,
+        "max": 4,
+        "blank": 1,
+    }
+    assert made.limits == Limits(cpus=0.5, pids=99)
+    assert (made.ready, made.filling, made.hit_rate, made.snapshot_bytes, made.claims["hot"]) == (1, 1, 0.75, 20 * MIB, 3)
+    assert made.snapshot_at is not None
+
+
+def test_what_is_not_said_is_not_sent(client: Client, service: Script) -> None:
+    service.say(Reply(201, POOL), Reply(200, POOL))
+    client.pools.create()
+    assert service.seen[-1].json() == {"warm": 1}
+    client.pools.set("base", blank=0)
+    assert (service.seen[-1].method, service.seen[-1].path) == ("PATCH", "/v1/pools/base")
+    assert service.seen[-1].json() == {"blank": 0}
+
+
+def test_pools_are_listed_found_and_removed(client: Client, service: Script) -> None:
+    service.say(Reply(200, {"pools": [POOL, {**POOL, "snapshot": None, "hit_rate": None}]}), Reply(200, POOL), Reply(204, None))
+    assert [each.snapshot_bytes for each in client.pools.list()] == [20 * MIB, None]
+    assert client.pools.get("pool-abcdefghijkl").id == "pool-abcdefghijkl"
+    client.pools.remove("a/b")
+    assert (service.seen[-1].method, service.seen[-1].path) == ("DELETE", "/v1/pools/a%2Fb")
+
+
+def test_one_that_is_not_there_is_an_error(client: Client, service: Script) -> None:
+    service.say(problem(404, "pool_not_found", retryable=False))
+    with pytest.raises(NotFoundError):
+        client.pools.get("nonsense")
+
+
+def test_it_is_plain_json() -> None:
+    assert json.loads(json.dumps(POOL))["id"] == "pool-abcdefghijkl"

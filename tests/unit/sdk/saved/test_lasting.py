@@ -1,0 +1,227 @@
+"""Rests, snapshots and forks by both clients: what is sent, what is read, and what is said again where a connection broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from sandlot import AsyncClient, AsyncSandbox, Client, ConflictError, NotFoundError, Sandbox, SandboxInfo
+from sandlot.sdk import SnapshotInfo
+from sandlot.sdk.saved.snapshots import Branch, ForkTree
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.scripted import Reply, Script, Seen, problem
+
+__all__ = ["service"]
+
+BOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base", "on_timeout": "pause", "auto_resume": False}
+URL = f"/v1/sandboxes/{BOX['id']}"
+AT = "2026-11-22T10:00:00Z"
+SNAPSHOT = {
+    "id": "snap-abcd-abcdefghijklmnop",
+    "name": "mine",
+    "kind": "files",
+    "sandbox": BOX["id"],
+    "template": "base",
+    "isolation": "gvisor",
+    "network": "none",
+    "size_bytes": 5,
+    "created_at": AT,
+    "node": "abcd",
+}
+
+
+@pytest.fixture
+def sandbox(service: Script) -> Iterator[Sandbox]:
+    service.say(Reply(201, BOX))
+    with Client(url=service.url) as client:
+        made = Sandbox.create(client=client)
+        service.seen.clear()
+        yield made
+
+
+def test_what_is_asked_of_a_new_one(service: Script) -> None:
+    service.say(Reply(201, {**BOX, "snapshot": SNAPSHOT["id"], "parent": "sb-1", "restored": "memory"}))
+    with Client(url=service.url) as client:
+        made = Sandbox.create(snapshot="mine", on_timeout="hibernate", auto_resume=False, client=client)
+        (seen,) = service.seen
+        assert seen.json() == {"snapshot": "mine", "on_timeout": "hibernate", "auto_resume": False}
+        told = made.info()
+    assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("pause", False, SNAPSHOT["id"], "sb-1", "memory")
+
+
+def test_a_service_before_rests_is_understood() -> None:
+    told = SandboxInfo.parse({"id": "x", "state": "running"})
+    assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("kill", True, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "verb, work, body",
+    [
+        ("pause", lambda sandbox: sandbox.pause(), b""),
+        ("resume", lambda sandbox: sandbox.resume(), b"{}"),
+        ("resume", lambda sandbox: sandbox.resume(60), b'{"timeout":60}'),
+        ("hibernate", lambda sandbox: sandbox.hibernate(), b""),
+        ("wake", lambda sandbox: sandbox.wake(timeout=5), b'{"timeout":5}'),
+    ],
+)
+def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(
+    service: Script, sandbox: Sandbox, verb: str, work: Callable[[Sandbox], None], body: bytes
+) -> None:
+    service.say(Reply(gone=True), Reply(200, {**BOX, "metadata": {"heard": "yes"}}))
+    work(sandbox)
+    assert [(seen.method, seen.path, seen.body) for seen in service.seen] == [("POST", f"{URL}/{verb}", body)] * 2
+    assert sandbox.metadata == {"heard": "yes"}
+
+
+def test_rests_are_changed(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, BOX))
+    sandbox.set_rest(on_timeout="hibernate")
+    sandbox.set_rest(auto_resume=False)
+    assert [seen.json() for seen in service.seen] == [{"on_timeout": "hibernate"}, {"auto_resume": False}]
+
+
+def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(gone=True), Reply(201, SNAPSHOT))
+    taken = sandbox.snapshot("mine", "files")
+    assert taken == SnapshotInfo(
+        id="snap-abcd-abcdefghijklmnop",
+        name="mine",
+        kind="files",
+        sandbox=sandbox.id,
+        template="base",
+        isolation="gvisor",
+        size_bytes=5,
+        created_at=datetime(2026, 11, 22, 10, tzinfo=UTC),
+        node="abcd",
+    )
+    first, again = service.seen
+    assert first.path == f"{URL}/snapshot"
+    assert first.json() == again.json() == {"name": "mine", "kind": "files"}
+    assert first.headers["idempotency-key"] == again.headers["idempotency-key"]
+    sandbox.snapshot(idempotency_key="k")
+    assert (service.seen[-1].json(), service.seen[-1].headers["idempotency-key"]) == ({"kind": "memory"}, "k")
+
+
+def test_forks_are_sandboxes_on_the_same_connections(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, {"sandboxes": [{**BOX, "id": f"sb-{number}", "parent": sandbox.id} for number in range(3)]}))
+    forks = sandbox.fork(3, name="n", metadata={}, envs={"A": "1"}, timeout=60)
+    (seen,) = service.seen
+    assert (seen.path, seen.json()) == (f"{URL}/fork", {"count": 3, "name": "n", "metadata": {}, "env": {"A": "1"}, "timeout": 60})
+    assert [type(fork) for fork in forks] == [Sandbox] * 3
+    assert [fork.id for fork in forks] == ["sb-0", "sb-1", "sb-2"]
+    sandbox.fork()
+    assert service.seen[-1].json() == {"count": 1}
+    assert service.seen[-1].headers["idempotency-key"] != seen.headers["idempotency-key"]
+
+
+def test_connections_are_closed_by_the_last_of_a_family(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    closed: list[Client] = []
+    close = Client.close
+
+    def closing(client: Client) -> None:
+        closed.append(client)
+        close(client)
+
+    monkeypatch.setattr(Client, "close", closing)
+    service.say(Reply(201, BOX))
+    sandbox = Sandbox.create()
+    service.say(Reply(201, {"sandboxes": [{**BOX, "id": "sb-1"}]}))
+    (fork,) = sandbox.fork()
+    service.say(Reply(201, {"sandboxes": [{**BOX, "id": "sb-2"}]}))
+    (grandchild,) = fork.fork()
+    service.say(Reply(204))
+    sandbox.kill()
+    grandchild.close()
+    assert closed == []
+    fork.kill()
+    assert len(closed) == 1
+
+
+def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
+    def branch(id_: str, parent: str | None) -> dict[str, object]:
+        return {"id": id_, "parent": parent, "state": "running", "name": None, "created_at": AT, "of a later version": 1}
+
+    service.say(Reply(200, {"root": "a", "sandboxes": [branch("a", None), branch("b", "a"), branch("c", "b"), branch("d", "a")]}))
+    tree = sandbox.tree()
+    assert isinstance(tree, ForkTree)
+    assert tree.root == "a"
+    assert [each.id for each in tree] == ["a", "b", "c", "d"]
+    assert len(tree) == 4
+    assert [each.id for each in tree.children("a")] == ["b", "d"]
+    assert tree.children("d") == ()
+    assert tree.branches[1] == Branch("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
+
+
+def test_one_is_promoted(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, {"ended": ["sb-1", "sb-2"]}))
+    assert sandbox.promote() == ["sb-1", "sb-2"]
+    service.say(problem(409, "conflict"))
+    with pytest.raises(ConflictError):
+        sandbox.promote()
+
+
+@pytest.mark.parametrize("state", ["pausing", "paused", "hibernating", "hibernated", "waking"])
+def test_connecting_resumes_what_rests(service: Script, state: str) -> None:
+    def answer(seen: Seen) -> Reply:
+        return Reply(200, {**BOX, "state": state if seen.method == "GET" else "running"})
+
+    service.say(answer)
+    with Client(url=service.url) as client:
+        Sandbox.connect(str(BOX["id"]), client=client)
+        Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
+        Sandbox.connect(str(BOX["id"]), resume=False, client=client)
+        Sandbox.connect(str(BOX["id"]), timeout=9, resume=False, client=client)
+    asked = [(seen.method, seen.path, seen.body) for seen in service.seen]
+    look = ("GET", URL, b"")
+    assert asked == [
+        *(look, ("POST", f"{URL}/resume", b"{}")),
+        *(look, ("POST", f"{URL}/resume", b'{"timeout":9}')),
+        look,
+        *(look, ("PATCH", URL, b'{"timeout":9}')),
+    ]
+
+
+def test_connecting_to_what_runs_asks_for_nothing_more(service: Script) -> None:
+    service.say(Reply(200, BOX))
+    with Client(url=service.url) as client:
+        Sandbox.connect(str(BOX["id"]), client=client)
+        Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
+    assert [seen.method for seen in service.seen] == ["GET", "GET", "PATCH"]
+
+
+def test_snapshots_are_listed_by_the_page_looked_at_and_removed(service: Script) -> None:
+    pages = [{"snapshots": [SNAPSHOT], "next_cursor": "c"}, {"snapshots": [{**SNAPSHOT, "name": None}], "next_cursor": None}]
+    service.say(*[Reply(200, page) for page in pages], Reply(200, SNAPSHOT), Reply(204), problem(404, "snapshot_not_found"))
+    with Client(url=service.url) as client:
+        assert [each.name for each in client.snapshots.list()] == ["mine", None]
+        assert client.snapshots.get("mine").size_bytes == 5
+        client.snapshots.delete("a/b")
+        with pytest.raises(NotFoundError):
+            client.snapshots.delete("mine")
+    assert [(seen.method, seen.path, seen.query) for seen in service.seen] == [
+        ("GET", "/v1/snapshots", ""),
+        ("GET", "/v1/snapshots", "cursor=c"),
+        ("GET", "/v1/snapshots/mine", ""),
+        ("DELETE", "/v1/snapshots/a%2Fb", ""),
+        ("DELETE", "/v1/snapshots/mine", ""),
+    ]
+
+
+async def test_the_asynchronous_half_says_the_same(service: Script) -> None:
+    service.say(Reply(201, BOX))
+    async with AsyncClient(url=service.url) as client:
+        sandbox = await AsyncSandbox.create(client=client)
+        service.say(Reply(200, BOX))
+        await sandbox.pause()
+        await sandbox.resume(1)
+        service.say(Reply(201, SNAPSHOT))
+        assert (await sandbox.snapshot()).name == "mine"
+        service.say(Reply(201, {"sandboxes": [{**BOX, "id": "sb-1"}]}))
+        (fork,) = await sandbox.fork()
+        assert isinstance(fork, AsyncSandbox)
+        service.say(Reply(200, {"snapshots": [SNAPSHOT], "next_cursor": None}))
+        assert [each.id async for each in client.snapshots.iter(limit=1)] == [SNAPSHOT["id"]]
+    assert [seen.path.rpartition("/")[2] for seen in service.seen[1:]] == ["pause", "resume", "snapshot", "fork", "snapshots"]

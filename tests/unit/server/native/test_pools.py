@@ -1,0 +1,85 @@
+"""Pools over HTTP: made, looked at, changed and removed by operators, and by nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot.core.pools.kinds import GROWS_TO
+from tests.support.service import Bench, tcp_client
+from tests.support.until import until
+
+BODY = {"template": "base", "limits": {"pids": 32768}}
+
+
+async def made(http: httpx.AsyncClient, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    answer = await http.post("/v1/pools", json={**BODY, **more})
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.AsyncClient) -> None:
+    pool = await made(http)
+    assert (pool["template"], pool["isolation"], pool["warm"], pool["max"], pool["blank"]) == ("base", "gvisor", 1, GROWS_TO, 0)
+    assert (pool["limits"]["pids"], pool["hit_rate"], pool["error"], pool["snapshot"]) == (32768, None, "", None)
+
+    async def is_full() -> bool:
+        return bool((await http.get(f"/v1/pools/{pool['id']}")).json()["ready"] == 1)
+
+    await until(is_full)
+    created = await http.post("/v1/sandboxes", json=BODY)
+    assert created.status_code == 201, created.text
+    (listed,) = (await http.get("/v1/pools")).json()["pools"]
+    assert listed["claims"] == {"hot": 1, "blank": 0, "direct": 0, "boot": 0}
+    assert listed["hit_rate"] == 1.0
+    changed = await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})
+    assert changed.status_code == 200
+    assert (changed.json()["warm"], changed.json()["max"]) == (0, 0)
+    await until(lambda: not at.sandboxes.pools.find("base").pool.ready)
+    text = (await http.get("/metrics")).text
+    assert 'sandlot_claims_total{path="hot",template="base"} 1.0' in text
+    assert 'sandlot_pool{isolation="gvisor",template="base",what="wanted"} 0.0' in text
+    assert (await http.delete("/v1/pools/base")).status_code == 204
+    assert (await http.get("/v1/pools")).json() == {"pools": []}
+    gone = await http.get(f"/v1/pools/{pool['id']}")
+    assert (gone.status_code, gone.json()["code"]) == (404, "pool_not_found")
+
+
+@pytest.mark.parametrize(
+    "body, status, code",
+    [
+        ({"template": "nonsense"}, 404, "template_not_found"),
+        ({"isolation": "container"}, 403, "forbidden"),
+        ({"isolation": "nonsense"}, 400, "invalid_request"),
+        ({"warm": -1}, 400, "invalid_request"),
+        ({"warm": 5, "max": 4}, 400, "invalid_request"),
+        ({"limits": {"memory_bytes": 1}}, 400, "invalid_request"),
+        ({"more": 1}, 400, "invalid_request"),
+    ],
+    ids=str,
+)
+async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dict[str, object], status: int, code: str) -> None:
+    answer = await http.post("/v1/pools", json={**BODY, **body})
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+
+
+async def test_there_is_one_of_a_kind(http: httpx.AsyncClient) -> None:
+    pool = await made(http, warm=0, max=0)
+    again = await http.post("/v1/pools", json=BODY)
+    assert (again.status_code, again.json()["fields"]["pool"]) == (409, pool["id"])
+    assert pool["id"] in again.json()["hint"]
+
+
+async def test_they_are_an_operators(at: Bench, http: httpx.AsyncClient) -> None:
+    pool = await made(http, warm=0, max=0)
+    plain = (await http.post("/v1/keys", json={"name": "plain"})).json()["key"]
+    operator = (await http.post("/v1/keys", json={"name": "operator", "operator": True})).json()["key"]
+    async with tcp_client(at.service, plain) as client:
+        for method, path in (("GET", ""), ("POST", ""), ("GET", f"/{pool['id']}"), ("PATCH", f"/{pool['id']}"), ("DELETE", f"/{pool['id']}")):
+            answer = await client.request(method, f"/v1/pools{path}", json=None if method in {"GET", "DELETE"} else {})
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
+        as_operator = {"Authorization": f"Bearer {operator}"}
+        assert (await client.delete(f"/v1/pools/{pool['id']}", headers=as_operator)).status_code == 204
