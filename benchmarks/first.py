@@ -1,7 +1,7 @@
 """How long the first things take: a cold create, a warm cell, a command; beside the same without Sandlot.
 
 Every variant takes its turn in every round, so that what else the machine does falls on all of them alike. Medians are what
-counts; ratios are between medians of this one run. Run it by ``scripts/bench``; ``--json`` prints the figures for programs.
+counts; ratios are between medians of this one run. ``--json`` prints the figures for programs.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def raw_runsc(rounds: Rounds, root: RootFs, folder: Path) -> None:
     """The runtime itself with the driver's flags and configuration, but for the control group, the disk and the guest."""
     shape = Shape(root=root)
     spec = SandboxSpec(id=new_sandbox_id(new_node_id()))
-    config = oci_config(shape, spec, group_limits(shape.limits))
+    config = oci_config(shape, group_limits(shape.limits))
     config["process"]["args"] = list(PYTHON)
     config["root"]["path"] = str(root.path)
     bundle = Path(tempfile.mkdtemp(dir=folder))

@@ -1,7 +1,7 @@
 """What a kernel costs: a warm cell, a new context from the spare, by a fork and from nothing, and the first import of pandas.
 
 Every variant takes its turn in every round, on both kinds of isolation, so that what else the machine does falls on all of them alike. Medians
-are what counts; ratios are between medians of this one run. Run it by ``scripts/bench``; ``--json`` prints the figures for programs.
+are what counts; ratios are between medians of this one run. ``--json`` prints the figures for programs.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ async def kernels(rounds: Rounds, name: str, box: AsyncSandbox) -> None:
 
 async def measure(rounds: Rounds, count: int, folder: Path, template: str) -> None:
     """All figures, round by round."""
-    env = {**os.environ, "SANDLOT_DATA_DIR": str(folder), "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
+    env = {"SANDLOT_POOLS": "none", **os.environ, "SANDLOT_DATA_DIR": str(folder), "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     (folder / "bare").mkdir()
-    bare, script = folder / "bare/sock", str(Path(__file__).with_name("bare.py"))
+    bare = folder / "bare/sock"
     async with (
         server((sys.executable, "-P", "-m", "sandlot.server", "--local"), folder / "sandlot.sock", env),
-        server((sys.executable, script, str(bare), str(bare.parent)), bare, env),
+        server((sys.executable, "-P", "-m", "sandlot.cli.bench.bare", str(bare), str(bare.parent)), bare, env),
         httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(bare)), base_url="http://x") as http,
         AsyncClient(data_dir=folder, autostart=False) as client,
     ):

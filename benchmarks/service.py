@@ -1,7 +1,7 @@
 """What a service costs: requests, runs alone and sixteen at a time, transfers, a restart; each beside the same without Sandlot.
 
 Every variant takes its turn in every round, so that what else the machine does falls on all of them alike. Medians are what counts;
-ratios are between medians of this one run. Run it by ``scripts/bench``; ``--json`` prints the figures for programs.
+ratios are between medians of this one run. ``--json`` prints the figures for programs.
 """
 
 from __future__ import annotations
@@ -270,11 +270,17 @@ async def restarts(rounds: Rounds, service: Process, boxes: dict[str, AsyncSandb
 
 async def measure(rounds: Rounds, count: int, folder: Path) -> None:
     """All figures, round by round."""
-    env = {**os.environ, "SANDLOT_DATA_DIR": str(folder), "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS), "SANDLOT_UPLOAD_MAX_BYTES": str(2 << 30)}
+    env = {
+        "SANDLOT_POOLS": "none",
+        **os.environ,
+        "SANDLOT_DATA_DIR": str(folder),
+        "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS),
+        "SANDLOT_UPLOAD_MAX_BYTES": str(2 << 30),
+    }
     service = Process((sys.executable, "-P", "-m", "sandlot.server", "--local"), folder / "sandlot.sock", env)
     (folder / "bare").mkdir()
-    script = str(Path(__file__).with_name("bare.py"))
-    bare = Process((sys.executable, script, str(folder / "bare/sock"), str(folder / "bare")), folder / "bare/sock", env)
+    argv = (sys.executable, "-P", "-m", "sandlot.cli.bench.bare", str(folder / "bare/sock"), str(folder / "bare"))
+    bare = Process(argv, folder / "bare/sock", env)
     await service.start()
     await bare.start()
     try:
