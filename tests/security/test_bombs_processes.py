@@ -199,7 +199,7 @@ def test_a_bomb_of_cells_ends_with_its_cell(targets: Targets) -> None:
         assert ended == "oom"
         return
     assert done.stdout == "11\n" or done.status == "died", done
-    sandbox.commands.run("pkill -KILL -u user", user="root")
+    sandbox.commands.run("pkill -KILL -u user; while pgrep -u user; do sleep 0.05; done", user="root", timeout=60)  # each takes its time to die
     check_serves(sandbox)
 
 
