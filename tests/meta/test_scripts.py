@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.meta.tree import ROOT, SCRIPTS, name
-from tests.support.halves import halves
+from tests.support.parts import parts
 
 VERBS = sorted(path for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 LIBRARIES = sorted(SCRIPTS.glob("*.sh"))
@@ -49,22 +49,24 @@ def test_every_marked_option_of_setup_is_in_its_help() -> None:
     assert {option for option in options if option not in said} == set()
 
 
-def test_every_test_is_in_one_of_the_halves_that_run_side_by_side() -> None:
-    most, rest = halves().values()
-    assert all((ROOT / folder).is_dir() for folder in rest)
-    assert most == [f"--ignore={folder}" for folder in rest]
+def test_every_test_is_in_one_of_the_parts_that_run_side_by_side() -> None:
+    most, *others = parts().values()
+    named = [folder for folders in others for folder in folders]
+    assert all((ROOT / folder).is_dir() for folder in named)
+    assert not any(one != other and one.startswith(f"{other}/") for one in named for other in named)
+    assert most == [f"--ignore={folder}" for folder in named]
 
 
 @pytest.mark.parametrize("second, status", [("assert True", 0), ("assert False", 1)], ids=["both pass", "one fails"])
-def test_halves_fail_with_either_of_them_and_both_are_told(tmp_path: Path, second: str, status: int) -> None:
-    parts = {}
+def test_parts_fail_with_either_of_them_and_all_are_told(tmp_path: Path, second: str, status: int) -> None:
+    told = {}
     for part, statement in (("one", "assert True"), ("two", second)):
         (tmp_path / f"test_{part}.py").write_text(f"from __future__ import annotations\n\ndef test_it():\n    {statement}\n", encoding="utf-8")
-        parts[part] = ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path / f"test_{part}.py")]
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support import halves; sys.exit(halves.run({parts!r}))"
+        told[part] = ["--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path / f"test_{part}.py")]
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.support import parts; sys.exit(parts.run({told!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert {line.split(" | ")[0].strip() for line in lines if "%]" in line} == {"one", "two"}
     assert len([line for line in lines if " in " in line and line.startswith("=")]) == 2
-    assert lines[-1] == ("failed: two (exit status 1)" if status else "both passed")
+    assert lines[-1] == ("failed: two (exit status 1)" if status else "all passed")

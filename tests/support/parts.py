@@ -1,10 +1,10 @@
-"""All tests in two pytest processes side by side, because most of them wait more than they compute.
+"""All tests in three pytest processes side by side, because most of them wait more than they compute.
 
 Laws:
-- Every test is in exactly one half: what ``BESIDE`` names is in the second, all else in the first.
-- The run is good if both halves are; what fails in one ends nothing of the other.
-- How far each is comes line by line, with the name of the half before it; what a half says in the end comes in one piece.
-- Ctrl-C ends both, and whatever ends this script ends them.
+- Every test is in exactly one part: what a part of ``BESIDE`` names is in that one, all else in the first.
+- The run is good if all parts are; what fails in one ends nothing of the others.
+- How far each is comes line by line, with the name of the part before it; what a part says in the end comes in one piece.
+- Ctrl-C ends all of them, and whatever ends this script ends them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 
-BESIDE = ("tests/conformance", "tests/security", "tests/soak", "tests/integration/guest", "tests/integration/kernels", "tests/unit/guest")
-"""As long as the rest together, on two cores. No test may look at what the other half does: each has services, state directories,
+BESIDE = {
+    "hard": ("tests/conformance", "tests/security", "tests/soak"),
+    "unit": ("tests/integration/guest", "tests/integration/kernels", "tests/meta", "tests/unit"),
+}
+"""Each about as long as what is left, on two cores. No test may look at what the other parts do: each has services, state directories,
 control groups and networks of its own, and counts only those."""
 
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
 _lock = threading.Lock()
 
 
-def halves() -> dict[str, list[str]]:
-    """What each pytest is told to run, by the name of the half."""
-    return {"most": [f"--ignore={folder}" for folder in BESIDE], "rest": list(BESIDE)}
+def parts() -> dict[str, list[str]]:
+    """What each pytest is told to run, by the name of the part."""
+    named = {name: list(folders) for name, folders in BESIDE.items()}
+    return {"most": [f"--ignore={folder}" for folders in named.values() for folder in folders], **named}
 
 
 def follow(name: str, lines: Iterable[str]) -> None:
     """Pass on what a pytest says.
 
     Args:
-        name: Of its half.
+        name: Of its part.
         lines: Its output. From the second ruled line on (after the header's) it is held back until its end.
     """
     rules, kept = 0, list[str]()
@@ -44,16 +48,16 @@ def follow(name: str, lines: Iterable[str]) -> None:
     _say("".join(kept))
 
 
-def run(parts: Mapping[str, list[str]]) -> int:
+def run(told: Mapping[str, list[str]]) -> int:
     """Run them side by side.
 
     Args:
-        parts: Name -> arguments of pytest.
+        told: Name -> arguments of pytest.
 
     Returns:
         An exit status: 1 if any of them failed, found no test or was interrupted.
     """
-    running = {name: subprocess.Popen([*PYTEST, *args], stdout=subprocess.PIPE, text=True, errors="replace") for name, args in parts.items()}
+    running = {name: subprocess.Popen([*PYTEST, *args], stdout=subprocess.PIPE, text=True, errors="replace") for name, args in told.items()}
     readers = [threading.Thread(target=follow, args=(name, each.stdout)) for name, each in running.items()]
     try:
         for reader in readers:
@@ -67,7 +71,7 @@ def run(parts: Mapping[str, list[str]]) -> int:
         for each in running.values():
             each.terminate()
     bad = {name: status for name, status in ended.items() if status}
-    print(f"failed: {', '.join(f'{name} (exit status {status})' for name, status in bad.items())}" if bad else "both passed", flush=True)
+    print(f"failed: {', '.join(f'{name} (exit status {status})' for name, status in bad.items())}" if bad else "all passed", flush=True)
     return 1 if bad else 0
 
 
@@ -78,4 +82,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(halves()))
+    sys.exit(run(parts()))
