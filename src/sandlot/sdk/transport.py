@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import httpx
 
@@ -17,6 +20,31 @@ class NotSentError(UnavailableError):
 
 class CutError(UnavailableError):
     """The connection broke while the request was sent or answered: it may have been carried out, or not."""
+
+
+def trust(target: Target) -> ssl.SSLContext:
+    """Whose certificates are believed on the way to a service.
+
+    To read the authorities' takes 20 ms, which is more than a sandbox out of a pool takes: it is done once for all clients of a process, and
+    not at all where nothing is encrypted, where nobody is believed.
+
+    Args:
+        target: The service.
+    """
+    if not target.base_url.startswith("https:"):
+        return _nobody()
+    return _authorities(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _nobody() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@cache
+def _authorities(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """Those that httpx believes: of the two variables, where they are set."""
+    return httpx.create_ssl_context()
 
 
 @contextmanager

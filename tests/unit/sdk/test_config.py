@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.sdk.config import resolve
+from sandlot.sdk.transport import trust
 
 
 def test_without_anything_it_is_the_local_service() -> None:
@@ -52,3 +54,15 @@ def test_this_machine_is_never_asked_for_through_a_proxy(host: str) -> None:
 def test_what_is_no_address_is_refused_and_named(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="SANDLOT_URL"):
         resolve({"SANDLOT_URL": url})
+
+
+def test_authorities_are_read_once_and_nobody_is_believed_where_nothing_is_encrypted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    far = resolve({}, url="https://a", api_key="k")
+    believed = trust(far)
+    assert (believed.verify_mode, believed.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert trust(resolve({}, url="https://b", api_key="l")) is believed
+    for near in (resolve({}), resolve({}, url="http://a", api_key="k")):
+        nobody = trust(near)
+        assert (nobody.verify_mode, nobody.check_hostname, nobody.get_ca_certs()) == (ssl.CERT_REQUIRED, True, [])
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    assert trust(far) is not believed

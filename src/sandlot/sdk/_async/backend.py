@@ -13,6 +13,7 @@ import httpx
 
 from sandlot.sdk import sockets
 from sandlot.sdk.config import Target
+from sandlot.sdk.transport import trust
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -38,9 +39,11 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
     """One pool of keep-alive connections to the service."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
     if target.socket is not None:
-        transport = httpx.AsyncHTTPTransport(uds=str(target.socket), limits=limits)
+        transport = httpx.AsyncHTTPTransport(uds=str(target.socket), limits=limits, verify=trust(target))
         return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
-    return httpx.AsyncClient(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+    return httpx.AsyncClient(
+        base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, verify=trust(target), trust_env=target.proxied
+    )
 
 
 async def web_socket(target: Target, path: str) -> Socket:

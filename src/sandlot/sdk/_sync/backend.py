@@ -12,6 +12,7 @@ import httpx
 
 from sandlot.sdk import sockets
 from sandlot.sdk.config import Target
+from sandlot.sdk.transport import trust
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -36,9 +37,9 @@ def http_client(target: Target, headers: dict[str, str], timeout: httpx.Timeout)
     """One pool of keep-alive connections to the service."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S)
     if target.socket is not None:
-        transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits)
+        transport = httpx.HTTPTransport(uds=str(target.socket), limits=limits, verify=trust(target))
         return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, transport=transport)
-    return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, trust_env=target.proxied)
+    return httpx.Client(base_url=target.base_url, headers=headers, timeout=timeout, limits=limits, verify=trust(target), trust_env=target.proxied)
 
 
 def web_socket(target: Target, path: str) -> Socket:
