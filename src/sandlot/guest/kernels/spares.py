@@ -1,7 +1,8 @@
 """Kernels made ahead: a zygote that has imported what kernels import, and one kernel forked from it that waits for its context.
 
 Laws:
-- Started a second after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none.
+- Started a second after the sandbox begins a life, when nothing else runs, or at the first need; an image without IPython gets none,
+  but where it is asked for (``guest.warm``): what a template's snapshot holds need not be started by those that are restored from it.
 - Ahead of any need none is begun while a command runs, and one that is importing stands still: sandboxes are for programs, too.
 - A spare is given away only while what its zygote has imported is what lies on the disk, and only to who has the same environment
   in all that is read when a program starts. Otherwise kernels are started directly.
@@ -102,6 +103,9 @@ class Spares:
         origin = self._zygote or self._origin
         if origin is not None and (origin.env, origin.python) != (languages.early(env), python):
             self.drop()
+        if self._spare is not None:
+            # Its context will say so again. But after a sleep a process takes its time to come to itself, and now nobody waits for it.
+            self._spare.wake(dict(self._guest.env), self._guest.waking.draw(), "")
         if not self._is_lean and (self._is_affordable if self._zygote is not None or self._spare is not None else self._suits(env)):
             self._later(AHEAD_S)
 
@@ -117,7 +121,7 @@ class Spares:
             self._rehearse(self._spare, done)
             return
         zygote = self._zygote
-        if zygote is None and self._suits(self._environment()):
+        if zygote is None and self._python() is not None:
             zygote = self._begin()
         if zygote is None:
             done(False)
@@ -262,7 +266,12 @@ class Spares:
         memory = self._kernels.memory
         return self._failures < FAILURES and not (memory.limit_bytes and memory.limit_bytes < LEAST_BYTES)
 
+    def _python(self) -> str | None:
+        """The image's, where there is memory for what is made ahead."""
+        return languages.find_python(self._environment()) if self._is_affordable else None
+
     def _suits(self, env: dict[str, str]) -> bool:
+        """Whether it pays without being asked for: whether the image has what takes its time to be imported."""
         python = languages.find_python(env) if self._is_affordable else None
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_places(python, env["HOME"]))
 

@@ -42,7 +42,11 @@ class Machine:
         self.loop = Loop()
         self.commands: list[object] = []
         guest = SimpleNamespace(
-            loop=self.loop, env={}, processes=SimpleNamespace(running=lambda: self.commands), pids=SimpleNamespace(watch=lambda: None)
+            loop=self.loop,
+            env={},
+            processes=SimpleNamespace(running=lambda: self.commands),
+            pids=SimpleNamespace(watch=lambda: None),
+            waking=SimpleNamespace(draw=lambda: b"fresh"),
         )
         kernels = SimpleNamespace(memory=SimpleNamespace(limit_bytes=0), is_busy=lambda: False, knows=lambda _pid: False)
         self.spares = Spares(guest, kernels)  # type: ignore[arg-type]
@@ -67,6 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name in ("AHEAD_S", "START_S", "ANSWER_S", "REFILL_S"):
         monkeypatch.setattr(spares, name, 0.001)
     monkeypatch.setattr(Spares, "_suits", lambda self, _env: self._failures < spares.FAILURES)
+    monkeypatch.setattr(Spares, "_python", lambda _self: "/usr/bin/python3")
     monkeypatch.setattr(Spares, "_environment", lambda _self: {})
     monkeypatch.setattr(Spares, "_look", lambda _self: {})
     return Machine()
@@ -132,6 +137,10 @@ class Spare:
     def __init__(self) -> None:
         self.is_discarded = False
         self.asked: list[object] = []
+        self.woken: list[tuple[object, bytes, str]] = []
+
+    def wake(self, env: object, entropy: bytes, cwd: str) -> None:
+        self.woken.append((env, entropy, cwd))
 
     def unread(self) -> int:
         return len(self.asked)  # it answers at once
@@ -171,6 +180,7 @@ def test_a_lean_one_gives_its_spare_and_begins_another_zygote_only_for_the_next(
     assert (done, spare.asked) == ([True], [{"op": "rehearse"}]), "it may have been restored since"
     assert machine.spares.is_up
     machine.spares.woken({}, None)
+    assert spare.woken == [({}, b"fresh", "")], "it comes to itself while nobody waits for it"
     began_s = time.monotonic()
     machine.turn(lambda: time.monotonic() > began_s + 0.1)
     assert machine.spares.take({}, given.append)
@@ -198,6 +208,17 @@ def test_after_a_command_that_installed_something_the_next_is_made_ahead(lean: t
         machine.spares.commands_ended()
         assert spare.is_discarded is expected
     machine.turn(lambda: machine.zygote is not None)
+
+
+def test_an_image_without_what_takes_its_time_has_one_where_it_is_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spares, "_suits", lambda _self, _env: False)
+    monkeypatch.setattr(Spares, "_python", lambda _self: "/usr/bin/python3")
+    machine.spares.woken({}, "/usr/bin/python3")
+    began_s = time.monotonic()
+    machine.turn(lambda: time.monotonic() > began_s + 0.1)
+    assert Zygote.made == 0
+    machine.spares.warm(lambda _there: None, lean=True)
+    assert Zygote.made == 1
 
 
 def test_a_lean_spare_is_not_for_another_environment(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
