@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnsupportedError
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, TimeoutExceededError, UnsupportedError
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
@@ -91,7 +91,14 @@ async def test_one_that_is_written_later_than_anybody_waits_sleeps_all_the_same(
         async with real_service(folder) as service:
             box = await make(service)
             state = await fill(box)
-            monkeypatch.setattr("sandlot.core.lives.resting.WRITE_TIMEOUT_S", 0.001)
-            await service.sandboxes.hibernate(box.id, OPERATOR)
+            for patience_s in (0.001, 0.003, 0.01, 0.03):  # what is given up before it was begun to be written is as it was
+                monkeypatch.setattr("sandlot.core.lives.resting.WRITE_TIMEOUT_S", patience_s)
+                try:
+                    await service.sandboxes.hibernate(box.id, OPERATOR)
+                except TimeoutExceededError:
+                    assert box.state is Life.RUNNING
+                    await check(box, state)
+                else:
+                    break
             assert box.state is Life.HIBERNATED
             await check(box, state)

@@ -298,8 +298,9 @@ async def _freeze(box: Sandbox, instance: Instance) -> None:
 
 
 async def _goes_on(box: Sandbox, link: Link) -> None:
-    await step("go on", link.checkpoint(armed=False))
-    await step("go on", link.set_deadline(guest_deadline_s(box.spec.timeout_s)))
+    # In this order on the link, and answered together.
+    deadline_s = guest_deadline_s(box.spec.timeout_s)
+    await asyncio.gather(step("go on", link.checkpoint(armed=False)), step("go on", link.set_deadline(deadline_s)))
 
 
 async def _say_deadline(living: Living) -> None:

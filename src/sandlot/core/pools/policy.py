@@ -23,8 +23,9 @@ AT_ONCE: Final = 2
 WORK_SHARE: Final = 0.5
 """Of the time, at the most, in which a pool is filled: after work that took a second, there is none for a second."""
 
-CALM_S: Final = 0.25
-"""After a request nothing is begun for so long: whoever got a sandbox is about to use it, and more of them may come at once."""
+CALM_S: Final = 0.5
+"""After a request nothing is begun for so long: whoever got a sandbox is about to use it, and more of them may come at once. A restore takes
+half of it."""
 
 PATIENT_S: Final = 1.0
 """Requests that keep coming put it off no longer than that."""

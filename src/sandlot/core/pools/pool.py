@@ -125,6 +125,11 @@ class Pool:
         self._asked(now_s)
         self.grown = policy.grown_by_miss(self.sizes, self.grown)
 
+    def lend(self, blank: Prepared, now_s: float) -> bool:
+        """Take a blank out of the pool for good; whether it was there still."""
+        self._asked(now_s)
+        return self.drop(blank)
+
     def _asked(self, now_s: float) -> None:
         self.asked_s = now_s
         if self.hungry_s is None:

@@ -199,7 +199,7 @@ class Pools:
             for pool in self._pools.values():
                 for waiting in tuple(pool.blanks):
                     same = waiting.base.root.digest == shape.root.digest and waiting.kind.limits == shape.limits
-                    if same and waiting.kind.isolation == isolation and pool.drop(waiting):
+                    if same and waiting.kind.isolation == isolation and pool.lend(waiting, self._clock.monotonic_s()):
                         self._refill.kick()
                         self._ledger.give_up(waiting.holder)  # whoever gets it has a promise of its own
                         return Lent(waiting.blank, lambda: driver.prepare(shape, snapshot=snapshot))
