@@ -103,7 +103,7 @@ async def _measured(wish: Wish, chosen: tuple[Step, ...]) -> dict[str, Any]:
             with suppress(SandlotError):  # why there is no sandbox, each row tells
                 await rig.isolated_by()
             with Waiting("measuring") as waiting:
-                await plan.measure(rig, chosen, wish.only, waiting.at)
+                await plan.measure(rig, chosen, wish.only, waiting.at, pools.settled)
         finally:
             await rig.clean()
             await pools.all_restored(rig)

@@ -40,7 +40,7 @@ class Natives:
     def __init__(self, *, unix: bool) -> None:
         self._unix = unix
         self._folder = Path()
-        self._python = shutil.which("python3") or sys.executable
+        self._python = os.path.realpath(sys.executable)  # not what PATH has, which may be a script that chooses one
         self._server: subprocess.Popen[bytes] | None = None
         self._idle: subprocess.Popen[bytes] | None = None
         self._http = httpx.AsyncClient()

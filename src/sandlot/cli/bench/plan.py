@@ -73,7 +73,9 @@ def steps(only: Collection[str] | None) -> tuple[Step, ...]:
     return tuple(step for step in STEPS if only is None or not set(only).isdisjoint(step.keys))
 
 
-async def measure(rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | None, tell: Callable[[str], None]) -> None:
+async def measure(
+    rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | None, tell: Callable[[str], None], ready: Callable[[Rig], Awaitable[None]]
+) -> None:
     """Fill the rig's samples.
 
     Args:
@@ -81,6 +83,7 @@ async def measure(rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | No
         chosen: What is done.
         only: The rows that are asked for, as in :func:`steps`.
         tell: Hears what is about to be measured.
+        ready: Waits until the service is at rest; called before each step.
     """
     for step in chosen:
         wanted = [key for key in step.keys if only is None or key in only]
@@ -89,7 +92,7 @@ async def measure(rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | No
         tell(", ".join(wanted))
         before = await rig.made_by()
         rig.aside = {}
-        why = await _attempt(rig, step)
+        why = await _attempt(rig, step, ready)
         after = await rig.made_by()
         for key in step.keys:
             if key not in wanted:
@@ -102,12 +105,13 @@ async def measure(rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | No
                 rig.sources[key] = grown(rig.aside, grown(before, after))
 
 
-async def _attempt(rig: Rig, step: Step) -> str | None:
+async def _attempt(rig: Rig, step: Step, ready: Callable[[Rig], Awaitable[None]]) -> str | None:
     """Do a step; why it could not be done, for a person."""
     try:
         async with asyncio.timeout(ROW_PATIENCE_S):
             if step.alone:
                 await rig.put_away()
+            await ready(rig)
             await step.work(rig)
     except SandlotError as error:
         return f"{error.message} {error.hint}".strip()

@@ -14,6 +14,7 @@ from sandlot.sdk import PoolInfo
 
 PATIENCE_S = 180.0
 """For a pool to be filled, the snapshot of its template included."""
+SETTLE_S = 60.0
 LOOK_S = 0.05
 DEFAULT = Limits()
 
@@ -62,6 +63,20 @@ class Pool:
                 raise CannotError(f"The pool of {info.template} had not {what} within {PATIENCE_S:.0f} s. {info.error}".strip())
             await asyncio.sleep(LOOK_S)
         self._info = info
+
+
+async def settled(rig: Rig) -> None:
+    """Wait until nothing is made ahead any more: it takes the processors away from what is measured. Not for ever, and not for a pool that fails."""
+    ends_s = time.monotonic() + SETTLE_S
+    try:
+        while any(_is_at_work(each) for each in await rig.client.pools.list()) and time.monotonic() < ends_s:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(LOOK_S)
+    except SandlotError:  # pools are told to operators
+        return
+
+
+def _is_at_work(pool: PoolInfo) -> bool:
+    return not pool.error and (bool(pool.filling) or pool.ready < pool.warm or pool.blank_ready < pool.blank)
 
 
 @asynccontextmanager

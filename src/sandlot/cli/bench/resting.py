@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
+from sandlot.cli.bench import pools
 from sandlot.cli.bench.rig import BASE, CODE, PRINT, CannotError, Rig, done, good
+from sandlot.model.errors import SandlotError
 from sandlot.sdk import AsyncSandbox
 
 PANDAS = "import numpy, pandas; frame = pandas.DataFrame({'a': range(1000)}); print(1)"
@@ -100,7 +102,10 @@ async def fork_parent_stop(rig: Rig) -> None:
 
 
 async def hibernate(rig: Rig) -> None:
-    """To the disk and back; ``code`` is a sandbox of code-interpreter with its kernel, ``call`` of a wake the call without the answer."""
+    """To the disk and back; ``code`` is of code-interpreter with its kernel, ``call`` of a wake the call without the answer.
+
+    ``blank`` is of base where a blank waits for it; for code-interpreter one waits by default.
+    """
     for template, part in ((BASE, None), (CODE, "code")):
         box = await rig.create(template)
         good(await box.run_code("kept = 1"))
@@ -109,15 +114,26 @@ async def hibernate(rig: Rig) -> None:
             if part is None:
                 await rig.native("hibernate", partial(rig.natives.write, size, synced=True))
                 await rig.native("wake", partial(rig.natives.read, size))
-            with rig.clock("hibernate", part=part):
-                await box.hibernate()
-            with rig.clock("wake", part=part):
-                with rig.clock("wake", part="call" if part is None else f"{part}, call"):
-                    await box.wake()
-                run = await box.run_code("print(kept)")
-            if good(run).stdout != "1\n":
-                raise CannotError(f"A sandbox woke without its state: {run.stdout!r}")
+            await _sleeps_and_wakes(rig, box, part)
+        if part is None and await rig.can("snapshot"):
+            with suppress(SandlotError):  # pools are the operator's
+                async with pools.drained(rig, template) as pool:
+                    for _ in range(rig.times(10)):
+                        await pool.blank(1)
+                        await _sleeps_and_wakes(rig, box, "blank")
         await rig.kill(box)
+
+
+async def _sleeps_and_wakes(rig: Rig, box: AsyncSandbox, part: str | None) -> None:
+    with rig.clock("hibernate", part=part):
+        await box.hibernate()
+    await pools.settled(rig)
+    with rig.clock("wake", part=part):
+        with rig.clock("wake", part="call" if part is None else f"{part}, call"):
+            await box.wake()
+        run = await box.run_code("print(kept)")
+    if good(run).stdout != "1\n":
+        raise CannotError(f"A sandbox woke without its state: {run.stdout!r}")
 
 
 async def _forks(rig: Rig, key: str, count: int, times: int) -> None:
@@ -134,6 +150,7 @@ async def _forks(rig: Rig, key: str, count: int, times: int) -> None:
 
         for _ in range(times):
             await rig.native(key, copied)
+            await pools.settled(rig)
             children: list[AsyncSandbox] = []
             try:
                 with rig.clock(key):

@@ -12,6 +12,8 @@ MB = 1_000_000
 MOVED_BYTES = 64 * MB
 QUICK_BYTES = 8 * MB
 PIECE = bytes(range(256)) * 256
+TURN = 10
+"""Calls of a kind one after the other, then as many of the other: one by one, each would find the processors' caches full of the other."""
 REFILL_S = 3.0
 """How long a sandbox is left alone until it has a spare kernel again, which it makes after a second of quiet."""
 PACKAGE = "pandas"
@@ -20,30 +22,36 @@ PACKAGE = "pandas"
 async def noop(rig: Rig) -> None:
     """The service's own word that it is there: what any call costs."""
     await rig.client.version()
-    for _ in range(rig.times(300, 20)):
-        await rig.native("noop", rig.natives.http)
-        with rig.clock("noop"):
-            await rig.client.request("GET", "/healthz")
+    for _ in range(rig.times(30, 2)):
+        for _ in range(TURN):
+            await rig.native("noop", rig.natives.http)
+        for _ in range(TURN):
+            with rig.clock("noop"):
+                await rig.client.request("GET", "/healthz")
 
 
 async def run_code(rig: Rig) -> None:
     """A cell in a kernel that has run one before."""
     box = await rig.warm(CODE)
-    for _ in range(rig.times(300, 20)):
-        await rig.native("run_code", rig.natives.execute)
-        with rig.clock("run_code"):
-            run = await box.run_code(PRINT)
-        good(run)
+    for _ in range(rig.times(30, 2)):
+        for _ in range(TURN):
+            await rig.native("run_code", rig.natives.execute)
+        for _ in range(TURN):
+            with rig.clock("run_code"):
+                run = await box.run_code(PRINT)
+            good(run)
 
 
 async def command(rig: Rig) -> None:
     """A shell that does nothing; ``inside`` is what the guest itself took for it."""
     box = await rig.warm(CODE)
-    for _ in range(rig.times(100, 10)):
-        await rig.native("command", rig.natives.shell)
-        with rig.clock("command"):
-            run = await box.commands.run("true")
-        rig.add("command", done(run).duration_s * 1000, part="inside")
+    for _ in range(rig.times(10, 1)):
+        for _ in range(TURN):
+            await rig.native("command", rig.natives.shell)
+        for _ in range(TURN):
+            with rig.clock("command"):
+                run = await box.commands.run("true")
+            rig.add("command", done(run).duration_s * 1000, part="inside")
 
 
 async def kernel_new(rig: Rig) -> None:
