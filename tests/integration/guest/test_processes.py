@@ -44,6 +44,14 @@ async def test_root_is_root_and_sudo_works_without_setuid(inside: Inside) -> Non
     assert b"no program" in err
 
 
+async def test_an_account_is_what_its_files_say_by_now(inside: Inside) -> None:
+    assert await inside.sh("id -un; echo $HOME") == "user\n/home/user\n"
+    await inside.sh("cp -p /etc/passwd /etc/passwd.before && sed -i 's|^user:|usar:|; s|/home/user|/tmp|' /etc/passwd", user=User.ROOT)
+    assert await inside.sh("id -un; echo $HOME") == "usar\n/tmp\n"
+    await inside.sh("cat /etc/passwd.before > /etc/passwd; rm /etc/passwd.before", user=User.ROOT)
+    assert await inside.sh("id -un; echo $HOME") == "user\n/home/user\n"
+
+
 async def test_what_sudo_started_ends_with_it(inside: Inside) -> None:
     call = await inside.link.start(ProcessSpec(shell_argv("sudo sh -c 'echo up; exec sleep 4242'"), timeout_s=60))
     async for item in call:

@@ -37,8 +37,8 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "noop": Kind("a request that does nothing", "a handler of a few lines, same server, same client"),
-    "create_cold": Kind("create() of base where nothing was prepared", "python3 -c 'print(1)' on the host"),
-    "claim_run_code": Kind("create() out of a pool, and run_code('print(1)')", "python3 -c 'print(1)' on the host"),
+    "create_cold": Kind("create() of base where nothing was prepared", "the client's python, -c 'print(1)', on the host"),
+    "claim_run_code": Kind("create() out of a pool, and run_code('print(1)')", "the client's python, -c 'print(1)', on the host"),
     "claim_command": Kind("create() out of a pool, and commands.run('true')", "sh -c true on the host"),
     "tti_sequential": Kind("create(), then 'node -v': one after the other", "node -v on the host"),
     "tti_staggered": Kind("the same, one begun every 200 ms", "node -v on the host"),
@@ -47,7 +47,7 @@ KINDS: Mapping[str, Kind] = {
     "restore_code": Kind("create() of code-interpreter with an empty pool, until code answers", "reading a file of the image's size"),
     "run_code": Kind("run_code('print(1)'), warm", "exec() in a bare HTTP handler"),
     "command": Kind("commands.run('true')", "sh -c true on the host"),
-    "kernel_new": Kind("contexts.create() and its first cell", "python3 -c 'print(1)' on the host"),
+    "kernel_new": Kind("contexts.create() and its first cell", "the client's python, -c 'print(1)', on the host"),
     "pause_resume": Kind("pause(), resume(), and run_code('print(1)')", "SIGSTOP, SIGCONT and exec() in a bare HTTP handler"),
     "snapshot": Kind("snapshot() of a live sandbox with pandas", "writing a file of the image's size, synced"),
     "fork_1": Kind("fork() of a live sandbox with pandas, until the child answers", "writing a file of the image's size, and reading it"),
@@ -58,7 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "install_pandas": Kind("install('pandas') into base", "uv on the host, without its cache, into a fresh environment"),
     "upload_mb_s": Kind("a file into a sandbox", "into a file of the host, by a bare HTTP handler", "MB/s"),
     "download_mb_s": Kind("the same file back", "out of a file of the host, by a bare HTTP handler", "MB/s"),
-    "creates_per_s": Kind("sandboxes made and removed, by four clients", "python3 -c 'print(1)' on the host, four at a time", "1/s"),
+    "creates_per_s": Kind("sandboxes made and removed, by four clients", "the client's python, -c 'print(1)', on the host, four at a time", "1/s"),
     "idle_mib_base": Kind("memory of an idle sandbox of base", "of an idle python3 on the host", "MiB"),
     "idle_mib_code": Kind("memory of an idle sandbox of code-interpreter", "of an idle python3 on the host", "MiB"),
     "idle_cpu_pct": Kind("of one core, by a paused sandbox", "by an idle python3 on the host", "%"),

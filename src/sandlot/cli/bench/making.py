@@ -84,8 +84,8 @@ async def tti_staggered(rig: Rig) -> None:
 
 
 async def tti_burst(rig: Rig) -> None:
-    """All at once; ``all`` is from the first request to the last answer."""
-    await _crowd(rig, "tti_burst", rig.times(CROWD, 5), rig.times(5, 1), 0)
+    """All at once; ``all`` is from the first request to the last answer, ``code`` the same with a cell instead of the command."""
+    await _crowd(rig, "tti_burst", rig.times(CROWD, 5), rig.times(5, 1), 0, rig.times(3, 1))
 
 
 async def restore_base(rig: Rig) -> None:
@@ -158,7 +158,7 @@ async def _restore(rig: Rig, key: str, template: str, part: str | None) -> None:
     await rig.kill(box)
 
 
-async def _crowd(rig: Rig, key: str, count: int, rounds: int, apart_s: float) -> None:
+async def _crowd(rig: Rig, key: str, count: int, rounds: int, apart_s: float, code_rounds: int = 0) -> None:
     await rig.put_away()
     slim = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
     count = await rig.room(count, **slim)
@@ -179,6 +179,19 @@ async def _crowd(rig: Rig, key: str, count: int, rounds: int, apart_s: float) ->
             with rig.clock(key, part="all"):
                 boxes = await asyncio.gather(*(one(number) for number in range(count)))
             await rig.kill(*(box for box in boxes if box is not None))
+        for _ in range(code_rounds):
+            await pool.ready(count)
+            with rig.clock(key, part="code, all"):
+                coded = await asyncio.gather(*(_coded(rig, key, **slim) for _ in range(count)))
+            await rig.kill(*coded)
+
+
+async def _coded(rig: Rig, key: str, **options: int) -> AsyncSandbox:
+    with rig.clock(key, part="code"):
+        box = await rig.create(CODE, **options)
+        run = await box.run_code(PRINT)
+    good(run)
+    return box
 
 
 async def _interactive(rig: Rig, key: str, **options: int) -> AsyncSandbox | None:

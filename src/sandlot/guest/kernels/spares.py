@@ -24,9 +24,8 @@ from sandlot.guest.flow.loop import log
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import Kernel
-from sandlot.guest.kernels.zygote import Zygote
-from sandlot.guest.spawn import UID, account, environment
-from sandlot.guest.tasks import Task
+from sandlot.guest.kernels.zygote import Zygote, may_be_forked
+from sandlot.guest.spawn import account, environment
 from sandlot.protocol.lean import deque
 
 TYPE_CHECKING = False
@@ -356,7 +355,7 @@ class Spares:
         elif kind == "forked" and self._forking is not None:
             ends, self._forking = self._forking, None
             pid = message["pid"]
-            if not self._is_kernel(pid):
+            if not may_be_forked(pid) or self._kernels.knows(pid):
                 ends.close()
                 raise ValueError(pid)
             self._failures = 0
@@ -367,24 +366,6 @@ class Spares:
                 self._spare = kernel
                 if self._warming:
                     kernel.when_heard(lambda: self._warmed(there=True))
-
-    def _is_kernel(self, pid: Any) -> bool:
-        """Whether a process that the zygote speaks of can be one that it forked."""
-        if type(pid) is not int or pid <= 1 or self._kernels.knows(pid):
-            return False
-        try:
-            if os.stat(f"/proc/{pid}").st_uid != UID:
-                return False
-            fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
-        except (OSError, ValueError, IndexError):
-            return False
-        finally:
-            os.close(fd)
-        return task.parent == 1 and not task.is_dead()
 
     def _ended(self) -> None:
         """The zygote is gone, or makes no sense."""

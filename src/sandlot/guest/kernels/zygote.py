@@ -5,14 +5,15 @@ Law: It runs as ``user`` and may say anything: a message that is none ends it.
 
 from __future__ import annotations
 
+import os
 import struct
 
 from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ
 from sandlot.guest.kernels import languages
 from sandlot.guest.kernels.kernel import HEAD
-from sandlot.guest.spawn import account, start
-from sandlot.guest.tasks import kill_tree, send
+from sandlot.guest.spawn import UID, account, start
+from sandlot.guest.tasks import Task, kill_tree, send
 from sandlot.protocol import values
 
 TYPE_CHECKING = False
@@ -107,3 +108,22 @@ class Zygote:
             self._guest.loop.unwatch(self._socket.fileno())
             self._socket.close()
             kill_tree(self.pid, signal.SIGKILL)
+
+
+def may_be_forked(pid: Any) -> bool:
+    """Whether what a zygote calls a kernel that it forked can be one: a child of PID 1's, of that user, that lives."""
+    if type(pid) is not int or pid <= 1:
+        return False
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != UID:
+            return False
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        task = Task(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+    except (OSError, ValueError, IndexError):
+        return False
+    finally:
+        os.close(fd)
+    return task.parent == 1 and not task.is_dead()
