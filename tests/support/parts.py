@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 BESIDE = {
     "hard": ("tests/conformance", "tests/security", "tests/soak"),
-    "unit": ("tests/integration/guest", "tests/integration/kernels", "tests/meta", "tests/unit"),
+    "unit": ("tests/compat", "tests/fuzz", "tests/integration/guest", "tests/integration/kernels", "tests/meta", "tests/unit"),
 }
 """Each about as long as what is left, on two cores. No test may look at what the other parts do: each has services, state directories,
 control groups and networks of its own, and counts only those."""
