@@ -161,9 +161,15 @@ async def _restore(rig: Rig, key: str, template: str, part: str | None) -> None:
 async def _crowd(rig: Rig, key: str, count: int, rounds: int, apart_s: float, code_rounds: int = 0) -> None:
     await rig.put_away()
     slim = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
-    count = await rig.room(count, **slim)
-    if count < FEW:
-        raise CannotError(f"The node has room for {count} sandboxes now: too few for a crowd.")
+    async with pools.drained(rig, CODE):  # what waits there takes the room of three of these, or of more as it grows
+        count = await rig.room(count, **slim)
+        if count < FEW:
+            raise CannotError(f"The node has room for {count} sandboxes now: too few for a crowd.")
+        await _crowds(rig, key, count, rounds, apart_s, code_rounds)
+
+
+async def _crowds(rig: Rig, key: str, count: int, rounds: int, apart_s: float, code_rounds: int) -> None:
+    slim = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
     async with pools.filled(rig, CODE, count, SLIM) as pool:
 
         async def one(number: int) -> AsyncSandbox | None:
