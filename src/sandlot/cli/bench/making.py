@@ -17,6 +17,8 @@ CROWD = 20
 """Sandboxes of a burst, and of a ramp."""
 SLIM = Limits(disk_bytes=GIB, pids=128)
 """Of those in a crowd: 20 with the disk and the processes that are the default are more than many hosts have."""
+ASKED = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
+"""The same, as a create asks for it."""
 FEW = 2
 STAGGER_S = 0.2
 """Between two of a ramp. The methodology of computesdk/benchmarks (2026-03): 200 ms, and 100 sandboxes, which is more than one small host holds."""
@@ -160,21 +162,19 @@ async def _restore(rig: Rig, key: str, template: str, part: str | None) -> None:
 
 async def _crowd(rig: Rig, key: str, count: int, rounds: int, apart_s: float, code_rounds: int = 0) -> None:
     await rig.put_away()
-    slim = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
     async with pools.drained(rig, CODE):  # what waits there takes the room of three of these, or of more as it grows
-        count = await rig.room(count, **slim)
+        count = await rig.room(count, **ASKED)
         if count < FEW:
             raise CannotError(f"The node has room for {count} sandboxes now: too few for a crowd.")
         await _crowds(rig, key, count, rounds, apart_s, code_rounds)
 
 
 async def _crowds(rig: Rig, key: str, count: int, rounds: int, apart_s: float, code_rounds: int) -> None:
-    slim = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
     async with pools.filled(rig, CODE, count, SLIM) as pool:
 
         async def one(number: int) -> AsyncSandbox | None:
             await asyncio.sleep(number * apart_s)
-            return await _interactive(rig, key, **slim)
+            return await _interactive(rig, key, **ASKED)
 
         for _ in range(rounds):
             if not apart_s:
@@ -188,7 +188,7 @@ async def _crowds(rig: Rig, key: str, count: int, rounds: int, apart_s: float, c
         for _ in range(code_rounds):
             await pool.ready(count)
             with rig.clock(key, part="code, all"):
-                coded = await asyncio.gather(*(_coded(rig, key, **slim) for _ in range(count)))
+                coded = await asyncio.gather(*(_coded(rig, key, **ASKED) for _ in range(count)))
             await rig.kill(*coded)
 
 

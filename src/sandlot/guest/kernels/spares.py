@@ -120,7 +120,7 @@ class Spares:
             self._rehearse(self._spare, done)
             return
         zygote = self._zygote
-        if zygote is None and self._python() is not None:
+        if zygote is None and self._python(self._environment()) is not None:
             zygote = self._begin()
         if zygote is None:
             done(False)
@@ -265,13 +265,13 @@ class Spares:
         memory = self._kernels.memory
         return self._failures < FAILURES and not (memory.limit_bytes and memory.limit_bytes < LEAST_BYTES)
 
-    def _python(self) -> str | None:
+    def _python(self, env: dict[str, str]) -> str | None:
         """The image's, where there is memory for what is made ahead."""
-        return languages.find_python(self._environment()) if self._is_affordable else None
+        return languages.find_python(env) if self._is_affordable else None
 
     def _suits(self, env: dict[str, str]) -> bool:
         """Whether it pays without being asked for: whether the image has what takes its time to be imported."""
-        python = languages.find_python(env) if self._is_affordable else None
+        python = self._python(env)
         return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.site_places(python, env["HOME"]))
 
     def _environment(self) -> dict[str, str]:

@@ -71,7 +71,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name in ("AHEAD_S", "START_S", "ANSWER_S", "REFILL_S"):
         monkeypatch.setattr(spares, name, 0.001)
     monkeypatch.setattr(Spares, "_suits", lambda self, _env: self._failures < spares.FAILURES)
-    monkeypatch.setattr(Spares, "_python", lambda _self: "/usr/bin/python3")
+    monkeypatch.setattr(Spares, "_python", lambda _self, _env: "/usr/bin/python3")
     monkeypatch.setattr(Spares, "_environment", lambda _self: {})
     monkeypatch.setattr(Spares, "_look", lambda _self: {})
     return Machine()
@@ -212,7 +212,7 @@ def test_after_a_command_that_installed_something_the_next_is_made_ahead(lean: t
 
 def test_an_image_without_what_takes_its_time_has_one_where_it_is_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Spares, "_suits", lambda _self, _env: False)
-    monkeypatch.setattr(Spares, "_python", lambda _self: "/usr/bin/python3")
+    monkeypatch.setattr(Spares, "_python", lambda _self, _env: "/usr/bin/python3")
     machine.spares.woken({}, "/usr/bin/python3")
     began_s = time.monotonic()
     machine.turn(lambda: time.monotonic() > began_s + 0.1)
