@@ -39,8 +39,8 @@ _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
 BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
-REST_S = 0.5
-"""Longer than a guest pauses before it goes on with what it makes ahead (guest/kernels/spares.py: 0.2 s)."""
+REST_S = 1.5
+"""Longer than a guest pauses before it goes on with what it makes ahead (guest/kernels/spares.py: 1 s)."""
 _AT_WORK = {"R", "D"}
 """On a processor, waiting for one, or for a disk (proc(5))."""
 

@@ -16,6 +16,7 @@ from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle
 from sandlot.web.streams import EVENTS, LINES
 from tests.support.http import output, post, problem, short, told
 from tests.support.service import Bench
+from tests.support.until import until
 
 FIELDS = {
     "execution",
@@ -157,12 +158,15 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
 @pytest.mark.parametrize("accept", ["application/json", EVENTS, LINES])
 async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClient, url: str, accept: str) -> None:
     async def ask() -> None:
-        code = {"code": "y = 5\nwhile True: pass", "timeout": None}
+        code = {"code": "y = 5\nopen('/tmp/begun', 'w').close()\nwhile True: pass", "timeout": None}
         async with http.stream("POST", url + "/code", json=code, headers={"Accept": accept}) as response:
             await response.aread()
 
+    async def begun() -> bool:
+        return (await http.get(url + "/files/stat", params={"path": "/tmp/begun"})).is_success
+
     asking = asyncio.create_task(ask())
-    await asyncio.sleep(0.5)
+    await until(begun)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
