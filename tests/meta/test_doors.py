@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIWebSocketRoute
 
 from sandlot.doors.door import Door
 from sandlot.server.app import DOORS
 from tests.meta.tree import PACKAGE, ROOT
 
-ROW = re.compile(r"^\| `(?P<method>[A-Z]+) (?P<path>/[^`]*)` \| (?P<supported>yes|no) \| (?P<how>[^|]+) \| (?P<tests>[^|]+) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(?P<method>[A-Z]+) (?P<path>/[^`]*)` \| (?P<supported>yes|no) \| (?P<since>\d+\.\d+\.\d+) \| (?P<how>[^|]+) \| (?P<tests>[^|]+) \|$",
+    re.MULTILINE,
+)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -23,8 +26,10 @@ def rows(door: Door) -> list[re.Match[str]]:
 
 @EVERY_DOOR
 def test_the_table_has_every_route_and_no_other(door: Door) -> None:
-    routes = sorted((method, route.path) for route in door.router.routes if isinstance(route, APIRoute) for method in route.methods or ())
-    assert sorted((row["method"], row["path"]) for row in rows(door)) == routes
+    routes = [*door.router.routes, *(door.at_root.routes if door.at_root is not None else ())]
+    http = [(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods or ()]
+    sockets = [("WS", route.path) for route in routes if isinstance(route, APIWebSocketRoute)]
+    assert {(row["method"], row["path"]) for row in rows(door)} == {*http, *sockets}
 
 
 @EVERY_DOOR
@@ -35,7 +40,7 @@ def test_every_call_names_a_test_that_exists_and_a_supported_one_the_vendors_own
         for path, name in named:
             assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{path} has no {name}"
         if row["supported"] == "yes":
-            assert any(path == f"tests/compat/test_{door.name}.py" for path, _ in named), row[0]
+            assert any(path.startswith(f"tests/compat/{door.name}/") for path, _ in named), row[0]
 
 
 def test_every_door_is_open_and_nothing_else_is_in_the_room() -> None:

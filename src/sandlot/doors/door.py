@@ -7,13 +7,18 @@ Laws:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 
+from sandlot.core.service import Core
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
 from sandlot.web.telling import Told
 
@@ -50,7 +55,7 @@ class Failure:
     retryable: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Door:
     """One vendor's.
 
@@ -61,7 +66,10 @@ class Door:
         table: Error code -> what it is at the vendor; total.
         body: Makes the vendor's error body.
         help: What somebody should do who asked for what there is not.
-        raw: Paths below the prefix whose bodies are used as they come.
+        raw: Paths below the prefix whose bodies are used as they come; a part in braces stands for any one part.
+        at_root: Routes that its client asks for without the prefix; they belong to this door all the same.
+        admit: Who sends a request that shows no key of ours but something that this service gave the vendor's client in its place; None where it
+            shows neither, and its key is asked for. It sees what ASGI knows of the request before anything of its body is read.
     """
 
     name: str
@@ -71,6 +79,17 @@ class Door:
     body: Callable[[Failure], Mapping[str, Any]]
     help: str
     raw: Collection[str] = field(default_factory=frozenset)
+    at_root: APIRouter | None = None
+    admit: Callable[[Mapping[str, Any], Core], Principal | None] | None = None
+
+    @cached_property
+    def roots(self) -> frozenset[str]:
+        """The paths of :attr:`at_root`."""
+        return frozenset(route.path for route in self.at_root.routes if isinstance(route, APIRoute)) if self.at_root is not None else frozenset()
+
+    @cached_property
+    def _raw(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in self.raw) or r"(?!)")
 
     def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
         """An error in the vendor's words."""
@@ -82,7 +101,7 @@ class Door:
 
     def takes_raw(self, path: str) -> bool:
         """Whether what is sent to that path is used as it comes."""
-        return path.removeprefix(self.prefix) in self.raw
+        return self._raw.fullmatch(path.removeprefix(self.prefix)) is not None
 
 
 def refuse(router: APIRouter, method: str, path: str, why: str) -> None:

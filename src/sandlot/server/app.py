@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from sandlot import __version__
-from sandlot.doors import agentsandbox, sandboxapi
+from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees
@@ -23,7 +23,7 @@ from sandlot.web.telling import Tellers
 if TYPE_CHECKING:
     from sandlot.server.compose import Service
 
-DOORS = (agentsandbox.DOOR, sandboxapi.DOOR)
+DOORS = (agentsandbox.DOOR, e2b.DOOR, pandastack.DOOR, sandbase.DOOR, sandboxapi.DOOR, tensorlake.DOOR)
 """Each under its own prefix, and none of them in the API's document."""
 TELLERS = Tellers(PROBLEMS, DOORS)
 
@@ -69,6 +69,7 @@ def create_app(serving: Service) -> FastAPI:
         metrics=serving.core.metrics,
         tellers=TELLERS,
         signatures=serving.core.signer,
+        core=serving.core,
     )
     return app
 
@@ -93,6 +94,8 @@ def create_routes(first: Collection[ModuleType] = ()) -> FastAPI:
         app.include_router(room.router)
     for door in DOORS:
         app.include_router(door.router, prefix=door.prefix, include_in_schema=False)
+        if door.at_root is not None:
+            app.include_router(door.at_root, include_in_schema=False)
     pages.install(app)
     errors.install(app, TELLERS)
     return app

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -28,6 +28,9 @@ SIGNED_PATH = "/v1/signed/files/content"
 
 OWNER = "owner"
 """What the listener puts into a request's state as ``peer`` where the kernel has vouched for it."""
+
+Admission = Callable[[Mapping[str, Any]], Principal | None]
+"""Who sends a request (ASGI's scope) that shows what a door gave its vendor's client in place of a key; None where it shows nothing of the kind."""
 
 
 class Verifier(Protocol):
@@ -74,8 +77,14 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None) -> Principal | None:
+def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None, admit: Admission | None = None) -> Principal | None:
     """Who sends a request; None for open paths.
+
+    Args:
+        scope: The request's, as ASGI has it.
+        keys: Who knows the keys.
+        signatures: Who knows which URLs were signed; None where none were.
+        admit: Who sends one that shows what a door gave its vendor's client in place of a key; None is nobody.
 
     Raises:
         ForbiddenError: It came by a signed URL that is not good for it.
@@ -87,6 +96,9 @@ def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signature
         return OPERATOR
     if scope["path"] in OPEN_PATHS:
         return None
+    admitted = None if admit is None else admit(scope)
+    if admitted is not None:
+        return admitted
     secret = presented(scope["headers"])
     if not secret:
         raise AuthenticationError(

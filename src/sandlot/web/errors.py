@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -90,6 +90,8 @@ class Problems:
     """Tells failures as problem+json, for all that is no door's."""
 
     prefix = ""
+    roots: Collection[str] = ()
+    admit = None
     help = "GET /openapi.json lists what there is."
 
     def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:

@@ -27,11 +27,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandlot.core.node.budget import Budget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.quotas import check_upload
+from sandlot.core.service import Core
 from sandlot.model.access import UNBOUNDED
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, sockets
-from sandlot.web.auth import Keyring, Signatures, authenticate
+from sandlot.web.auth import Admission, Keyring, Signatures, authenticate
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.telling import Teller, Tellers
 
@@ -61,6 +62,7 @@ class Frame:
         metrics: Where requests and failures are counted.
         tellers: Who tells failures.
         signatures: Who knows which URLs need no key; None where none were signed.
+        core: What doors ask who sends a request that shows something of theirs in place of a key; None where there are none.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Frame:
         metrics: Metrics,
         tellers: Tellers = errors.OURS,
         signatures: Signatures | None = None,
+        core: Core | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -81,6 +84,7 @@ class Frame:
         self._metrics = metrics
         self._tellers = tellers
         self._signatures = signatures
+        self._core = core
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,18 +92,24 @@ class Frame:
             return  # no lifespan to speak of
         teller = self._tellers.of(scope["path"])
         if scope["type"] == "websocket":
-            await sockets.framed(self._app, scope, receive, send, teller=teller, metrics=self._metrics, keys=self._keys)
+            admit = self._admission(teller)
+            await sockets.framed(self._app, scope, receive, send, teller=teller, metrics=self._metrics, keys=self._keys, admit=admit)
             return
         exchange = _Exchange(scope, receive, send, self._budget, teller)
         raw = teller.takes_raw(scope["path"])
         exchange.limit(self._upload_max_bytes + exchange.form_bytes if raw else JSON_MAX_BYTES, raw=raw)
         # Whatever is logged on the way carries the request's id, also in tasks that are begun on the way.
         with structlog.contextvars.bound_contextvars(request=exchange.id):
-            await self._answer(scope, exchange)
+            await self._answer(scope, exchange, self._admission(teller))
 
-    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+    def _admission(self, teller: Teller) -> Admission | None:
+        """Whom the door of a request lets in without a key."""
+        admit, core = teller.admit, self._core
+        return None if admit is None or core is None else lambda scope: admit(scope, core)
+
+    async def _answer(self, scope: Scope, exchange: _Exchange, admit: Admission | None) -> None:
         try:
-            scope["state"]["principal"] = principal = authenticate(scope, self._keys, self._signatures)
+            scope["state"]["principal"] = principal = authenticate(scope, self._keys, self._signatures, admit)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_announced()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):

@@ -32,7 +32,7 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
-from sandlot.web.auth import Keyring, authenticate
+from sandlot.web.auth import Admission, Keyring, authenticate
 from sandlot.web.telling import Teller
 
 if TYPE_CHECKING:
@@ -169,7 +169,9 @@ class Socket(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
-async def framed(app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, keys: Keyring) -> None:
+async def framed(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, keys: Keyring, admit: Admission | None = None
+) -> None:
     """Serve one socket.
 
     Args:
@@ -180,6 +182,7 @@ async def framed(app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, te
         teller: Who tells its failures.
         metrics: Where it is counted.
         keys: Who may ask; a key that is revoked ends its sockets.
+        admit: Whom a door lets in without one.
     """
     given = dict(scope["headers"]).get(b"x-request-id", b"")
     id_ = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
@@ -207,7 +210,7 @@ async def framed(app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, te
 
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
-            scope["state"]["principal"] = principal = authenticate(scope, keys)
+            scope["state"]["principal"] = principal = authenticate(scope, keys, admit=admit)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, tell)
         except SandlotError as error:

@@ -5,10 +5,12 @@ Law: It is decided before anything else is known of a request, so that whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sandlot.core.service import Core
+from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 
 
@@ -33,6 +35,16 @@ class Teller(Protocol):
     @property
     def prefix(self) -> str:
         """``/`` and one part of a path; empty for whoever answers what is nobody else's."""
+        ...
+
+    @property
+    def roots(self) -> Collection[str]:
+        """Paths that are not below the prefix, and are answered by this one all the same."""
+        ...
+
+    @property
+    def admit(self) -> Callable[[Mapping[str, Any], Core], Principal | None] | None:
+        """Who sends a request that shows no key but something that this service gave in its place; None where there is nothing of that kind."""
         ...
 
     @property
@@ -63,12 +75,13 @@ class Tellers:
         others: Each under its own prefix.
     """
 
-    __slots__ = ("_by_prefix", "_own")
+    __slots__ = ("_by_prefix", "_by_root", "_own")
 
     def __init__(self, own: Teller, others: Iterable[Teller] = ()) -> None:
         self._own = own
         self._by_prefix = {other.prefix: other for other in others}
+        self._by_root = {path: other for other in self._by_prefix.values() for path in other.roots}
 
     def of(self, path: str) -> Teller:
         """Who answers a path."""
-        return self._by_prefix.get("/" + path[1:].partition("/")[0], self._own)
+        return self._by_prefix.get("/" + path[1:].partition("/")[0]) or self._by_root.get(path, self._own)

@@ -28,6 +28,7 @@ MOST_S = 7 * 24 * 3600.0
 """The longest that a URL may hold, as it is with S3's."""
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
 _DOMAIN = "sandlot signed file 1"
+_SANDBOX_DOMAIN = "sandlot sandbox token 1"
 """What else is ever signed by the same secret begins otherwise."""
 
 
@@ -117,6 +118,26 @@ class Signer:
         if who is None:
             raise _refused("The API key that this URL was made by was revoked.")
         return who
+
+    def token(self, owner: OwnerId, sandbox: str) -> str:
+        """What stands for a key in requests about one sandbox, for clients that are given one: always the same for the same two.
+
+        Args:
+            owner: Whose key it stands for.
+            sandbox: The sandbox's id.
+        """
+        digest = hmac.digest(self._secret, json.dumps([_SANDBOX_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
+        return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+    def bearer(self, token: str, sandbox: str) -> Principal | None:
+        """Whose token for that sandbox it is; None where it is nobody's, or its key was revoked.
+
+        The caller does with it what is about that sandbox, and nothing else.
+        """
+        owner = OwnerId(token.partition(".")[0])
+        if not hmac.compare_digest(self.token(owner, sandbox).encode("utf-8", "replace"), token.encode("utf-8", "replace")):
+            return None
+        return self._owners(owner)
 
     def _signature(self, grant: Grant) -> str:
         words = [_DOMAIN, grant.method, grant.sandbox, grant.path, grant.user.value, grant.owner, grant.expires_s]

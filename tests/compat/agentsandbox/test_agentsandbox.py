@@ -20,7 +20,7 @@ import agentsandbox
 import pytest
 from agentsandbox import AgentSandbox, AsyncAgentSandbox, Language
 
-from tests.compat import programs
+from tests.compat.agentsandbox import programs
 from tests.support.tcpservice import TcpService, tcp_service
 
 SESSION_ID = re.compile(r"sb-[a-z0-9]{4}-[a-z0-9]{16}")

@@ -18,7 +18,7 @@ import pytest
 
 from sandlot import InvalidRequestError, NotFoundError, Sandbox
 from sandlot.sdk.compat.sandboxapi import KEY_VARIABLE, URL_VARIABLE, SandboxAPI, Session
-from tests.compat.sandboxapi_program import AGENT
+from tests.compat.sandboxapi.program import AGENT
 from tests.support.chatting import Call, Message, Say, model
 from tests.support.tcpservice import TcpService, tcp_service
 

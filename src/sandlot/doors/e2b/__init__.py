@@ -1,0 +1,16 @@
+"""E2B. ``COVERAGE.md`` lists every call."""
+
+from __future__ import annotations
+
+from sandlot.doors.door import Door
+from sandlot.doors.e2b import errors, routes
+
+DOOR = Door(
+    name="e2b",
+    prefix="/e2b",
+    router=routes.router,
+    table=errors.TABLE,
+    body=errors.body,
+    help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
+    raw=routes.RAW,
+)

@@ -1,0 +1,5 @@
+"""PandaStack's words into ours and back. Pure."""
+
+from __future__ import annotations
+
+NAME = "pandastack"

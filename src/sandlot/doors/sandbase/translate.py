@@ -1,0 +1,5 @@
+"""Sandbase's words into ours and back. Pure."""
+
+from __future__ import annotations
+
+NAME = "sandbase"

@@ -1,0 +1,5 @@
+"""Tensorlake's words into ours and back. Pure."""
+
+from __future__ import annotations
+
+NAME = "tensorlake"
