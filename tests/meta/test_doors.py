@@ -59,3 +59,11 @@ def test_its_prefix_and_its_vendors_client_are_in_the_docs(door: Door) -> None:
     docs = (ROOT / "docs" / "doors.md").read_text(encoding="utf-8")
     assert f"`{door.prefix}`" in docs
     assert f"src/sandlot/doors/{door.name}/COVERAGE.md" in docs
+
+
+@EVERY_DOOR
+def test_whoever_moves_finds_how(door: Door) -> None:
+    page = (ROOT / "docs" / "howto" / f"move-from-{door.name}.md").read_text(encoding="utf-8")
+    assert f":PORT{door.prefix}" in page
+    assert f"src/sandlot/doors/{door.name}/COVERAGE.md" in page
+    assert f"howto/move-from-{door.name}.md" in (ROOT / "docs" / "doors.md").read_text(encoding="utf-8")
