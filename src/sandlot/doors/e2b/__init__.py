@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from sandlot.doors.door import Door
-from sandlot.doors.e2b import errors, routes
+from sandlot.doors.e2b import access, errors, routes
 
 DOOR = Door(
     name="e2b",
-    prefix="/e2b",
+    prefix=access.PREFIX,
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
     help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
     raw=routes.RAW,
+    admit=access.admit,
 )

@@ -1,0 +1,78 @@
+"""Who may speak to a sandbox without a key, and which sandbox is meant: what E2B's clients say in headers, in place of a host name.
+
+A client is given two tokens with its sandbox, which here are one: ``envdAccessToken`` comes back as ``X-Access-Token``, ``trafficAccessToken`` as
+``E2B-Traffic-Access-Token``, which is all that calls about code contexts show.
+
+Laws:
+- A token is good for what is done inside of its own sandbox, and for nothing of the control plane.
+- A sandbox that there is not (any more) is told as E2B's proxy tells it: 502, "was not found".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.web.asking import core_of, principal_of
+
+PREFIX = "/e2b"
+
+SANDBOX = "e2b-sandbox-id"
+TOKENS = ("x-access-token", "e2b-traffic-access-token")
+
+INSIDE = ("health", "files", "init", "envs", "metrics", "execute", "contexts", "process.Process", "filesystem.Filesystem")
+"""How the paths begin, below the prefix, that are about one sandbox's inside."""
+
+_TOKENS = tuple(name.encode() for name in TOKENS)
+
+
+def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
+    """Who sends a request that shows a sandbox's token; None where it shows none, or one that is not good for that."""
+    if not is_inside(scope["path"]):
+        return None
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
+    for name in _TOKENS:
+        token = headers.get(name, b"").decode("latin-1")
+        if token and (who := core.signer.bearer(token, sandbox)) is not None:
+            return who
+    return None
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path, prefix included, is about a sandbox's inside. Pure."""
+    return path.startswith(PREFIX + "/") and path[len(PREFIX) + 1 :].partition("/")[0] in INSIDE
+
+
+def box_of(request: HTTPConnection) -> Sandbox:
+    """The sandbox whose inside a request is about.
+
+    Raises:
+        InvalidRequestError: It does not say which.
+        SandboxEndedError: There is none, or none any more, or it is somebody else's.
+    """
+    sandbox = request.headers.get(SANDBOX, "")
+    if not sandbox:
+        raise InvalidRequestError(
+            "The request does not say which sandbox it is for.",
+            hint=f"Set E2B_SANDBOX_URL to this service's address with {PREFIX} at its end; the client then sends the header E2b-Sandbox-Id.",
+            fields={"field": "E2b-Sandbox-Id"},
+        )
+    try:
+        box = core_of(request).sandboxes.find(sandbox, principal_of(request))
+    except NotFoundError:
+        raise gone(sandbox) from None
+    if box.ended.is_set() or box.wanted.is_set():
+        raise gone(sandbox)
+    return box
+
+
+def gone(sandbox: str) -> SandboxEndedError:
+    """What is told of a sandbox that there is not, in the words by which E2B's clients know it."""
+    return SandboxEndedError(f"The sandbox {sandbox[:64]} was not found.", code=ErrorCode.SANDBOX_ENDED, fields={"sandbox": sandbox[:64]})
