@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from sandlot.core.node.capacity import RETRY_AFTER_S, Shares
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, KIB, MAX_TIMEOUT_S, Limits, Network, OnTimeout, check_text
+from sandlot.model.specs import (
+    DEFAULT_NETWORK,
+    DEFAULT_TEMPLATE,
+    DEFAULT_TIMEOUT_S,
+    KIB,
+    MAX_TIMEOUT_S,
+    Limits,
+    Network,
+    OnTimeout,
+    VolumeMount,
+    check_mounts,
+    check_text,
+)
 
 AUTO = "auto"
 ISOLATIONS = ("gvisor", "container", "microvm")
@@ -67,6 +79,7 @@ class NewSandbox:
         template: What it starts from.
         snapshot: What it starts from instead; refused until there are snapshots.
         name: A word for people; None is none.
+        unique_name: Whether it is refused while its owner has a live sandbox of that name.
         env: Environment of every process in it.
         metadata: The owner's own words: at most 64 entries and 16 KiB, and 255 bytes a name.
         limits: What it may use.
@@ -77,6 +90,7 @@ class NewSandbox:
         files: Ids of files of the file store that are put into its working folder.
         on_timeout: What becomes of it when its timeout passes.
         auto_resume: Whether a request to it resumes it by itself while it is paused or hibernated.
+        volumes: Its volumes, by their names or ids: at most eight, none in the place of another.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -92,17 +106,31 @@ class NewSandbox:
     files: tuple[str, ...] = ()
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True
+    volumes: tuple[VolumeMount, ...] = ()
+    unique_name: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a name that is none, and metadata beyond its size."""
-        if self.name is not None and NAME.fullmatch(self.name) is None:
-            raise InvalidRequestError(
-                "The name is not one.",
-                hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
-                fields={"field": "name"},
-            )
+        check_name(self.name, unique=self.unique_name)
+        check_mounts(self.volumes)
         check_metadata(self.metadata)
         check_idle_timeout(self.idle_timeout_s)
+
+
+def check_name(name: str | None, *, unique: bool) -> None:
+    """Refuse a name for a sandbox that is none, and none that is to be unique.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    if name is not None and NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            "The name is not one.",
+            hint="Use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or a digit.",
+            fields={"field": "name"},
+        )
+    if name is None and unique:
+        raise InvalidRequestError("A sandbox without a name has none that could be unique.", hint="Give it a name.", fields={"field": "unique_name"})
 
 
 def check_idle_timeout(seconds: float | None) -> None:
@@ -254,6 +282,21 @@ def check_host(can: Capabilities) -> None:
                 hint="'sandlot doctor' checks the host and names every fix.",
                 fields={"ability": str(ability)},
             )
+
+
+def check_volumes(can: Capabilities) -> None:
+    """Refuse volumes where the driver cannot attach any.
+
+    Raises:
+        UnsupportedError: So it is; says why.
+    """
+    if not can.can(Ability.VOLUMES):
+        raise UnsupportedError(
+            f"The {can.driver} driver has no volumes on this host: {can.why_not(Ability.VOLUMES)}",
+            code=ErrorCode.UNSUPPORTED,
+            hint="Leave volumes out.",
+            fields={"field": "volumes"},
+        )
 
 
 def check_room(live: int, waiting: int, rules: Rules) -> None:

@@ -22,11 +22,12 @@ from sandlot.core.ports import Clock
 from sandlot.core.records import quotas
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
+from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.errors import InternalError, InvalidRequestError
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Reading, Resources
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 Inject = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -62,6 +63,7 @@ class Births:
         injects: Finds files of the file store that are to be in a new sandbox.
         pools: What was made before anybody asked; None is nothing.
         quota_of: What an owner may take.
+        volumes: What sandboxes may have; None is nothing.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Births:
         injects: Injects | None,
         pools: Pools | None = None,
         quota_of: Callable[[OwnerId], Quota],
+        volumes: Volumes | None = None,
     ) -> None:
         self._pools = pools
         self._quota_of = quota_of
+        self.volumes = volumes
         self._supply = supply
         self.ledger = self._ledger = ledger
         self._rules = rules
@@ -106,10 +110,14 @@ class Births:
             raise InternalError("A sandbox that goes on from a snapshot is created by Snapshots.create.")
         isolation = self._isolation(asked, source)
         network = admission.choose_network(asked.network)
+        mounts = self._mounts(asked, who)
         template = asked.template if source is None else source.spec.template
         if source is None:
             self._supply.check_template(template)
-        admission.check_host(await self._supply.capabilities(isolation))
+        can = await self._supply.capabilities(isolation)
+        admission.check_host(can)
+        if mounts:
+            admission.check_volumes(can)
         inject = None if self._injects is None or not asked.files else await self._injects(who, asked.files)
         if source is not None and source.inject is not None:
             inject = _both(source.inject, inject)
@@ -145,6 +153,7 @@ class Births:
             parent=None if source is None else source.spec.parent,
             root="" if source is None else source.spec.root,
             restored="" if source is None else source.restored,
+            volumes=self._mounts(asked, who),
         )
         start = boot if source is None else source.start
         if source is None and self._pools is not None:
@@ -163,7 +172,9 @@ class Births:
         if isinstance(start, Claim):
             self._ledger.hand_over(start.member.holder, box.id, takes)
         else:
-            self._ledger.promise(box.id, takes, reading or await self._ledger.look())
+            reading = reading or await self._ledger.look()
+            self._mounts(asked, who)  # one may have been deleted meanwhile
+            self._ledger.promise(box.id, takes, reading)
         return Born(box, start, inject)
 
     async def reserve(self, holder: str, asked: NewSandbox, who: Principal, count: int, here: Callable[[], Sequence[Sandbox]]) -> None:
@@ -220,6 +231,14 @@ class Births:
         admission.check_room(len(boxes), 0, self._rules)
         with self._ledger.changing(box.id, takes, reading):
             pass
+
+    def _mounts(self, asked: NewSandbox, who: Principal) -> tuple[VolumeMount, ...]:
+        """The volumes that a sandbox is to have."""
+        if not asked.volumes:
+            return ()
+        if self.volumes is None:
+            raise UnsupportedError("This service has no volumes.", code=ErrorCode.UNSUPPORTED, fields={"field": "volumes"})
+        return self.volumes.resolve(who, asked.volumes)
 
     def _isolation(self, asked: NewSandbox, source: Source | None) -> str:
         if source is None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from sandlot.link.client import Link
@@ -99,6 +100,42 @@ class Templates(Protocol):
 
     def at(self, name: str, digest: str) -> Base | None:
         """What a template gave whose root file system had that digest; None where that is not there any more. Builds nothing."""
+        ...
+
+
+class VolumeDisks(Protocol):
+    """File systems of volumes on the host. Every method blocks, and may raise ``OSError``."""
+
+    def takes(self, size_bytes: int) -> int:
+        """The most that one takes on the disk. Pure."""
+        ...
+
+    def make(self, volume: str, size_bytes: int) -> None:
+        """Make one, empty."""
+        ...
+
+    def mount(self, volume: str) -> Path:
+        """Where it is mounted, from now on where it was not."""
+        ...
+
+    def unmount(self, volume: str) -> None:
+        """Take it away from the host. Idempotent."""
+        ...
+
+    def used_bytes(self, volume: str) -> int | None:
+        """What is in it; None while it is not mounted."""
+        ...
+
+    def remove(self, volume: str) -> None:
+        """Remove it with all that is in it. Idempotent."""
+        ...
+
+    def ids(self) -> frozenset[str]:
+        """All that there are, half made ones included."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing on the host of what it needs to mount, where nothing is mounted. Idempotent."""
         ...
 
 

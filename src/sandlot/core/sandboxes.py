@@ -44,6 +44,8 @@ from sandlot.core.runs import inherited
 from sandlot.core.runs.installing import services_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
+from sandlot.core.volumes.attaching import hold, let_go
+from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
@@ -54,11 +56,6 @@ CLOSE_TIMEOUT_S = 60.0
 """For removing everything when the service stops; what is left then is swept by the next start."""
 
 _log = structlog.get_logger("sandlot.core")
-
-
-def _stopping() -> UnavailableError:
-    fields = {"retry_after_s": 1}
-    return UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Try again in a moment.", fields=fields)
 
 
 class Sandboxes(Roster):
@@ -79,6 +76,7 @@ class Sandboxes(Roster):
         packages: Package indexes for those inside; None is none.
         pooling: What is made before anybody asks.
         quota_of: What an owner may take, where nobody asks: for what wakes by itself.
+        volumes: What they may have; None is nothing.
     """
 
     def __init__(  # noqa: PLR0913 - all by name, and each a part of the service
@@ -98,6 +96,7 @@ class Sandboxes(Roster):
         injects: Injects | None = None,
         packages: Packages | None = None,
         quota_of: Callable[[OwnerId], Quota] = lambda _owner: UNBOUNDED,
+        volumes: Volumes | None = None,
     ) -> None:
         super().__init__(register, budget, clock)
         self._services = functools.partial(services_of, packages)
@@ -131,6 +130,7 @@ class Sandboxes(Roster):
             injects=injects,
             pools=self.pools,
             quota_of=quota_of,
+            volumes=volumes,
         )
         self._closing = False
         self.grading = ThreadPoolExecutor(1, "grading")  # its own: outputs of megabytes take seconds, and creates wait for the default one
@@ -237,10 +237,11 @@ class Sandboxes(Roster):
             return before or await self._create(asked, who, key, digest, source)
 
     async def _create(self, asked: NewSandbox, who: Principal, key: str | None, digest: str | None, source: Source | None) -> Sandbox:
-        born = await self._births.conceive(asked, who, source, self.living, self._check_open)
-        box = born.box
-        box.idempotency_key, box.request_digest = key, digest
-        self._begin(box, life.create, born.start, born.inject)
+        with self.naming(who.owner, asked.name if asked.unique_name else None):
+            born = await self._births.conceive(asked, who, source, self.living, self._check_open)
+            box = born.box
+            box.idempotency_key, box.request_digest = key, digest
+            self._begin(box, life.create, born.start, born.inject)
         try:
             await asyncio.shield(box.ready)
         except asyncio.CancelledError:
@@ -254,7 +255,8 @@ class Sandboxes(Roster):
 
     def _check_open(self) -> None:
         if self._closing:
-            raise _stopping() from None
+            code, fields = ErrorCode.SERVICE_UNAVAILABLE, {"retry_after_s": 1}
+            raise UnavailableError("The service is stopping.", code=code, hint="Try again in a moment.", fields=fields) from None
 
     def _promised(self, box: Sandbox) -> None:
         self._ledger.promised_before(box.id, self._supply.drivers[box.spec.isolation].takes(box.spec.limits))
@@ -282,9 +284,11 @@ class Sandboxes(Roster):
             inject=inject,
             promised=self._promised,
             services=self._services,
+            volumes=self._births.volumes,
         )
         if course is adoption.take_over:
             self._promised(box)
+            hold(self._births.volumes, box)
         task = asyncio.create_task(live(box, means, course), name=f"sandbox {box.id}")
         self._lives[box.id] = (box, task)
         task.add_done_callback(lambda _: self._gone(box))
@@ -324,7 +328,8 @@ class Sandboxes(Roster):
             clock=self._clock,
             check=lambda: quotas.check_update(who, box, math.inf if what.persistent else what.timeout_s, what.limits, self._of(box.owner)),
         )
-        await update(box, what, hands)
+        with self.naming(box.owner, what.name if what.unique_name else None, box):
+            await update(box, what, hands)
         box.activity.touch()
         return box
 
@@ -386,6 +391,7 @@ class Sandboxes(Roster):
         """Every trace of a sandbox is removed."""
         del self._lives[box.id]
         self._ledger.give_up(box.id)
+        let_go(self._births.volumes, box)
         self._idle_since_monotonic_s = self._clock.monotonic_s()
         # One that could not be created is not remembered: its creator got the reason, and nobody else has the id.
         if box.exit is None:

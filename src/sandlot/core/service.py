@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandlot.core.content.signing import Signer
+from sandlot.core.hooks.webhooks import Webhooks
 from sandlot.core.node.budget import Budget
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import Feed
@@ -16,6 +17,7 @@ from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved.forks import Forks
 from sandlot.core.saved.snapshots import Snapshots
+from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.ids import NodeId
 
 
@@ -30,9 +32,11 @@ class Core:
         budget: Of the memory that is held for clients.
         files: The file store.
         events: What happened.
+        webhooks: Who is told of it.
         executions: The log of what ran.
         metrics: What is counted and measured.
         snapshots: What is kept of sandboxes to start others from.
+        volumes: Files that outlive sandboxes.
         forks: Of sandboxes, and the trees that they grow into.
         signer: Of URLs that need no key.
         keys: Who may ask.
@@ -45,9 +49,11 @@ class Core:
     budget: Budget
     files: FileStore
     events: Feed
+    webhooks: Webhooks
     executions: Journal
     metrics: Metrics
     snapshots: Snapshots
+    volumes: Volumes
     forks: Forks
     signer: Signer
     keys: Keys

@@ -64,12 +64,14 @@ class Host:
         sandboxes: The folder in it that the sandboxes' files are in; need not exist.
         bounds: Of the groups that the service was started in.
         proc: Where /proc is.
+        volumes: The folder in it that volumes are in; need not exist.
     """
 
     data_dir: Path
     sandboxes: Path
     bounds: GroupBounds
     proc: Path = PROC
+    volumes: Path | None = None
 
     def read(self) -> Reading:
         """Look at it; blocks for some milliseconds.
@@ -92,7 +94,7 @@ class Host:
                 disk_bytes=disk.f_bavail * disk.f_frsize,
                 pids=max(0, min([free_tasks, *_left(self.bounds.pids, used_tasks)])),
             ),
-            held_disk_bytes=held_bytes(self.sandboxes),
+            held_disk_bytes=held_bytes(self.sandboxes) + (0 if self.volumes is None else held_bytes(self.volumes, deep=False)),
         )
 
 
@@ -139,10 +141,17 @@ def used_tasks(group: Path) -> int:
     return int((group / "pids.current").read_text(encoding="ascii"))
 
 
-def held_bytes(folder: Path) -> int:
-    """What the files below a folder occupy. Files that come and go meanwhile do not matter; links are not followed."""
+def held_bytes(folder: Path, *, deep: bool = True) -> int:
+    """What the files below a folder occupy. Files that come and go meanwhile do not matter; links are not followed.
+
+    Args:
+        folder: Which.
+        deep: Whether those in folders below it count as well.
+    """
     held = 0
-    for parent, _, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
+        if not deep:
+            folders.clear()
         for name in files:
             with contextlib.suppress(OSError):
                 held += os.stat(os.path.join(parent, name), follow_symlinks=False).st_blocks * _BLOCK_BYTES  # noqa: PTH116, PTH118 - many

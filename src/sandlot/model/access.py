@@ -31,6 +31,8 @@ class Quota:
         executions_per_month: Runs of code and commands that are begun in one calendar month (UTC).
         snapshots: How many are kept, those that are being made included.
         snapshot_bytes: What they take on the disk together.
+        volumes: How many there are.
+        volume_bytes: What may be written to them together.
         installs: Whether ``install`` opens the package index to a sandbox of network ``none``, for as long as it runs.
     """
 
@@ -43,6 +45,8 @@ class Quota:
     executions_per_month: int | None = None
     snapshots: int | None = None
     snapshot_bytes: int | None = None
+    volumes: int | None = None
+    volume_bytes: int | None = None
     installs: bool = True
 
 

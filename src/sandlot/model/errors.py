@@ -41,6 +41,7 @@ class ErrorCode(StrEnum):
     SNAPSHOT_NOT_FOUND = "snapshot_not_found"
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     POOL_NOT_FOUND = "pool_not_found"
+    VOLUME_NOT_FOUND = "volume_not_found"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
@@ -78,6 +79,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.SNAPSHOT_NOT_FOUND: (404, False),
         ErrorCode.SNAPSHOT_UNUSABLE: (409, False),
         ErrorCode.POOL_NOT_FOUND: (404, False),
+        ErrorCode.VOLUME_NOT_FOUND: (404, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
@@ -198,6 +200,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.SNAPSHOT_NOT_FOUND: NotFoundError,
         ErrorCode.SNAPSHOT_UNUSABLE: ConflictError,
         ErrorCode.POOL_NOT_FOUND: NotFoundError,
+        ErrorCode.VOLUME_NOT_FOUND: NotFoundError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,

@@ -19,8 +19,12 @@ SandboxId = NewType("SandboxId", str)
 NodeId = NewType("NodeId", str)
 SnapshotId = NewType("SnapshotId", str)
 """``snap-NNNN-RRRRRRRRRRRRRRRR``: node and 16 random characters, lower-case base 32."""
+VolumeId = NewType("VolumeId", str)
+"""``vol-NNNN-RRRRRRRRRRRRRRRR``: node and 16 random characters, lower-case base 32."""
 FileId = NewType("FileId", str)
 """``file-`` and 16 characters of lower-case base 32."""
+WebhookId = NewType("WebhookId", str)
+"""``wh-`` and 16 characters of lower-case base 32."""
 ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
@@ -33,8 +37,10 @@ _BITS_PER_CHAR = 5
 
 SANDBOX_ID = re.compile(r"sb-[a-z2-7]{4}-[a-z2-7]{16}")
 SNAPSHOT_ID = re.compile(r"snap-[a-z2-7]{4}-[a-z2-7]{16}")
+VOLUME_ID = re.compile(r"vol-[a-z2-7]{4}-[a-z2-7]{16}")
 CONTEXT_ID = re.compile(r"ctx-[0-9a-f]{16}")
 FILE_ID = re.compile(r"file-[a-z2-7]{16}")
+WEBHOOK_ID = re.compile(r"wh-[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
 PROCESS_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -59,9 +65,19 @@ def new_snapshot_id(node: NodeId, source: IdSource = secrets.token_bytes) -> Sna
     return SnapshotId(f"snap-{node}-{_characters(RANDOM_CHARS, source)}")
 
 
+def new_volume_id(node: NodeId, source: IdSource = secrets.token_bytes) -> VolumeId:
+    """A volume id of this node, 25 characters."""
+    return VolumeId(f"vol-{node}-{_characters(RANDOM_CHARS, source)}")
+
+
 def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:
     """An id of a file of the file store, 21 characters."""
     return FileId(f"file-{_characters(RANDOM_CHARS, source)}")
+
+
+def new_webhook_id(source: IdSource = secrets.token_bytes) -> WebhookId:
+    """An id of a webhook, 19 characters."""
+    return WebhookId(f"wh-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:

@@ -36,6 +36,7 @@ class Ability(StrEnum):
     CONFIGURE_CPU = "configure.cpu"
     CONFIGURE_PIDS = "configure.pids"
     CONFIGURE_DISK = "configure.disk"
+    VOLUMES = "volumes"
     ADOPT = "adopt"
 
 
@@ -179,6 +180,23 @@ _FIELDS: Mapping[str, Ability] = MappingProxyType(
         "disk_bytes": Ability.CONFIGURE_DISK,
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A volume that is mounted on the host, for one sandbox.
+
+    Args:
+        slot: Which of the sandbox's volumes it is, from 0.
+        source: Where it is on the host.
+        path: Where it is to be inside.
+        read_only: Whether nothing can be written to it.
+    """
+
+    slot: int
+    source: Path
+    path: str
+    read_only: bool = False
 
 
 class ByteStream(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, NewType
 
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.ids import FileId as FileId  # noqa: PLC0414 - a word of records too
-from sandlot.model.ids import NodeId, SandboxId, SnapshotId
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId
 from sandlot.model.specs import SandboxSpec, SnapshotKind
 from sandlot.model.states import State
 
@@ -95,6 +95,31 @@ class SnapshotRecord:
     problem: str = ""
     idempotency_key: str | None = None
     request_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeRecord:
+    """A volume; its bytes are in a file of its id in the state directory.
+
+    Args:
+        id: Its id.
+        node: Who has it: only sandboxes of that node can.
+        owner: Whose it is.
+        name: What its owner calls it: unique among the owner's.
+        size_bytes: What may be written to it.
+        created_at: When it was asked for.
+        ready: Whether it is there; one that is not when a service starts was never finished, and is removed.
+        used_bytes: What was written to it when the last sandbox let go of it.
+    """
+
+    id: VolumeId
+    node: NodeId
+    owner: OwnerId
+    name: str
+    size_bytes: int
+    created_at: datetime
+    ready: bool = False
+    used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Numbers are those of DESIGN.md's table of defaults. A request that a field's bou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +33,7 @@ MAX_ARGV_BYTES = 1 * MIB
 MAX_ARG_BYTES = 128 * KIB - 1
 """One argument or environment string: Linux's MAX_ARG_STRLEN, execve(2)."""
 SCREEN_MOST = 65535
+MAX_TAG_BYTES = 256
 MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
 """Linux bounds bytes only; these keep one start within what one message to the guest may hold (``protocol.values``)."""
@@ -109,6 +110,62 @@ class Limits:
         _bounded("pids", self.pids, PIDS_LEAST, PIDS_MOST)
 
 
+MOST_MOUNTS = 8
+"""Volumes of one sandbox."""
+_KEPT_PATHS = ("/.sandlot", "/proc", "/sys", "/dev")
+"""What a sandbox itself lies on; nothing is put there, or below."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeMount:
+    """A volume in a sandbox.
+
+    Args:
+        volume: Its name or its id.
+        path: The folder that it is; absolute, made where it is not there.
+        read_only: Whether nothing can be written to it.
+    """
+
+    volume: str
+    path: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a path where nothing can be put."""
+        raw = check_text("volumes", self.path)
+        parts = self.path.split("/")
+        if parts[0] or not parts[1:] or any(part in {"", ".", ".."} for part in parts[1:]) or len(raw) > MAX_PATH_BYTES or "\0" in self.path:
+            raise InvalidRequestError(
+                f"A volume cannot be put at {self.path[:64]!r}.",
+                hint="Give an absolute path below '/', without '.', '..' and empty parts, for example /data.",
+                fields={"field": "volumes", "path": self.path[:256]},
+            )
+        if f"/{parts[1]}" in _KEPT_PATHS:
+            raise InvalidRequestError(
+                f"A volume cannot be put at {self.path[:64]!r}: /{parts[1]} is the sandbox's own.",
+                hint="Choose another path, for example /data.",
+                fields={"field": "volumes", "path": self.path[:256]},
+            )
+
+
+def check_mounts(mounts: Sequence[VolumeMount]) -> None:
+    """Refuse too many volumes for one sandbox, or two of them in one place.
+
+    Raises:
+        InvalidRequestError: So they are.
+    """
+    if len(mounts) > MOST_MOUNTS:
+        raise InvalidRequestError(f"{len(mounts)} volumes are too many; a sandbox has at most {MOST_MOUNTS}.", fields={"field": "volumes"})
+    for place, mount in enumerate(mounts):
+        for other in mounts[:place]:
+            if f"{mount.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{mount.path}/"):
+                raise InvalidRequestError(
+                    f"Two volumes cannot be at {other.path[:64]!r} and {mount.path[:64]!r}.",
+                    hint="Give each a folder of its own that is not in another one's.",
+                    fields={"field": "volumes", "path": mount.path[:256]},
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class RootFs:
     """A root file system, read-only and shared: never written by anyone.
@@ -150,6 +207,7 @@ class SandboxSpec:
         parent: Whose fork it is; None is nobody's.
         root: Digest of the root file system that it was started from; empty until that is known.
         restored: What it went on from: ``memory`` of a snapshot or a fork, ``files`` of a snapshot; empty is neither.
+        volumes: Its volumes, by their ids.
     """
 
     id: SandboxId
@@ -166,10 +224,12 @@ class SandboxSpec:
     parent: SandboxId | None = None
     root: str = ""
     restored: str = ""
+    volumes: tuple[VolumeMount, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an environment or a timeout that cannot be honoured."""
         check_env(self.env)
+        check_mounts(self.volumes)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
 
@@ -188,6 +248,7 @@ class ProcessSpec:
         rows: With ``cols`` it runs on a terminal of that size, 1 to 65,535 each: all output is standard output, and there is always input.
         cols: The same.
         hidden: One of the service's own, which no list tells of.
+        tag: A word of the client's own by which it finds the process in the list.
     """
 
     argv: tuple[str, ...]
@@ -199,6 +260,7 @@ class ProcessSpec:
     rows: int | None = None
     cols: int | None = None
     hidden: bool = False
+    tag: str | None = None
 
     @property
     def pty(self) -> bool:
@@ -231,6 +293,8 @@ class ProcessSpec:
             _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
         if self.rows is not None or self.cols is not None:
             check_screen(self.rows, self.cols)
+        if self.tag is not None and not 1 <= len(check_text("tag", self.tag)) <= MAX_TAG_BYTES:
+            raise InvalidRequestError(f"A process's tag has 1 to {MAX_TAG_BYTES} bytes.", fields={"field": "tag"})
 
 
 def check_screen(rows: int | None, cols: int | None) -> None:

@@ -15,8 +15,20 @@ from datetime import datetime
 from typing import Protocol
 
 from sandlot.model.access import OwnerId
-from sandlot.model.ids import NodeId, SandboxId, SnapshotId
-from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord, FileId, FileRecord, KeyRecord, NewEvent, SandboxRecord, SnapshotRecord
+from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId
+from sandlot.model.records import (
+    EventRecord,
+    ExecutionId,
+    ExecutionRecord,
+    FileId,
+    FileRecord,
+    KeyRecord,
+    NewEvent,
+    SandboxRecord,
+    SnapshotRecord,
+    VolumeRecord,
+)
+from sandlot.model.webhooks import WebhookTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,14 @@ class SandboxTable(Protocol):
         ...
 
     async def ended(
-        self, *, owner: OwnerId | None, metadata: Mapping[str, str], states: Collection[str], after: Position | None, limit: int
+        self,
+        *,
+        owner: OwnerId | None,
+        metadata: Mapping[str, str],
+        states: Collection[str],
+        after: Position | None,
+        limit: int,
+        name: str | None = None,
     ) -> Sequence[SandboxRecord]:
         """Those that have ended, by ``created_at`` and id, oldest first.
 
@@ -67,6 +86,7 @@ class SandboxTable(Protocol):
             states: Terminal states; empty is any.
             after: By ``created_at`` and id.
             limit: At most so many.
+            name: What all of them are called; None is anything.
         """
         ...
 
@@ -116,6 +136,30 @@ class SnapshotTable(Protocol):
 
     async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
         """Drop one; whether it was there."""
+        ...
+
+
+class VolumeTable(Protocol):
+    """Volumes."""
+
+    async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id, and tell of it.
+
+        Raises:
+            ConflictError: Another one of the same owner has its name.
+        """
+        ...
+
+    async def of_node(self, node: NodeId) -> Sequence[VolumeRecord]:
+        """All of a node, oldest first, those that are not ready included."""
+        ...
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """How many an owner has, on any node, and their sizes together."""
+        ...
+
+    async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
+        """Drop one, and tell of it; whether it was there."""
         ...
 
 
@@ -237,6 +281,11 @@ class Store(Protocol):
         ...
 
     @property
+    def volumes(self) -> VolumeTable:
+        """Volumes."""
+        ...
+
+    @property
     def keys(self) -> KeyTable:
         """API keys."""
         ...
@@ -254,6 +303,11 @@ class Store(Protocol):
     @property
     def events(self) -> EventTable:
         """What happened."""
+        ...
+
+    @property
+    def webhooks(self) -> WebhookTable:
+        """Who is told of it."""
         ...
 
 

@@ -14,6 +14,7 @@ import structlog
 from sandlot import __version__
 from sandlot.core.admission import Rules
 from sandlot.core.content.signing import Signer
+from sandlot.core.hooks.webhooks import Webhooks
 from sandlot.core.lives.images import Images
 from sandlot.core.node.budget import Budget
 from sandlot.core.pools.pools import Pooling
@@ -25,13 +26,17 @@ from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved.forks import Forks
 from sandlot.core.saved.snapshots import Snapshots
 from sandlot.core.service import Core
+from sandlot.core.volumes.volumes import Volumes, having
+from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.cache import PackageCache
+from sandlot.egress.outside.calls import Outside
 from sandlot.egress.sources.machine import Sources
 from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Layout
+from sandlot.host.volumes import VolumeFiles
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
@@ -195,6 +200,16 @@ async def open_service(
         register = Register(store, node, time, told=records.events.tell, journal=records.executions, metrics=records.metrics, monthly=records.monthly)
         opened.push_async_callback(register.aclose)
         saved = Images(settings.saved)
+        volumes = Volumes(
+            store.volumes,
+            VolumeFiles(settings.volumes),
+            node,
+            time,
+            records.events.tell,
+            ledger=lambda: sandboxes.births.ledger,
+            attached=lambda: having(sandboxes.living()),
+        )
+        opened.push_async_callback(volumes.aclose)
         sandboxes = Sandboxes(
             drivers=own_drivers(settings, node) if drivers is None else drivers,
             templates=templates or images,
@@ -216,16 +231,23 @@ async def open_service(
             packages=packages,
             images=saved,
             quota_of=records.keys.quota_of,
+            volumes=volumes,
             pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
         )
+        await volumes.open()
         snapshots = Snapshots(sandboxes, store, saved, node, time, records.events.tell)
         forks = Forks(sandboxes, store, saved, node, time, records.events.tell)
         kept = await snapshots.open()
         await sandboxes.open()
+        volumes.tidy()
         await saved.tidy([*kept, *sandboxes.unheld, *(box.id for box in sandboxes.living())])
         await settle(records.executions, {box.id: box for box in sandboxes.all(OPERATOR)}.get)
+        calls = Outside(settings.webhooks_allow)
+        shapes = {"sandbase": sandbase.event}
+        webhooks = Webhooks(store, records.events, calls, time, node, records.keys.principal_of, shapes)
         try:
             snapshots.begin()
+            webhooks.start()
             core = Core(
                 node=node,
                 sandboxes=sandboxes,
@@ -233,17 +255,21 @@ async def open_service(
                 budget=budget,
                 files=records.files,
                 events=records.events,
+                webhooks=webhooks,
                 executions=records.executions,
                 metrics=records.metrics,
                 keys=records.keys,
                 monthly=records.monthly,
                 snapshots=snapshots,
                 forks=forks,
+                volumes=volumes,
                 signer=Signer(state.secret(settings.data_dir), time.now, records.keys.principal_of),
             )
             yield Service(settings=settings, core=core, keys=records.keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)
         finally:
             images.stop()
+            await webhooks.aclose()
+            await calls.aclose()
             await sandboxes.aclose(keep=keep)
             await snapshots.aclose()
             await forks.aclose()
@@ -262,7 +288,8 @@ async def _package_cache(settings: Settings) -> AsyncIterator[PackageCache]:
 
 def own_host(settings: Settings) -> Host:
     """This machine, as the sandboxes of this service find it."""
-    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=own_bounds(control_groups()))
+    bounds = own_bounds(control_groups())
+    return Host(data_dir=settings.data_dir, sandboxes=sandboxes_folder(settings.data_dir), bounds=bounds, volumes=settings.volumes)
 
 
 def control_groups() -> Layout | None:

@@ -11,12 +11,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.node.capacity import Shares
 from sandlot.core.pools.kinds import DEFAULT_WISHES, Wish, wishes
 from sandlot.core.records.retention import DAY_S, Keep
+from sandlot.egress.outside.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import GIB, MIB
@@ -65,6 +67,7 @@ class Settings:
         keep_resting_s: A paused or hibernated sandbox is kept that long, and then ended; at least 60, 7 days by default.
         packages_max_bytes: Disk that the package cache may take, in ``packages`` of the cache directory; 64 MiB to 16 TiB, 10 GiB by default.
         packages_ttl_s: A package index's page is given without asking for a newer one for that long; 0 to 30 days, half an hour by default.
+        webhooks_allow: Networks that webhooks may be in although they are not public, such as ``10.1.2.0/24``, separated by commas.
         idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
         log_level: debug, info, warning or error.
         log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
@@ -97,6 +100,7 @@ class Settings:
     keep_resting_s: float = 7 * DAY_S
     packages_max_bytes: int = 10 * GIB
     packages_ttl_s: float = 1800.0
+    webhooks_allow: tuple[AddressRange, ...] = ()
     idle_exit_s: float = 600.0
     log_level: str = "info"
     log_format: str = "auto"
@@ -120,6 +124,11 @@ class Settings:
     def saved(self) -> Path:
         """The folder of the images of hibernated sandboxes and of snapshots."""
         return self.data_dir / "saved"
+
+    @property
+    def volumes(self) -> Path:
+        """The folder of the volumes."""
+        return self.data_dir / "volumes"
 
     @property
     def packages(self) -> Path:
@@ -196,6 +205,7 @@ class Settings:
             keep_resting_s=_number(source, "KEEP_RESTING_S", 7 * DAY_S, *_KEPT_S),
             packages_max_bytes=_whole(source, "PACKAGES_MAX_BYTES", 10 * GIB, 64 * MIB, 16 * 1024 * GIB),
             packages_ttl_s=_number(source, "PACKAGES_TTL_S", 1800.0, 0.0, 30 * DAY_S),
+            webhooks_allow=_networks(source, "WEBHOOKS_ALLOW"),
             idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
             log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
             log_format=_one_of("LOG_FORMAT", _text(source, "LOG_FORMAT", "auto").lower(), ("auto", "text", "json")),
@@ -238,6 +248,16 @@ def _number(env: Mapping[str, str], name: str, default: float, low: float, high:
     if not (math.isfinite(value) and low <= value <= high):
         raise _bad(name, text, f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}")
     return value
+
+
+def _networks(env: Mapping[str, str], name: str) -> tuple[AddressRange, ...]:
+    found = []
+    for text in filter(None, map(str.strip, _text(env, name, "").split(","))):
+        try:
+            found.append(ip_network(text))
+        except ValueError:
+            raise _bad(name, text[:64], "networks such as 10.1.2.0/24 or fd00::/8, separated by commas; no bit is set behind the mask") from None
+    return tuple(found)
 
 
 def _pools(env: Mapping[str, str], name: str) -> tuple[Wish, ...]:

@@ -18,6 +18,8 @@ from sandlot.store.rows import insert
 from sandlot.store.sandboxes import Sandboxes
 from sandlot.store.schema import IDENTITY, counters
 from sandlot.store.snapshots import Snapshots
+from sandlot.store.volumes import Volumes
+from sandlot.store.webhooks import Webhooks
 
 
 class SqlStore:
@@ -31,10 +33,12 @@ class SqlStore:
         self._database = database
         self._sandboxes = Sandboxes(database)
         self._snapshots = Snapshots(database)
+        self._volumes = Volumes(database)
         self._keys = Keys(database)
         self._files = Files(database)
         self._executions = Executions(database)
         self._events = Events(database)
+        self._webhooks = Webhooks(database)
 
     @property
     def sandboxes(self) -> Sandboxes:
@@ -45,6 +49,11 @@ class SqlStore:
     def snapshots(self) -> Snapshots:
         """Snapshots of sandboxes."""
         return self._snapshots
+
+    @property
+    def volumes(self) -> Volumes:
+        """Volumes."""
+        return self._volumes
 
     @property
     def keys(self) -> Keys:
@@ -65,6 +74,11 @@ class SqlStore:
     def events(self) -> Events:
         """What happened."""
         return self._events
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Who is told of it."""
+        return self._webhooks
 
     async def identity(self) -> str:
         """What tells this database from every other one, 16 hexadecimal digits; made by whoever asks first, and never changed."""

@@ -41,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
-HEAD: Final = "0003"
+HEAD: Final = "0005"
 """The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
 
 VERSION_TABLE: Final = "alembic_version"
@@ -216,6 +216,21 @@ snapshots = Table(
     Index("snapshots_by_request", "owner", "idempotency_key", unique=True),
 )
 
+volumes = Table(
+    "volumes",
+    metadata,
+    Column("id", Word(25), primary_key=True),
+    Column("node", Word(4), nullable=False),
+    Column("owner", Word(12), nullable=False),
+    Column("name", Word(63), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("ready", Boolean(create_constraint=False), nullable=False),
+    Column("used_bytes", BigInteger, nullable=False),
+    Index("volumes_by_node", "node"),
+    Index("volumes_by_name", "owner", "name", unique=True),
+)
+
 keys = Table(
     "keys",
     metadata,
@@ -286,6 +301,29 @@ runs = Table(
     PrimaryKeyConstraint("month", "owner", name="runs_pkey"),
 )
 """How many runs were begun in a month."""
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Word(19), primary_key=True),
+    Column("owner", Word(12), nullable=False),
+    Column("name", Words),
+    Column("url", Words, nullable=False),
+    Column("events", Document(list[str]), nullable=False),
+    Column("secret", Words, nullable=False),
+    Column("shape", Word(32), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("cursor", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_at", Moment),
+    Column("delivered", BigInteger, nullable=False),
+    Column("given_up", BigInteger, nullable=False),
+    Column("last_at", Moment),
+    Column("last_error", Words, nullable=False),
+    Column("holder", Word(4)),
+    Column("held_until", Moment),
+    Index("webhooks_by_owner", "owner", "created_at", "id"),
+)
 
 events = Table(
     "events",

@@ -20,6 +20,7 @@ from sandlot.core.lives.images import Images
 from sandlot.core.ports import Base, Clock, Greet
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes.volumes import Volumes
 from sandlot.link.services import Service
 from sandlot.model.errors import ErrorCode, HostError, TimeoutExceededError
 from sandlot.model.ports import Ability, Blank, Capabilities, Driver, Exit, Instance
@@ -67,6 +68,7 @@ class Means:
         inject: What is done in it before its client is told that it runs.
         promised: Tells the node what it may use, where that turns out to be another than what is recorded.
         services: What its guest may ask of the host, by name.
+        volumes: Where its volumes are; None is nowhere.
     """
 
     driver: Driver
@@ -85,6 +87,7 @@ class Means:
     inject: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
     promised: Callable[[Sandbox], None] = lambda _box: None
     services: Callable[[Sandbox], Mapping[str, Service]] = lambda _box: {}
+    volumes: Volumes | None = None
 
 
 @dataclass(slots=True)

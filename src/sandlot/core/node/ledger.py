@@ -16,11 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from sandlot.core.node import capacity
 from sandlot.core.node.capacity import Figures, Shares
 from sandlot.core.ports import Clock
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnavailableError
+from sandlot.model.ids import VOLUME_ID
 from sandlot.model.ports import Reading, Resources
 
 FRESH_S = 1.0
@@ -187,7 +189,8 @@ class Ledger:
     async def figures(self) -> Figures:
         """How this node stands."""
         reading = await self.look()
-        return capacity.figures(self._promises.values(), reading, self._shares)
+        found = capacity.figures(self._promises.values(), reading, self._shares)
+        return replace(found, sandboxes=sum(1 for holder in self._promises if not VOLUME_ID.fullmatch(holder)))
 
     async def _look(self) -> Reading:
         try:

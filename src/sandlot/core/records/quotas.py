@@ -203,6 +203,39 @@ def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 
         )
 
 
+def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> None:
+    """Refuse a volume that its owner may not have beside those that there are.
+
+    Args:
+        quota: The owner's.
+        kept: Volumes that there are.
+        kept_bytes: Their sizes together.
+        more_bytes: The size of this one.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.volumes is not None and kept >= quota.volumes:
+        raise exceeded(
+            "volumes",
+            f"This key has {kept} volumes; it may have {quota.volumes}.",
+            "Delete one that is not needed." if quota.volumes else "Ask the operator for a larger quota.",
+            limit=quota.volumes,
+            used=kept,
+            asked=1,
+        )
+    limit = quota.volume_bytes
+    if limit is not None and kept_bytes + more_bytes > limit:
+        raise exceeded(
+            "volume_bytes",
+            f"All volumes of this key may have {limit} bytes together; {kept_bytes} are taken and {more_bytes} more were asked for.",
+            "Delete one that is not needed, or ask for a smaller one." if more_bytes <= limit else "Ask for a smaller one.",
+            limit=limit,
+            used=kept_bytes,
+            asked=more_bytes,
+        )
+
+
 def check_upload(quota: Quota, size_bytes: int) -> None:
     """Refuse an upload that is larger than a quota allows.
 

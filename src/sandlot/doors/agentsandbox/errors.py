@@ -35,6 +35,7 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: _ABSENT,
         ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
         ErrorCode.POOL_NOT_FOUND: _ABSENT,
+        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
         ErrorCode.PATH_EXISTS: Kind(409, "conflict"),
         ErrorCode.CONFLICT: Kind(409, "conflict"),
         ErrorCode.SANDBOX_PAUSED: Kind(409, "conflict"),

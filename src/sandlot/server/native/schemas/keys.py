@@ -30,6 +30,8 @@ class QuotaBody(Body):
     )
     snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Snapshots that are kept.")
     snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What they take on the server's disk together.")
+    volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Volumes that it has.")
+    volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What may be written to them together.")
     installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
 
     def asked(self) -> Quota:
@@ -65,6 +67,8 @@ class QuotaAnswer(Answer):
     executions_per_month: int | None
     snapshots: int | None
     snapshot_bytes: int | None
+    volumes: int | None
+    volume_bytes: int | None
     installs: bool
 
     @classmethod

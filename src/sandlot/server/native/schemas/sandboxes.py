@@ -16,8 +16,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
-from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, Limits, OnTimeout
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MOST_MOUNTS, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
+from sandlot.server.native.schemas.volumes import MountAnswer, MountBody
 
 MOST_FILES = 100
 """That one request puts into a new sandbox."""
@@ -57,6 +58,7 @@ class CreateBody(Body):
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
     name: Text | None = Field(default=None, description="A name for people; need not be unique.")
+    unique_name: bool = Field(default=False, description="Refuse it (409) while there is a live sandbox of your own with that name.")
     env: Words = Field(default_factory=dict, description="Environment of every process in it.")
     metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
     limits: LimitsBody = Field(default_factory=LimitsBody, description="What it may use.")
@@ -85,6 +87,10 @@ class CreateBody(Body):
         "enforced is refused.",
     )
 
+    volumes: Annotated[list[MountBody], Field(max_length=MOST_MOUNTS)] = Field(
+        default_factory=list, description="Volumes that it has. One that is not there is 404, before anything is made."
+    )
+
     def asked(self) -> NewSandbox:
         """What core makes of it."""
         if self.persistent and self.timeout is not None:
@@ -103,6 +109,7 @@ class CreateBody(Body):
             idle_timeout_s=self.idle_timeout,
             template=self.template,
             name=self.name,
+            unique_name=self.unique_name,
             env=self.env,
             metadata=self.metadata,
             limits=self.limits.over(Limits()),
@@ -111,6 +118,7 @@ class CreateBody(Body):
             network=self.network,
             on_timeout=OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
+            volumes=tuple(mount.asked() for mount in self.volumes),
         )
 
     def limits_asked(self) -> Change | None:
@@ -135,6 +143,8 @@ class UpdateBody(Body):
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
     metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
     limits: LimitsBody | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
+    name: Text | None = Field(default=None, description="A name for people.")
+    unique_name: bool = Field(default=False, description="Refuse that name (409) while another live sandbox of its owner has it.")
 
     def asked(self) -> Update:
         """What core makes of it."""
@@ -146,6 +156,8 @@ class UpdateBody(Body):
             limits=Change() if self.limits is None else self.limits.change(),
             on_timeout=None if self.on_timeout is None else OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
+            name=self.name,
+            unique_name=self.unique_name,
         )
 
 
@@ -191,6 +203,7 @@ class SandboxAnswer(Answer):
     restored: Restored | None = Field(
         description="What it began with: memory and files of another one, or its files alone. null: it booted from its template."
     )
+    volumes: list[MountAnswer]
     created_at: datetime
     expires_at: datetime | None
     ended_at: datetime | None
@@ -218,6 +231,7 @@ class SandboxAnswer(Answer):
             snapshot=spec.snapshot,
             parent=spec.parent,
             restored=RESTORED.get(spec.restored),
+            volumes=[MountAnswer.of(mount) for mount in spec.volumes],
             created_at=box.created_at,
             expires_at=box.expires_at,
             ended_at=box.ended_at,
@@ -243,6 +257,7 @@ class SandboxesQuery(Query):
     metadata: Annotated[list[Text], Field(max_length=MAX_METADATA_ENTRIES)] = Field(
         default_factory=list, description="NAME=VALUE: only those that have this entry; may be given several times."
     )
+    name: Text | None = Field(default=None, description="Only those of this name.")
 
     def wanted(self) -> Wanted:
         """What core makes of it."""
@@ -257,7 +272,7 @@ class SandboxesQuery(Query):
             states = states_of(name.strip() for name in self.state.split(","))
         elif self.all:
             states = LIVE | ENDED
-        return Wanted(states=states, metadata=entries)
+        return Wanted(states=states, metadata=entries, name=self.name)
 
 
 class UsageAnswer(Answer):
@@ -284,3 +299,16 @@ class UsageAnswer(Answer):
             host_tasks=usage.pids,
             limits=LimitsAnswer.of(used.limits),
         )
+
+
+class PortAnswer(Answer):
+    """A TCP port on which something listens."""
+
+    port: int
+    address: str = Field(description="What it is bound to: 0.0.0.0 and :: are every address, 127.0.0.1 and ::1 the sandbox itself only.")
+
+
+class PortsAnswer(Answer):
+    """What listens inside a sandbox, by number."""
+
+    ports: list[PortAnswer]

@@ -1,0 +1,1 @@
+"""Volumes: files that outlive the sandboxes that have them."""

@@ -1,0 +1,226 @@
+"""File systems of volumes: ext4 in a sparse file each, mounted once on the host through a loop device.
+
+Laws:
+- What code in a sandbox writes comes here through the mounted file system, never as raw bytes: the file is the kernel's and ours alone. Nobody
+  opens anything by a name in there but the sandboxes.
+- One file has one loop device at most: a second one would be a second file system over the same bytes, and the end of both. A device that is
+  there is mounted again, and the kernel then gives the file system that it has, whichever namespace that is mounted in.
+- The mounts are below a small file system of their own, private: no mount namespace that is there sees what is mounted later, and what is made
+  takes them away with one call (the stage's ``forget``).
+- It has a journal: what was written is there after a loss of power as far as it was synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sandlot.host import disks
+from sandlot.host.own import let_go
+from sandlot.host.stage import operations
+from sandlot.model.errors import ErrorCode, HostError
+
+BYTES_PER_INODE: Final = 16 * 1024
+USER_ID: Final = 1000
+"""The user that code in a sandbox runs as; the root of a new volume is theirs."""
+_JOURNAL_BYTES, _LARGE_JOURNAL_BYTES, _LARGE_BYTES = 4 << 20, 32 << 20, 1 << 30
+_MS_PRIVATE: Final = 1 << 18
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_TIMEOUT_S: Final = 120.0
+_PATH: Final = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFiles:
+    """Those of one state directory. Every method blocks.
+
+    Args:
+        folder: Where the files are; made when the first one is.
+    """
+
+    folder: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @property
+    def mounts(self) -> Path:
+        """Where they are mounted."""
+        return self.folder / "mounted"
+
+    def takes(self, size_bytes: int) -> int:
+        """The most that one takes on the disk. Pure."""
+        return disks.image_bytes(size_bytes, BYTES_PER_INODE) + journal_bytes(size_bytes)
+
+    def make(self, volume: str, size_bytes: int) -> None:
+        """Make one, empty; it is whole and on the disk on return.
+
+        Raises:
+            HostError: mkfs.ext4 is missing or failed.
+            OSError: No space.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        image = self._image(volume)
+        handle = os.open(image, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(handle, self.takes(size_bytes))
+            _run(mkfs_argv(image, size_bytes))
+            # What a check of the file system would put there; the sandbox's user could neither use nor remove it.
+            _run(("debugfs", "-w", "-R", "rmdir lost+found", str(image)))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def mount(self, volume: str) -> Path:
+        """Where it is mounted, from now on where it was not.
+
+        Raises:
+            OSError: It cannot be.
+        """
+        place = self.mounts / volume
+        with self._lock:
+            self._make_mounts()
+            if self._is_mounted(place):
+                return place
+            place.mkdir(mode=0o700, exist_ok=True)
+            image = self._image(volume)
+            # Discarding gives the host back what is deleted. noinit_itable: see mkfs_argv in disks.py. Not MS_NOEXEC: gVisor maps the programs
+            # that are run from it.
+            flags = operations.MS_NOSUID | operations.MS_NODEV | operations.MS_NOATIME
+            options = "discard,noinit_itable,errors=remount-ro"
+            with contextlib.ExitStack() as held:
+                for name, file in disks.loops_below(self.folder).items():
+                    if file == image:
+                        operations.mount(f"/dev/{name}", str(place), "ext4", flags, options)
+                        return place
+                backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+                held.callback(os.close, backing)
+                number, device = operations.attach_loop(backing)
+                held.callback(os.close, device)
+                operations.mount(f"/dev/loop{number}", str(place), "ext4", flags, options)
+        return place
+
+    def unmount(self, volume: str) -> None:
+        """Take it away from the host. Its loop device goes with the last namespace that has it. Idempotent.
+
+        Raises:
+            OSError: It is in use on the host.
+        """
+        place = self.mounts / volume
+        with self._lock:
+            if self._is_mounted(place):
+                _umount(place, 0)
+            with contextlib.suppress(FileNotFoundError):
+                place.rmdir()
+
+    def used_bytes(self, volume: str) -> int | None:
+        """What is in it; None while it is not mounted."""
+        place = self.mounts / volume
+        if not self._is_mounted(place):
+            return None
+        told = os.statvfs(place)
+        return (told.f_blocks - told.f_bfree) * told.f_frsize
+
+    def remove(self, volume: str) -> None:
+        """Remove it with all that is in it. Idempotent.
+
+        Raises:
+            OSError: It is in use on the host.
+        """
+        self.unmount(volume)
+        self._image(volume).unlink(missing_ok=True)
+
+    def ids(self) -> frozenset[str]:
+        """All that there are, half made ones included."""
+        return frozenset(file.name.removesuffix(".img") for file in self.folder.glob("vol-*.img"))
+
+    def close(self) -> None:
+        """Take away what the mounts are below, where nothing is mounted there. Idempotent."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._has_mounts():
+                _umount(self.mounts, 0)
+            self.mounts.rmdir()
+
+    def _image(self, volume: str) -> Path:
+        return self.folder / f"{volume}.img"
+
+    def _has_mounts(self) -> bool:
+        try:
+            return self.mounts.stat().st_dev != self.folder.stat().st_dev
+        except FileNotFoundError:
+            return False
+
+    def _make_mounts(self) -> None:
+        if self._has_mounts():
+            return
+        self.mounts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        operations.mount("sandlot", str(self.mounts), "tmpfs", operations.MS_NOSUID | operations.MS_NODEV, "mode=0700,size=64k")
+        operations.mount("none", str(self.mounts), "none", _MS_PRIVATE)
+
+    def _is_mounted(self, place: Path) -> bool:
+        try:
+            return self._has_mounts() and place.stat().st_dev != self.mounts.stat().st_dev
+        except FileNotFoundError:
+            return False
+
+
+def journal_bytes(size_bytes: int) -> int:
+    """The size of a volume's journal. Pure."""
+    return _LARGE_JOURNAL_BYTES if size_bytes >= _LARGE_BYTES else _JOURNAL_BYTES
+
+
+def mkfs_argv(image: Path, size_bytes: int) -> tuple[str, ...]:
+    """The command that makes the file system, mke2fs(8).
+
+    Args:
+        image: The file.
+        size_bytes: What may be written to it.
+    """
+    return (
+        "mkfs.ext4",
+        "-q",
+        "-F",
+        *("-b", str(disks.BLOCK_BYTES)),
+        *("-O", "^resize_inode,sparse_super2,extent,flex_bg,metadata_csum"),
+        *("-J", f"size={journal_bytes(size_bytes) >> 20}"),
+        *("-E", f"lazy_itable_init=1,lazy_journal_init=1,nodiscard,num_backup_sb=0,root_owner={USER_ID}:{USER_ID}"),
+        *("-m", "0"),
+        *("-N", str(disks.inodes(size_bytes, BYTES_PER_INODE)), "-I", str(disks.INODE_BYTES)),
+        str(image),
+    )
+
+
+def _run(argv: tuple[str, ...]) -> None:
+    try:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_PATH)
+    except FileNotFoundError:
+        raise HostError(f"{argv[0]} is not installed.", code=ErrorCode.HOST_NOT_READY, hint="apt-get install e2fsprogs") from None
+    with process:
+        let_go(process.pid)
+        try:
+            said, _ = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise HostError(
+            f"{argv[0]} failed: {said.decode(errors='replace').strip()[:500]}",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Look at the free space of the state directory.",
+        )
+
+
+def _umount(place: Path, flags: int) -> None:
+    if operations.libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) != 0 and ctypes.get_errno() != errno.EINVAL:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(place))
