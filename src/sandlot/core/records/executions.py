@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,22 +23,22 @@ import structlog
 
 from sandlot.core.node.budget import PART
 from sandlot.core.ports import Clock
+from sandlot.core.records.logs.lines import KILLED, NATIVE, Label, Line
+from sandlot.core.records.logs.tails import Tails
 from sandlot.core.records.metrics import Metrics
-from sandlot.link.types import CellError, Lost, Output
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.capture import Capture, shortened, shortened_argv
+from sandlot.model.capture import shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
 from sandlot.model.ids import PROCESS_ID, NodeId, ProcessId, SandboxId, node_of
-from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
-from sandlot.model.specs import KIB, MIB
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import MIB
 from sandlot.model.storage import ExecutionTable, Position
-from sandlot.protocol.schema import STDERR, STDOUT
 
 if TYPE_CHECKING:
     from sandlot.core.sandbox import Sandbox
 
-OUTPUT_BYTES = 64 * KIB
-"""Kept of each stream: half of its beginning, half of its end."""
+__all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "Journal", "Label", "Line"]
+
 FLUSH_S = 0.5
 """How long lines gather before they are written: half of the second that a kill may cost."""
 AGAIN_S = 1.0
@@ -49,127 +49,10 @@ LAST_FLUSH_S = 5.0
 MAX_LINES = 20_000
 MAX_BYTES = 64 * MIB
 """Of everything that waits here, lines of runs that go on included."""
-RUNNING, KILLED, LOST = "running", "killed", "lost"
+RUNNING, LOST = "running", "lost"
 MAX_UNFINISHED = 10_000
 
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What the log says of a run beyond what it is.
-
-    Args:
-        origin: Which API it came by: ``native`` or the name of a door.
-        language: Of code that is run by a command; None logs the command as such.
-        code: That code.
-        argv: What a command is called in place of what was run.
-        mode: As in :class:`ExecutionRecord`.
-    """
-
-    origin: str = "native"
-    language: str | None = None
-    code: str | None = None
-    argv: Sequence[str] | None = None
-    mode: str = FOREGROUND
-
-
-NATIVE = Label()
-
-
-class Line:
-    """One run that goes on. Add what it writes, and end it; or leave it to the next service.
-
-    Args:
-        journal: Where it is written.
-        record: What is known of it.
-        box: Where it runs.
-    """
-
-    __slots__ = ("_began_monotonic_s", "_box", "_captures", "_error", "_over", "_record", "journal")
-
-    def __init__(self, journal: Journal, record: ExecutionRecord, box: Sandbox, began_monotonic_s: float) -> None:
-        self.journal = journal
-        self._record = record
-        self._box = box
-        self._began_monotonic_s = began_monotonic_s
-        self._captures: dict[int, Capture] = {}
-        self._error: str | None = None
-        self._over = False
-
-    @property
-    def id(self) -> ProcessId:
-        """Of the process or cell."""
-        return ProcessId(self._record.id)
-
-    def add(self, event: Output | Lost) -> None:
-        """The next piece that it wrote."""
-        capture = self._captures.get(event.channel)
-        if capture is None:
-            capture = self._captures[event.channel] = Capture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2)
-        before = capture.held_bytes
-        if isinstance(event, Lost):
-            capture.skip(event.bytes)
-        elif self.journal.has(self._record.owner, min(len(event.data), capture.room_bytes)):
-            capture.add(event.data)
-        else:
-            capture.skip(len(event.data))
-        self.journal.hold(self._record.owner, capture.held_bytes - before)
-
-    def raised(self, error: CellError) -> None:
-        """The exception that ended a cell."""
-        self._error = shortened(f"{error.name}: {error.value}" if error.value else error.name)
-
-    def again(self) -> None:
-        """What it wrote is said again, from the beginning."""
-        self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
-        self._captures.clear()
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more is said of it."""
-        return self._over
-
-    def end(self, status: str, *, exit_code: int | None = None, duration_s: float | None = None, files: int | None = None) -> None:
-        """It has ended. Idempotent.
-
-        Args:
-            status: As in :class:`ExecutionRecord`.
-            exit_code: Of a command.
-            duration_s: As the guest measured it; None is as it was seen from here.
-            files: How many files it made or changed, where that was asked for.
-        """
-        if self._over:
-            return
-        out, err = self._captures.get(STDOUT, Capture()), self._captures.get(STDERR, Capture())
-        record = replace(
-            self._record,
-            status=status,
-            exit_code=exit_code,
-            stdout=out.text(),
-            stderr=err.text(),
-            stdout_omitted_bytes=out.omitted,
-            stderr_omitted_bytes=err.omitted,
-            duration_s=max(0.0, self.journal.monotonic_s() - self._began_monotonic_s) if duration_s is None else duration_s,
-            error=self._error,
-            files=files,
-        )
-        self.leave()
-        self.journal.ended(record)
-
-    def cut(self) -> None:
-        """Nobody hears of it any more: it was killed or its sandbox ended; or the service leaves or the sandbox sleeps, and it goes on later."""
-        if (self._box.leaving.is_set() or self._box.asleep) and not self._box.wanted.is_set():
-            self.leave()
-        else:
-            self.end(KILLED)
-
-    def leave(self) -> None:
-        """Nothing more is said of it here. Idempotent."""
-        if not self._over:
-            self._over = True
-            self._box.left[self._record.id] = self._record
-            self.journal.hold(self._record.owner, -sum(capture.held_bytes for capture in self._captures.values()))
 
 
 class Journal:
@@ -195,6 +78,8 @@ class Journal:
         self._held: Counter[OwnerId] = Counter()
         self.held_bytes = 0
         """What waits here, and what runs that go on have written."""
+        self.tails = Tails()
+        """Who follows what is written (:mod:`sandlot.core.records.logs.reading`)."""
         self.waits: Counter[SandboxId] = Counter()
         """Calls that wait for the end of a process, by sandbox (:mod:`sandlot.core.records.following`)."""
 

@@ -1,4 +1,4 @@
-"""What happened, listed and followed; and the log of what ran."""
+"""What happened, listed and followed; the log of what ran, and what that wrote."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from sandlot.core.records.logs import reading
+from sandlot.core.records.logs.reading import Entry, Missed, Over, Wrote
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.storage import Position
 from sandlot.server.native.common import also, core_of, principal_of, reply
 from sandlot.server.native.schemas.records import (
+    STREAM_NAMES,
     EventAnswer,
     EventsAnswer,
     EventsQuery,
     ExecutionAnswer,
     ExecutionsAnswer,
     ExecutionsQuery,
+    LogEntryAnswer,
+    LogsAnswer,
+    LogsQuery,
 )
 from sandlot.web import cursors, streams
 
@@ -61,6 +67,34 @@ async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: R
 async def get_execution(execution: str, request: Request) -> Response:
     """Look at one run: what it was, what it wrote, how it ended."""
     return reply(ExecutionAnswer.of(await core_of(request).executions.get(principal_of(request), execution)))
+
+
+@router.get(
+    "/sandboxes/{sandbox}/logs",
+    tags=["executions"],
+    responses=also(LogsAnswer, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events="logs"),
+)
+async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+    """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
+    core, who = core_of(request), principal_of(request)
+    box, channels = await core.sandboxes.look(sandbox, who), reading.CHANNELS[query.stream]
+    if streams.wanted(request):
+        return streams.events(request, _log_events(reading.follow(core.executions, box, who, channels)), _nothing)
+    entries, more = await reading.read(core.executions, box, who, channels)
+    return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
+
+
+async def _log_events(told: AsyncIterator[Entry | Wrote | Missed | Over]) -> AsyncIterator[streams.Event]:
+    async for item in told:
+        match item:
+            case Entry():
+                yield streams.event("entry", LogEntryAnswer.of(item).model_dump(mode="json"))
+            case Wrote():
+                yield streams.event("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
+            case Missed():
+                yield streams.event("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
+            case Over():
+                yield streams.event("over", {"execution": item.execution})
 
 
 async def _executions(request: Request, query: ExecutionsQuery) -> Response:

@@ -6,9 +6,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from sandlot.core.content import listening
 from sandlot.model.storage import Position
-from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, unless_gone
-from sandlot.server.native.schemas.sandboxes import CreateBody, SandboxAnswer, SandboxesAnswer, SandboxesQuery, UpdateBody, UsageAnswer
+from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply, sandbox_of, unless_gone
+from sandlot.server.native.schemas.sandboxes import (
+    CreateBody,
+    PortAnswer,
+    PortsAnswer,
+    SandboxAnswer,
+    SandboxesAnswer,
+    SandboxesQuery,
+    UpdateBody,
+    UsageAnswer,
+)
 from sandlot.web import cursors
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
@@ -63,3 +73,10 @@ async def kill(sandbox: str, request: Request) -> Response:
 async def usage(sandbox: str, request: Request) -> Response:
     """What a sandbox has used, and of how much."""
     return reply(UsageAnswer.of(await core_of(request).sandboxes.usage(sandbox, principal_of(request))))
+
+
+@router.get("/{sandbox}/ports", responses=also(PortsAnswer, "At this moment."))
+async def ports(sandbox: str, request: Request) -> Response:
+    """Tell on which TCP ports something listens inside a sandbox; none of Sandlot's own."""
+    found = await listening.ports(sandbox_of(request, sandbox))
+    return reply(PortsAnswer(ports=[PortAnswer(port=each.port, address=each.address) for each in found]))

@@ -14,6 +14,7 @@ import structlog
 from sandlot.core.node.budget import PART, Budget
 from sandlot.core.records import executions
 from sandlot.core.records.executions import Journal, Label
+from sandlot.core.records.logs import lines
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
@@ -131,8 +132,8 @@ async def test_much_output_is_kept_as_head_and_tail(at: Bench, box: Sandbox) -> 
     found = await logged(at, done.outcome.process)
     assert found.stdout.startswith("beginx")
     assert found.stdout.endswith("xend")
-    assert found.stdout_omitted_bytes == 3_000_008 - executions.OUTPUT_BYTES
-    assert len(found.stdout) < executions.OUTPUT_BYTES + 100
+    assert found.stdout_omitted_bytes == 3_000_008 - lines.OUTPUT_BYTES
+    assert len(found.stdout) < lines.OUTPUT_BYTES + 100
 
 
 async def test_the_log_is_seen_by_its_owner_and_paged_newest_first(at: Bench, box: Sandbox) -> None:

@@ -131,3 +131,35 @@ async def test_every_line_within_a_request_carries_its_id_and_no_line_a_secret(h
     assert [entry["request"] for entry in entries if entry["event"] == "sandbox.created"] == [ids[0]]
     assert secret not in json.dumps(entries, default=str)
     assert any(entry.get("code") == "template_not_found" for entry in entries)
+
+
+async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http: httpx.AsyncClient, at: Bench) -> None:
+    box = await at.sandbox()
+
+    async def run(command: str) -> None:
+        await http.post(f"/v1/sandboxes/{box.id}/processes", json={"command": command})
+
+    await run("echo one; echo two >&2")
+    url = f"/v1/sandboxes/{box.id}/logs"
+    told = (await http.get(url)).json()
+    assert [(entry["stream"], entry["text"], entry["omitted"], entry["running"]) for entry in told["entries"]] == [
+        ("stdout", "one\n", 0, False),
+        ("stderr", "two\n", 0, False),
+    ]
+    assert told["more"] is False
+    assert [entry["stream"] for entry in (await http.get(url, params={"stream": "stderr"})).json()["entries"]] == ["stderr"]
+    assert (await http.get(url, params={"stream": "all"})).status_code == 400
+    events = []
+    async with http.stream("GET", url, headers={"Accept": "application/x-ndjson"}, timeout=30) as answer:
+        lines = answer.aiter_lines()
+        events += [json.loads(await anext(lines)) for _ in range(2)]
+        await run("echo three")
+        events += [json.loads(await anext(lines)) for _ in range(2)]
+        await http.delete(f"/v1/sandboxes/{box.id}")
+        assert [line async for line in lines if json.loads(line)["event"] != "keep-alive"] == []
+    assert [event["event"] for event in events] == ["entry", "entry", "output", "over"]
+    assert events[2]["data"] == {"execution": events[3]["data"]["execution"], "stream": "stdout", "text": "three\n"}
+    assert len((await http.get(url)).json()["entries"]) == 3
+    async with http.stream("GET", url, headers={"Accept": "text/event-stream"}, timeout=30) as answer:
+        assert (await answer.aread()).decode().count("event: entry") == 3
+    assert (await http.get("/v1/sandboxes/sb-none/logs")).status_code == 404

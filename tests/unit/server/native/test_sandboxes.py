@@ -318,3 +318,13 @@ async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: htt
     for words in ({"a": "b"}, {"sandlot.use": "session", "a": "b"}):
         changed = (await http.patch(url, json={"metadata": words})).json()
         assert changed["metadata"] == {"sandlot.use": "session", "a": "b"}, "a change takes none of them, and may say them again"
+
+
+async def test_what_listens_inside_is_told(http: httpx.AsyncClient, url: str) -> None:
+    listen = "import socket, time; s = socket.create_server(('127.0.0.1', 8000)); print(flush=True); time.sleep(60)"
+    async with http.stream("POST", f"{url}/processes", json={"argv": ["python3", "-c", listen]}, headers={"Accept": "text/event-stream"}) as ran:
+        async for line in ran.aiter_lines():
+            if line == "event: output":
+                break
+        assert (await http.get(f"{url}/ports")).json() == {"ports": [{"port": 8000, "address": "127.0.0.1"}]}
+    assert (await http.get("/v1/sandboxes/sb-none/ports")).status_code == 404

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from sandlot.core.records.logs.reading import Entry
 from sandlot.model.records import EventRecord, ExecutionRecord
 from sandlot.server.native.schemas.base import Answer, Query, Text
 
@@ -107,3 +108,65 @@ class ExecutionsQuery(Query):
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
     limit: int = Field(default=50, ge=1, le=200, description="Runs on one page, at most.")
     sandbox: Text | None = Field(default=None, description="Those in this sandbox only.")
+
+
+StreamName = Literal["stdout", "stderr"]
+STREAM_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
+
+
+class LogEntryAnswer(Answer):
+    """What one run wrote to one of its streams."""
+
+    execution: str = Field(description="Of the process or cell.")
+    at: datetime = Field(description="When it was begun.")
+    stream: StreamName
+    text: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
+    omitted: int = Field(description="Bytes that are not there.")
+    running: bool = Field(description="Whether it may write more.")
+
+    @classmethod
+    def of(cls, entry: Entry) -> LogEntryAnswer:
+        """What is told of it."""
+        return cls(
+            execution=entry.execution,
+            at=entry.at,
+            stream=STREAM_NAMES[entry.channel],
+            text=entry.text,
+            omitted=entry.omitted,
+            running=entry.end is not None,
+        )
+
+
+class LogsAnswer(Answer):
+    """What the runs of a sandbox wrote, in the order in which they were begun."""
+
+    entries: list[LogEntryAnswer]
+    more: bool = Field(description="Whether there are older ones: the newest 200 runs are told, of a mebibyte of text at most.")
+
+
+class LogsQuery(Query):
+    """Which output to tell."""
+
+    stream: Literal["stdout", "stderr", "both"] = Field(default="both", description="stdout, stderr or both.")
+
+
+class LogPieceEvent(Answer):
+    """A run wrote something."""
+
+    execution: str
+    stream: StreamName
+    text: str
+
+
+class LogLostEvent(Answer):
+    """A run wrote faster than this was read."""
+
+    execution: str
+    stream: StreamName
+    bytes: int
+
+
+class LogOverEvent(Answer):
+    """A run has ended."""
+
+    execution: str

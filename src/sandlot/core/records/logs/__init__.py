@@ -1,0 +1,1 @@
+"""What runs write, as it is logged, read back and followed."""

@@ -1,0 +1,139 @@
+"""Who follows what the runs of a sandbox write, and the runs that go on.
+
+Laws:
+- Where nobody follows, nothing is kept here of what is written, and telling it costs one look at a set.
+- What waits for one who follows is bounded; what is too much is counted, and told as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from sandlot.link.types import Lost, Output
+from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.specs import KIB
+
+if TYPE_CHECKING:
+    from sandlot.core.records.logs.lines import Line
+
+MOST_BYTES = 512 * KIB
+"""Waiting for one who follows."""
+PIECE_BYTES = 128
+"""About what a piece takes beyond its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a run wrote, or that it ended.
+
+    Args:
+        execution: The run.
+        event: The piece; None is its end.
+    """
+
+    execution: ProcessId
+    event: Output | Lost | None
+
+
+class Tail:
+    """One who follows; close it in the end.
+
+    Args:
+        tails: Where it is counted.
+        sandbox: Whose runs.
+    """
+
+    __slots__ = ("_held_bytes", "_pieces", "_sandbox", "_tails", "told")
+
+    def __init__(self, tails: Tails, sandbox: SandboxId) -> None:
+        self._tails = tails
+        self._sandbox = sandbox
+        self._pieces: deque[Piece] = deque()
+        self._held_bytes = 0
+        self.told = asyncio.Event()
+        """Set when there is something to take."""
+
+    def put(self, piece: Piece) -> None:
+        """The next piece."""
+        event = piece.event
+        if isinstance(event, Output) and self._held_bytes + len(event.data) > MOST_BYTES:
+            event = Lost(event.channel, len(event.data), event.offset)
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(event, Lost) and last is not None and last.execution == piece.execution and _follows(last.event, event):
+            gap = self._pieces.pop().event
+            event = Lost(event.channel, event.bytes + gap.bytes, gap.offset) if isinstance(gap, Lost) else event
+        else:
+            self._held_bytes += _size(event)
+        self._pieces.append(Piece(piece.execution, event))
+        self.told.set()
+
+    def take(self) -> list[Piece]:
+        """All that waits."""
+        taken = list(self._pieces)
+        self._pieces.clear()
+        self._held_bytes = 0
+        self.told.clear()
+        return taken
+
+    def close(self) -> None:
+        """Follow no more. Idempotent."""
+        self._tails.leave(self, self._sandbox)
+
+
+class Tails:
+    """All who follow, and all runs that go on."""
+
+    __slots__ = ("_by_sandbox", "running")
+
+    def __init__(self) -> None:
+        self._by_sandbox: dict[SandboxId, set[Tail]] = {}
+        self.running: WeakValueDictionary[ProcessId, Line] = WeakValueDictionary()
+        """Runs of which something may still be heard."""
+
+    @property
+    def followed(self) -> bool:
+        """Whether anybody follows anything."""
+        return bool(self._by_sandbox)
+
+    def follow(self, sandbox: SandboxId) -> Tail:
+        """Follow what a sandbox's runs write from now on."""
+        tail = Tail(self, sandbox)
+        self._by_sandbox.setdefault(sandbox, set()).add(tail)
+        return tail
+
+    def leave(self, tail: Tail, sandbox: SandboxId) -> None:
+        """One follows no more."""
+        tails = self._by_sandbox.get(sandbox, set())
+        tails.discard(tail)
+        if not tails:
+            self._by_sandbox.pop(sandbox, None)
+
+    def begun(self, line: Line) -> None:
+        """A run begins, or is gone on with."""
+        self.running[line.id] = line
+
+    def tell(self, line: Line, event: Output | Lost) -> None:
+        """A run wrote something."""
+        self._put(line, event)
+
+    def ended(self, line: Line) -> None:
+        """Nothing more is heard of a run."""
+        self.running.pop(line.id, None)
+        self._put(line, None)
+
+    def _put(self, line: Line, event: Output | Lost | None) -> None:
+        for tail in self._by_sandbox.get(line.sandbox, ()):
+            tail.put(Piece(line.id, event))
+
+
+def _follows(before: Output | Lost | None, after: Lost) -> bool:
+    """Whether a gap goes on where one before it ended."""
+    return isinstance(before, Lost) and before.channel == after.channel and before.offset + before.bytes == after.offset
+
+
+def _size(event: Output | Lost | None) -> int:
+    return PIECE_BYTES + (len(event.data) if isinstance(event, Output) else 0)
