@@ -13,5 +13,6 @@ DOOR = Door(
     body=errors.body,
     help="docs/howto/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
     raw=routes.RAW,
+    at_root=routes.ROOT,
     admit=access.admit,
 )

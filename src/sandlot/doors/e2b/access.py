@@ -5,6 +5,7 @@ A client is given two tokens with its sandbox, which here are one: ``envdAccessT
 
 Laws:
 - A token is good for what is done inside of its own sandbox, and for nothing of the control plane.
+- A URL that was signed with one is good for the file that it names, and for the sandbox whose token it was, whichever the header says.
 - A sandbox that there is not (any more) is told as E2B's proxy tells it: 502, "was not found".
 """
 
@@ -17,23 +18,35 @@ from starlette.requests import HTTPConnection
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
+from sandlot.doors.e2b.envd import signatures
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.states import RESTING
 from sandlot.web.asking import core_of, principal_of
+from sandlot.web.auth import presented
 
 PREFIX = "/e2b"
+FILES = "/files"
+"""Below the prefix, and at the root of the port, where signed URLs lead."""
 
 SANDBOX = "e2b-sandbox-id"
 TOKENS = ("x-access-token", "e2b-traffic-access-token")
 
-INSIDE = ("health", "files", "init", "envs", "metrics", "execute", "contexts", "process.Process", "filesystem.Filesystem")
+INSIDE = ("health", "files", "execute", "contexts", "process.Process", "filesystem.Filesystem")
 """How the paths begin, below the prefix, that are about one sandbox's inside."""
 
+_SIGNED = frozenset({FILES, PREFIX + FILES})
+_FOUND = "e2b.sandbox"
+"""In a request's state: the sandbox that a signed URL is about."""
 _TOKENS = tuple(name.encode() for name in TOKENS)
 
 
 def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
-    """Who sends a request that shows a sandbox's token; None where it shows none, or one that is not good for that."""
+    """Who sends a request that shows a sandbox's token, or comes by a URL that was signed with one; None where it does neither.
+
+    Raises:
+        AuthenticationError: It comes by a URL that was not signed like that, or holds no more.
+    """
     if not is_inside(scope["path"]):
         return None
     headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -42,12 +55,16 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
         token = headers.get(name, b"").decode("latin-1")
         if token and (who := core.signer.bearer(token, sandbox)) is not None:
             return who
-    return None
+    if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
+        return None
+    box = signatures.sandbox_for(scope, core, sandbox)
+    scope["state"][_FOUND] = box.id
+    return core.signer.bearer(core.signer.token(box.owner, box.id), box.id)
 
 
 def is_inside(path: str) -> bool:
     """Whether a path, prefix included, is about a sandbox's inside. Pure."""
-    return path.startswith(PREFIX + "/") and path[len(PREFIX) + 1 :].partition("/")[0] in INSIDE
+    return path == FILES or (path.startswith(PREFIX + "/") and path[len(PREFIX) + 1 :].partition("/")[0] in INSIDE)
 
 
 def box_of(request: HTTPConnection) -> Sandbox:
@@ -56,8 +73,9 @@ def box_of(request: HTTPConnection) -> Sandbox:
     Raises:
         InvalidRequestError: It does not say which.
         SandboxEndedError: There is none, or none any more, or it is somebody else's.
+        ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by this.
     """
-    sandbox = request.headers.get(SANDBOX, "")
+    sandbox = request.scope["state"].get(_FOUND) or request.headers.get(SANDBOX, "")
     if not sandbox:
         raise InvalidRequestError(
             "The request does not say which sandbox it is for.",
@@ -70,6 +88,8 @@ def box_of(request: HTTPConnection) -> Sandbox:
         raise gone(sandbox) from None
     if box.ended.is_set() or box.wanted.is_set():
         raise gone(sandbox)
+    if box.state in RESTING and not box.spec.auto_resume:
+        raise box.resting_error()
     return box
 
 

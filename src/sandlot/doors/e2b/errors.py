@@ -1,8 +1,8 @@
 """Failures as E2B's control plane and its code interpreter tell them: ``{"code": 404, "message": ...}`` and that status.
 
 Clients choose by the status. 502 is what E2B's proxy answers in front of a sandbox that there is not, and its clients look for "was not found" in
-the message: so is told whatever the inside of a sandbox is asked that has ended, or ends while it is asked. The control plane tells 404 in its
-place (:mod:`sandlot.doors.e2b.control`). What Connect's RPCs answer is in ``envd/errors.py``.
+the message: so is told whatever the inside of a sandbox is asked that has ended, or is paused, or ends while it is asked. The control plane tells 404
+in its place (:mod:`sandlot.doors.e2b.control`). What Connect's RPCs answer is in ``envd/errors.py``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
         ErrorCode.TEMPLATE_NOT_FOUND: _ABSENT,
         ErrorCode.POOL_NOT_FOUND: _ABSENT,
+        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
         ErrorCode.PATH_EXISTS: _CLASH,
         ErrorCode.CONFLICT: _CLASH,
-        ErrorCode.SANDBOX_PAUSED: Kind(409, "failed_precondition"),
+        ErrorCode.SANDBOX_PAUSED: _GONE,  # at E2B too a paused one is not running, and what does not resume it does not find it
         ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "failed_precondition"),
         ErrorCode.TOO_LARGE: Kind(413, "resource_exhausted"),
         ErrorCode.LIMIT_EXCEEDED: _OVER,

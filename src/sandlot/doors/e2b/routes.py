@@ -1,9 +1,35 @@
-"""The routes of E2B's API, below ``/e2b``."""
+"""The routes of E2B's API, below ``/e2b``: control plane, envd and code interpreter, told apart by their paths."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-RAW: frozenset[str] = frozenset()
+from sandlot.doors.door import refuse
+from sandlot.doors.e2b.control import records, sandboxes, saved, templates
+from sandlot.doors.e2b.envd import routes as envd
+from sandlot.doors.e2b.interpreter import routes as interpreter
+
+RAW = envd.RAW
+ROOT = envd.ROOT
 
 router = APIRouter()
+for part in (records, sandboxes, saved, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
+    router.include_router(part.router)
+
+_BUILDS = "Templates are built by the service's operator; a snapshot keeps what was installed in a sandbox, and is used as a template is."
+_VOLUMES = "Make volumes by Sandlot's own API (POST /v1/volumes), and mount them by volume_mounts."
+_SECRETS = "Give the sandbox what it needs to know as envs."
+_TEAMS = "There are no teams: whatever is made belongs to its key."
+
+for _method, _path, _why in (
+    ("POST", "/v3/templates", _BUILDS),
+    ("POST", "/v2/templates", _BUILDS),
+    ("POST", "/templates", _BUILDS),
+    ("POST", "/templates/tags", _BUILDS),
+    ("GET", "/volumes", _VOLUMES),
+    ("POST", "/volumes", _VOLUMES),
+    ("GET", "/secrets", _SECRETS),
+    ("POST", "/secrets", _SECRETS),
+    ("GET", "/teams", _TEAMS),
+):
+    refuse(router, _method, _path, _why)

@@ -1,5 +1,249 @@
-"""E2B's words into ours and back. Pure."""
+"""E2B's words into ours and back. Pure.
+
+Laws:
+- The template that was asked for is given back by that name; it is in the sandbox's metadata, among the service's own words, which are hidden here.
+- A sandbox that E2B's client made is a sandbox like any other, and any other of the same key is one for E2B's client.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote
+
+from sandlot.core.admission import OWN, NewSandbox, check_own
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, MIB, Network, OnTimeout, VolumeMount
+from sandlot.model.states import State
+
 NAME = "e2b"
+DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
+
+ENVD_VERSION = "0.6.4"
+"""Which of envd's abilities clients count on: from 0.4.0 on a default user, from 0.5.2 CloseStdin, from 0.5.7 bodies that are no form."""
+CLIENT_ID = "sandlot"
+
+TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
+"""What E2B calls a template -> ours."""
+
+RUNNING, PAUSED = "running", "paused"
+STATES: Mapping[State, str] = MappingProxyType(
+    {
+        State.RUNNING: RUNNING,
+        State.SNAPSHOTTING: RUNNING,
+        State.PAUSING: PAUSED,
+        State.PAUSED: PAUSED,
+        State.HIBERNATING: PAUSED,
+        State.HIBERNATED: PAUSED,
+        State.WAKING: PAUSED,
+    }
+)
+"""Our state -> E2B's; a sandbox in any other is none there."""
+
+NEVER = datetime(9999, 12, 31, tzinfo=UTC)
+"""When a sandbox ends that has no timeout."""
+
+ALL_TRAFFIC = "0.0.0.0/0"
+
+_FIXED = "It is refused rather than ignored. pip, npm and apt work all the same, through the service's package indexes."
+_LEAST_TIMEOUT_S = 1.0
+
+
+def plain(name: str) -> str:
+    """A template's name without the tag that says its newest build: there is only one."""
+    return name.removesuffix(":latest").removesuffix(":default")
+
+
+def ours(name: str) -> str:
+    """What we call a template of E2B's; any other name as it is."""
+    return TEMPLATES.get(plain(name), plain(name))
+
+
+def names(known: Collection[str]) -> list[str]:
+    """What templates may be called, given ours."""
+    return sorted({*known, *(theirs for theirs, own in TEMPLATES.items() if own in known)})
+
+
+def names_of(template: str) -> list[str]:
+    """All that one of our templates may be called."""
+    return [template, *(theirs for theirs, own in TEMPLATES.items() if own == template and theirs != template)]
+
+
+def no_template(name: str, known: Collection[str]) -> NotFoundError:
+    """What is told of a template that there is not."""
+    return NotFoundError(
+        f"There is no template or snapshot {name[:64]!r}.",
+        code=ErrorCode.TEMPLATE_NOT_FOUND,
+        hint=f"Templates are: {', '.join(names(known))}. Templates of one's own are not built here; snapshots are listed by GET /snapshots.",
+        fields={"template": name[:64]},
+    )
+
+
+def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = None) -> NewSandbox:
+    """A sandbox as core makes it.
+
+    Args:
+        body: As it was asked for.
+        timeout_s: Its timeout where the body has none.
+        snapshot: The snapshot that it starts from; None is a template.
+
+    Raises:
+        InvalidRequestError: A name in the metadata is the service's own.
+        UnsupportedError: It asks for what is not enforced here.
+    """
+    metadata = body.metadata or {}
+    check_own(metadata)
+    check_unsupported(body)
+    return NewSandbox(
+        template=DEFAULT_TEMPLATE if snapshot is not None else ours(body.template_id),
+        snapshot=snapshot,
+        env=body.env_vars or {},
+        metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
+        timeout_s=timeout_s if body.timeout is None else timeout(body.timeout),
+        network=network_of(allow=body.allow_internet_access, network=body.network) or DEFAULT_NETWORK,
+        on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
+        auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
+        volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
+    )
+
+
+def timeout(seconds: float) -> float:
+    """A timeout as core takes it: E2B's may be 0, which ends a sandbox as soon as possible."""
+    return _LEAST_TIMEOUT_S if 0 <= seconds < _LEAST_TIMEOUT_S else seconds
+
+
+def check_unsupported(body: CreateBody) -> None:
+    """Refuse what is asked for and means nothing here.
+
+    Raises:
+        UnsupportedError: It is; says what to do.
+    """
+    if not body.auto_pause_memory:
+        raise without_memory("autoPauseMemory")
+    if body.mcp:
+        raise _unsupported("An MCP gateway", "Start the MCP server in the sandbox by a command.", "mcp")
+    if body.iam is not None and body.iam.get("tokens"):
+        raise _unsupported("Workload identity", "Give what the code needs to know as envs.", "iam")
+
+
+def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | None:
+    """The network policy that was asked for; None where nothing was said that differs from the default.
+
+    Raises:
+        UnsupportedError: It cannot be enforced.
+    """
+    asked = network or NetworkBody()
+    for name, given in asked.beyond().items():
+        raise _unsupported(f"'{name}' of the network ({str(given)[:50]})", _FIXED, f"network.{name}")
+    closed = False
+    if asked.deny_out:
+        if set(asked.deny_out) != {ALL_TRAFFIC} or asked.allow_out:
+            raise _unsupported("A list of denied addresses", f"{_FIXED} deny_out=['{ALL_TRAFFIC}'] alone closes the network.", "network.denyOut")
+        closed = True
+    if asked.allow_out:
+        raise _unsupported("A list of allowed addresses", _FIXED, "network.allowOut")
+    return Network.NONE if closed or allow is False else None
+
+
+def check_same_network(box: Sandbox, wanted: Network | None) -> None:
+    """Refuse a change of a sandbox's network; what it has may be said again.
+
+    Raises:
+        UnsupportedError: It would be another one.
+    """
+    if (wanted or DEFAULT_NETWORK) != box.spec.network:
+        raise _unsupported("Changing the network of a sandbox that runs", "Give allow_internet_access when you create it.", "network")
+
+
+def without_memory(field: str) -> UnsupportedError:
+    """What is told of a pause that is to keep files alone, or a resume that is to boot."""
+    return _unsupported("A pause, or a resume, without memory", "Take a snapshot of the files alone (memory=false), and start from that.", field)
+
+
+def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} is not there in Sandlot.", code=ErrorCode.UNSUPPORTED, hint=hint, fields={"field": field})
+
+
+# ------------------------------------------------------------------------------------------------------------------------ what is told
+
+
+def made(box: Sandbox, token: str) -> dict[str, Any]:
+    """A sandbox as whoever made it, or connects to it, is told of it, with what stands for a key inside of it."""
+    return {**_named(box), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
+
+
+def listed(box: Sandbox) -> dict[str, Any]:
+    """A sandbox as lists tell of it."""
+    limits = box.spec.limits
+    return {
+        **_named(box),
+        "startedAt": moment(box.created_at),
+        "endAt": moment(box.expires_at or NEVER),
+        "cpuCount": max(1, round(limits.cpus)),
+        "memoryMB": limits.memory_bytes // MIB,
+        "diskSizeMB": limits.disk_bytes // MIB,
+        "state": STATES.get(box.state, RUNNING),
+        "metadata": shown(box.metadata),
+    }
+
+
+def detailed(box: Sandbox, token: str) -> dict[str, Any]:
+    """A sandbox as it is told of where one asks for it alone."""
+    return {
+        **listed(box),
+        "envdAccessToken": token,
+        "domain": None,
+        "allowInternetAccess": False if box.spec.network is Network.NONE else None,
+        "lifecycle": {"autoResume": box.spec.auto_resume, "onTimeout": "kill" if box.spec.on_timeout is OnTimeout.KILL else "pause"},
+    }
+
+
+def _named(box: Sandbox) -> dict[str, Any]:
+    name = template_name(box)
+    return {"templateID": name, "alias": name, "sandboxID": box.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
+
+
+def template_name(box: Sandbox) -> str:
+    """What its template, or its snapshot, was called when it was asked for."""
+    return box.metadata.get(TEMPLATE_WORD, box.spec.template)
+
+
+def shown(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The owner's own words."""
+    return {name: value for name, value in metadata.items() if not name.startswith(OWN)}
+
+
+def is_there(box: Sandbox) -> bool:
+    """Whether E2B's client is told of it: it was made, and has not ended."""
+    return box.state in STATES and not box.wanted.is_set() and not box.ended.is_set()
+
+
+def metadata_filter(text: str) -> dict[str, str]:
+    """What a list is to be filtered by, as clients encode it: each name and value, both together, and the whole as any query is.
+
+    Raises:
+        InvalidRequestError: It is no query.
+    """
+    entries: dict[str, str] = {}
+    for pair in filter(None, text.split("&")):
+        name, mark, value = pair.partition("=")
+        if not mark:
+            raise InvalidRequestError(
+                "The filter by metadata is not NAME=VALUE, joined by &.", hint="For example metadata=user%3Dalice.", fields={"field": "metadata"}
+            )
+        entries[unquote(unquote(name))] = unquote(unquote(value))
+    return entries
+
+
+def moment(at: datetime) -> str:
+    """A time as JSON carries it."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def left_s(box: Sandbox, now: datetime) -> float:
+    """Seconds until its timeout."""
+    return ((box.expires_at or NEVER) - now) / timedelta(seconds=1)

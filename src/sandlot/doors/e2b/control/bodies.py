@@ -1,0 +1,188 @@
+"""What E2B's clients send to the control plane, field by field. A field that means nothing here has the one value that does nothing."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sandlot.web.bodies import Body, Query, Text, Texts, Words
+
+MOST_FORKS = 20
+"""As E2B has it."""
+MOST_PAGE = 1000
+
+
+class AutoResumeBody(Body):
+    """Whether what is asked of a paused sandbox resumes it."""
+
+    enabled: bool
+
+
+class NetworkBody(Body):
+    """What a sandbox may reach, and who may reach it."""
+
+    allow_out: Texts | None = Field(default=None, alias="allowOut")
+    deny_out: Texts | None = Field(default=None, alias="denyOut")
+    allow_public_traffic: bool | None = Field(default=None, alias="allowPublicTraffic")
+    dns_servers: Texts | None = Field(default=None, alias="dnsServers")
+    egress_proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
+    https_ports: list[int] | None = Field(default=None, alias="httpsPorts")
+    mask_request_host: Text | None = Field(default=None, alias="maskRequestHost")
+    rules: dict[str, Any] | None = None
+
+    def beyond(self) -> dict[str, object]:
+        """What is said of what there is not: nobody reaches a sandbox's ports, and its requests are not rewritten."""
+        said = {
+            "allowPublicTraffic": self.allow_public_traffic,
+            "dnsServers": self.dns_servers,
+            "egressProxy": self.egress_proxy,
+            "httpsPorts": self.https_ports,
+            "maskRequestHost": self.mask_request_host,
+            "rules": self.rules,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+class NetworkUpdateBody(NetworkBody):
+    """What a sandbox is to reach from now on."""
+
+    allow_internet_access: bool | None = None
+
+
+class VolumeMountBody(Body):
+    """A volume in a sandbox."""
+
+    name: Text
+    path: Text
+
+
+class CreateBody(Body):
+    """A sandbox to create."""
+
+    template_id: Text = Field(alias="templateID")
+    timeout: float | None = Field(default=None, ge=0)
+    metadata: Words | None = None
+    env_vars: Words | None = Field(default=None, alias="envVars")
+    auto_pause: bool = Field(default=False, alias="autoPause")
+    auto_pause_memory: bool = Field(default=True, alias="autoPauseMemory")
+    auto_resume: AutoResumeBody | None = Field(default=None, alias="autoResume")
+    allow_internet_access: bool | None = None
+    network: NetworkBody | None = None
+    secure: bool | None = Field(default=None, description="E2B ignores it as well: a token is always asked for.")
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
+    volume_mounts: list[VolumeMountBody] | None = Field(default=None, alias="volumeMounts")
+
+
+class TimeoutBody(Body):
+    """When a sandbox is to time out, from now on."""
+
+    timeout: float = Field(ge=0)
+
+
+class RefreshBody(Body):
+    """How much longer a sandbox is needed at least."""
+
+    duration: float | None = Field(default=None, ge=0, le=3600)
+
+
+class PauseBody(Body):
+    """How to pause: its memory is always kept, and its guest always asked first."""
+
+    memory: bool = True
+    require_healthy_guest: bool = Field(default=False, alias="requireHealthyGuest")
+
+
+class ConnectBody(Body):
+    """How a sandbox is to go on."""
+
+    timeout: float | None = Field(default=None, ge=0)
+    memory: bool = True
+
+
+class ResumeBody(ConnectBody):
+    """The same, of older clients."""
+
+    auto_pause: bool | None = Field(default=None, alias="autoPause")
+
+
+class SnapshotBody(Body):
+    """A snapshot to take."""
+
+    name: Text | None = None
+    memory: bool = True
+
+
+class ForkBody(Body):
+    """Forks to make."""
+
+    timeout: float | None = Field(default=None, ge=0)
+    count: int = Field(default=1, ge=1, le=MOST_FORKS)
+
+
+class PageQuery(Query):
+    """Which part of a list."""
+
+    limit: int = Field(default=100, ge=1, le=MOST_PAGE)
+    next_token: Text | None = Field(default=None, alias="nextToken")
+
+
+class FilterQuery(Query):
+    """Which sandboxes, for older clients."""
+
+    metadata: Text | None = None
+
+
+class SandboxesQuery(PageQuery):
+    """Which sandboxes."""
+
+    metadata: Text | None = None
+    state: Text | None = None
+    started_after: Annotated[datetime | None, Field(alias="startedAfter")] = None
+    template: Text | None = None
+    order: Literal["asc", "desc"] = "desc"
+
+
+class SnapshotsQuery(PageQuery):
+    """Which snapshots."""
+
+    sandbox_id: Text | None = Field(default=None, alias="sandboxID")
+    name: Text | None = None
+
+
+class TemplatesQuery(PageQuery):
+    """Which templates; there are no teams."""
+
+    team_id: Text | None = Field(default=None, alias="teamID")
+
+
+class MetricsQuery(Query):
+    """From when until when, in seconds since 1970."""
+
+    start: int | None = Field(default=None, ge=0)
+    end: int | None = Field(default=None, ge=0)
+
+
+class ManyMetricsQuery(Query):
+    """Which sandboxes' metrics."""
+
+    sandbox_ids: Text
+
+
+class LogsQuery(Query):
+    """Which lines, from when on, in milliseconds since 1970."""
+
+    start: int | None = Field(default=None, ge=0)
+    limit: int = Field(default=1000, ge=1, le=1000)
+
+
+class LogsV2Query(Query):
+    """Which lines, from when on, or backward from then."""
+
+    cursor: int | None = Field(default=None, ge=0)
+    limit: int = Field(default=1000, ge=1, le=1000)
+    direction: Literal["forward", "backward"] = "forward"
+    level: Literal["debug", "info", "warn", "error"] | None = None
+    search: Text | None = None

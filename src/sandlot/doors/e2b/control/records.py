@@ -1,0 +1,126 @@
+"""What sandboxes use, and what ran in them: metrics, and logs, which here are what the execution log keeps of runs.
+
+Laws:
+- Metrics are those of the moment: nothing is measured while nobody asks. CPU is the average over the sandbox's life.
+- A run is a line that says what ran, and a line for every line that it wrote, all of the time when it began; in the order in which that was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.e2b import translate
+from sandlot.doors.e2b.control.bodies import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
+from sandlot.doors.e2b.control.sandboxes import find, unless_ended
+from sandlot.doors.e2b.control.telling import told
+from sandlot.model.access import Principal
+from sandlot.model.errors import InvalidRequestError, SandlotError
+from sandlot.model.records import ExecutionRecord
+from sandlot.web.asking import core_of, principal_of
+
+MOST_SANDBOXES = 100
+"""Of which metrics are told at once; as E2B has it."""
+MOST_RUNS = 1000
+"""Of a sandbox whose lines are told."""
+LEVELS = ("debug", "info", "warn", "error")
+
+router = APIRouter()
+
+
+@router.get("/sandboxes/metrics")
+async def many_metrics(query: Annotated[ManyMetricsQuery, Query()], request: Request) -> Response:
+    """What some sandboxes use now; those that there are not are left out."""
+    core, who = core_of(request), principal_of(request)
+    ids = [each for each in query.sandbox_ids.split(",") if each]
+    if not 0 < len(ids) <= MOST_SANDBOXES:
+        raise InvalidRequestError(f"sandbox_ids has {len(ids)} ids; 1 to {MOST_SANDBOXES} are allowed.", fields={"field": "sandbox_ids"})
+
+    async def metric(id_: str) -> dict[str, Any] | None:
+        try:
+            return await _metric(core, who, find(core, who, id_))
+        except SandlotError:
+            return None
+
+    found = await asyncio.gather(*(metric(id_) for id_ in ids))
+    return told({"sandboxes": {id_: each for id_, each in zip(ids, found, strict=True) if each is not None}})
+
+
+@router.get("/sandboxes/{sandbox}/metrics")
+async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
+    """What a sandbox uses now, where that is asked for."""
+    core, who = core_of(request), principal_of(request)
+    box, now = find(core, who, sandbox), core.clock.now().timestamp()
+    wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
+    with unless_ended(sandbox):
+        return told([await _metric(core, who, box)] if wanted else [])
+
+
+@router.get("/sandboxes/{sandbox}/logs")
+async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+    """What runs in a sandbox wrote, oldest first, as older clients ask for it."""
+    core, who = core_of(request), principal_of(request)
+    entries = [each for each in await _entries(core, who, find(core, who, sandbox)) if query.start is None or each[0] >= query.start]
+    kept = [entry for _, entry in entries[: query.limit]]
+    return told({"logs": [{"timestamp": each["timestamp"], "line": each["message"]} for each in kept], "logEntries": kept})
+
+
+@router.get("/v2/sandboxes/{sandbox}/logs")
+async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request: Request) -> Response:
+    """What runs in a sandbox wrote, from the cursor on or backward from it."""
+    core, who = core_of(request), principal_of(request)
+    entries = await _entries(core, who, find(core, who, sandbox))
+    backward, least = query.direction == "backward", 0 if query.level is None else LEVELS.index(query.level)
+    if backward:
+        entries.reverse()
+    found = [
+        entry
+        for at, entry in entries
+        if (query.cursor is None or (at <= query.cursor if backward else at >= query.cursor))
+        and LEVELS.index(entry["level"]) >= least
+        and (query.search or "") in entry["message"]
+    ]
+    return told({"logs": found[: query.limit]})
+
+
+async def _metric(core: Core, who: Principal, box: Sandbox) -> dict[str, Any]:
+    used, now = await core.sandboxes.usage(box.id, who), core.clock.now()
+    lived_s = max(0.001, (now - box.created_at).total_seconds())
+    return {
+        "timestamp": translate.moment(now),
+        "timestampUnix": int(now.timestamp()),
+        "cpuCount": max(1, round(used.limits.cpus)),
+        "cpuUsedPct": round(100 * used.usage.cpu_s / lived_s, 2),
+        "memUsed": used.usage.memory_bytes,
+        "memTotal": used.limits.memory_bytes,
+        "memCache": 0,
+        "diskUsed": used.usage.disk_bytes,
+        "diskTotal": used.limits.disk_bytes,
+    }
+
+
+async def _entries(core: Core, who: Principal, box: Sandbox) -> list[tuple[int, dict[str, Any]]]:
+    """All lines of a sandbox, oldest first, each with its time in milliseconds."""
+    runs: Sequence[ExecutionRecord] = await core.executions.page(who, sandbox=box.id, limit=MOST_RUNS)
+    return [entry for run in reversed(runs) for entry in lines(run)]
+
+
+def lines(run: ExecutionRecord) -> Iterator[tuple[int, dict[str, Any]]]:
+    """One run as lines of a log. Pure."""
+    what = run.code if run.argv is None else " ".join(run.argv)
+    yield _entry(run.created_at, f"{run.kind} {run.status}: {what or ''}", "debug", {"execution": run.id})
+    for name, level, text in (("stdout", "info", run.stdout), ("stderr", "warn", run.stderr)):
+        for each in text.splitlines():
+            yield _entry(run.created_at, each, level, {"execution": run.id, "stream": name})
+    if run.error is not None:
+        yield _entry(run.created_at, run.error, "error", {"execution": run.id})
+
+
+def _entry(at: datetime, message: str, level: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    return int(at.timestamp() * 1000), {"timestamp": translate.moment(at), "message": message, "level": level, "fields": fields}

@@ -1,0 +1,266 @@
+"""Sandboxes: made, listed, looked at, prolonged, paused, resumed, ended.
+
+Laws:
+- A sandbox that ended, or that is somebody else's, is not found: 404, also where it ends while it is asked for something.
+- Pausing is hibernating, where the isolation can: E2B's keeps memory and files and takes nothing of the host. Where it cannot, it is frozen.
+- What connects prolongs, and never shortens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from sandlot.core.lives.updates import Update
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.e2b import translate
+from sandlot.doors.e2b.control.bodies import (
+    ConnectBody,
+    CreateBody,
+    FilterQuery,
+    NetworkUpdateBody,
+    PauseBody,
+    RefreshBody,
+    ResumeBody,
+    SandboxesQuery,
+    TimeoutBody,
+)
+from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.model.access import Principal
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.ports import Ability
+from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
+from sandlot.model.states import State
+from sandlot.model.storage import Position
+from sandlot.web import cursors
+from sandlot.web.asking import core_of, principal_of, unless_gone
+
+OLD_TIMEOUT_S = 15.0
+"""Of a sandbox that is made, resumed or refreshed by the calls of older clients, where they say none; as at E2B."""
+
+router = APIRouter()
+
+Key = Annotated[str | None, Header()]
+
+
+def find(core: Core, who: Principal, sandbox: str) -> Sandbox:
+    """A sandbox.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or none any more, or it is somebody else's.
+    """
+    box = core.sandboxes.find(sandbox, who)
+    if not translate.is_there(box):
+        raise absent(sandbox)
+    return box
+
+
+def absent(sandbox: str) -> NotFoundError:
+    """What is told of a sandbox that there is not."""
+    return NotFoundError(
+        f"There is no sandbox {sandbox[:64]!r}.", code=ErrorCode.SANDBOX_NOT_FOUND, hint="It may have ended.", fields={"sandbox": sandbox[:64]}
+    )
+
+
+@contextmanager
+def unless_ended(sandbox: str) -> Iterator[None]:
+    """Around what is done with a sandbox: where it ends meanwhile, it is not found."""
+    try:
+        yield
+    except SandboxEndedError:
+        raise absent(sandbox) from None
+
+
+def made(core: Core, box: Sandbox) -> dict[str, Any]:
+    """A sandbox as its maker is told of it."""
+    return translate.made(box, core.signer.token(box.owner, box.id))
+
+
+@router.post("/v2/sandboxes")
+async def create(body: CreateBody, request: Request, idempotency_key: Key = None) -> Response:
+    """Create a sandbox. A client that goes away meanwhile leaves none behind."""
+    return await _create(body, request, DEFAULT_TIMEOUT_S, idempotency_key)
+
+
+@router.post("/sandboxes")
+async def create_old(body: CreateBody, request: Request, idempotency_key: Key = None) -> Response:
+    """The same, as older clients ask for it."""
+    return await _create(body, request, OLD_TIMEOUT_S, idempotency_key)
+
+
+async def _create(body: CreateBody, request: Request, timeout_s: float, key: str | None) -> Response:
+    core, who = core_of(request), principal_of(request)
+    return told(made(core, await unless_gone(request, _made(core, who, body, timeout_s, key))), 201)
+
+
+async def _made(core: Core, who: Principal, body: CreateBody, timeout_s: float, key: str | None) -> Sandbox:
+    """A sandbox from a template, or from the snapshot of that id or name."""
+    try:
+        core.sandboxes.supply.check_template(translate.ours(body.template_id))
+    except NotFoundError:
+        asked = translate.new_sandbox(body, timeout_s, snapshot=translate.plain(body.template_id))
+        network = translate.network_of(allow=body.allow_internet_access, network=body.network)
+        try:
+            return await core.snapshots.create(asked, who, network=network, key=key)
+        except NotFoundError as error:
+            if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
+                raise
+            known = [each.name for each in await core.sandboxes.supply.templates()]
+            raise translate.no_template(body.template_id, known) from None
+    return await core.sandboxes.create(translate.new_sandbox(body, timeout_s), who, key=key)
+
+
+@router.get("/v2/sandboxes")
+async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
+    """List sandboxes, newest first unless asked otherwise."""
+    states = {translate.RUNNING, translate.PAUSED} if query.state is None else set(query.state.split(","))
+    if unknown := states - {translate.RUNNING, translate.PAUSED}:
+        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
+    wanted = translate.metadata_filter(query.metadata or "")
+    if (since := query.started_after) is not None and since.tzinfo is None:
+        raise InvalidRequestError("startedAfter has no time zone.", hint="End it with Z or an offset.", fields={"field": "startedAfter"})
+    found = [
+        box
+        for box in _all(request)
+        if translate.STATES[box.state] in states
+        and wanted.items() <= box.metadata.items()
+        and (since is None or box.created_at >= since)
+        and query.template in {None, translate.template_name(box), box.spec.template}
+    ]
+    after = cursors.understood(query.next_token)
+    if query.order == "desc":
+        found.reverse()
+    if after is not None:
+        at = (after.at, after.id)
+        found = [box for box in found if ((box.created_at, box.id) < at if query.order == "desc" else (box.created_at, box.id) > at)]
+    page = found[: query.limit]
+    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    return told([translate.listed(box) for box in page], headers=headers)
+
+
+@router.get("/sandboxes")
+async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
+    """List the sandboxes that run, as older clients ask for it."""
+    wanted = translate.metadata_filter(query.metadata or "")
+    boxes = [box for box in _all(request) if translate.STATES[box.state] == translate.RUNNING and wanted.items() <= box.metadata.items()]
+    return told([translate.listed(box) for box in reversed(boxes)])
+
+
+def _all(request: Request) -> list[Sandbox]:
+    """All that there are, oldest first."""
+    return [box for box in core_of(request).sandboxes.all(principal_of(request)) if translate.is_there(box)]
+
+
+@router.get("/sandboxes/{sandbox}")
+async def get(sandbox: str, request: Request) -> Response:
+    """Look at a sandbox."""
+    core = core_of(request)
+    box = find(core, principal_of(request), sandbox)
+    return told(translate.detailed(box, core.signer.token(box.owner, box.id)))
+
+
+@router.delete("/sandboxes/{sandbox}")
+async def kill(sandbox: str, request: Request) -> Response:
+    """End a sandbox; answered when its processes are dead."""
+    core, who = core_of(request), principal_of(request)
+    await core.sandboxes.kill(find(core, who, sandbox).id, who)
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox}/timeout")
+async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Response:
+    """Let a sandbox time out so many seconds from now; one that is paused, from when it is resumed."""
+    core, who = core_of(request), principal_of(request)
+    with unless_ended(sandbox):
+        await core.sandboxes.update(find(core, who, sandbox).id, who, Update(timeout_s=translate.timeout(body.timeout)))
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox}/refreshes")
+async def refresh(sandbox: str, request: Request, body: RefreshBody | None = None) -> Response:
+    """Let a sandbox live for so many more seconds at least."""
+    core, who = core_of(request), principal_of(request)
+    asked_s = OLD_TIMEOUT_S if body is None or body.duration is None else body.duration
+    box = find(core, who, sandbox)
+    with unless_ended(sandbox):
+        await _prolong(core, who, box, max(asked_s, OLD_TIMEOUT_S))
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox}/pause")
+async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
+    """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile."""
+    core, who = core_of(request), principal_of(request)
+    box = find(core, who, sandbox)
+    if body is not None and not body.memory:
+        raise translate.without_memory("memory")
+    if translate.STATES[box.state] == translate.PAUSED:
+        raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
+    can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
+    with unless_ended(sandbox):
+        if can.can(Ability.SNAPSHOT):
+            await core.sandboxes.hibernate(box.id, who)
+        else:
+            await core.sandboxes.pause(box.id, who)
+    return Response(status_code=204)
+
+
+@router.post("/v2/sandboxes/{sandbox}/connect")
+async def connect(sandbox: str, request: Request, body: ConnectBody | None = None) -> Response:
+    """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
+    asked = body or ConnectBody()
+    return await _connected(sandbox, request, asked, DEFAULT_TIMEOUT_S if asked.timeout is None else asked.timeout)
+
+
+@router.post("/sandboxes/{sandbox}/connect")
+async def connect_old(sandbox: str, request: Request, body: ConnectBody) -> Response:
+    """The same, as older clients ask for it: they say how long."""
+    if body.timeout is None:
+        raise InvalidRequestError("There is no timeout.", hint="Say how many seconds the sandbox is to live.", fields={"field": "timeout"})
+    return await _connected(sandbox, request, body, body.timeout)
+
+
+@router.post("/sandboxes/{sandbox}/resume")
+async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+    """Let a paused sandbox go on, as the oldest clients ask for it; one that runs is a conflict."""
+    core, who, asked = core_of(request), principal_of(request), body or ResumeBody()
+    box = find(core, who, sandbox)
+    if translate.STATES[box.state] == translate.RUNNING:
+        raise ConflictError(f"Sandbox {box.id} runs already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
+    if asked.auto_pause is not None:
+        with unless_ended(sandbox):
+            rest = OnTimeout.HIBERNATE if asked.auto_pause else OnTimeout.KILL
+            await core.sandboxes.update(box.id, who, Update(on_timeout=rest))
+    return await _connected(sandbox, request, asked, OLD_TIMEOUT_S if asked.timeout is None else asked.timeout)
+
+
+@router.put("/sandboxes/{sandbox}/network")
+async def set_network(sandbox: str, body: NetworkUpdateBody, request: Request) -> Response:
+    """Take note of the network that a sandbox has; another one is refused."""
+    box = find(core_of(request), principal_of(request), sandbox)
+    translate.check_same_network(box, translate.network_of(allow=body.allow_internet_access, network=body))
+    return Response(status_code=204)
+
+
+async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds: float) -> Response:
+    core, who, timeout_s = core_of(request), principal_of(request), translate.timeout(seconds)
+    box = find(core, who, sandbox)
+    rests = translate.STATES[box.state] == translate.PAUSED
+    if rests and not asked.memory:
+        raise translate.without_memory("memory")
+    with unless_ended(sandbox):
+        if rests:
+            await core.sandboxes.resume(box.id, who, timeout_s=timeout_s)
+        else:
+            await _prolong(core, who, box, timeout_s)
+    return told(made(core, box), 201 if rests else 200)
+
+
+async def _prolong(core: Core, who: Principal, box: Sandbox, timeout_s: float) -> None:
+    """A timeout so far from now, where the sandbox would time out before."""
+    if box.state is State.RUNNING and translate.left_s(box, core.clock.now()) < timeout_s:
+        await core.sandboxes.update(box.id, who, Update(timeout_s=timeout_s))

@@ -1,0 +1,74 @@
+"""Snapshots of sandboxes, which are templates to E2B, and forks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.saved.forks import NewFork
+from sandlot.core.service import Core
+from sandlot.doors.e2b import translate
+from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
+from sandlot.doors.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended
+from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.model.access import Principal
+from sandlot.model.records import SnapshotRecord
+from sandlot.model.specs import SnapshotKind
+from sandlot.model.storage import Position
+from sandlot.web import cursors
+from sandlot.web.asking import core_of, principal_of, unless_gone
+
+router = APIRouter()
+
+
+@router.post("/sandboxes/{sandbox}/snapshots")
+async def take(sandbox: str, request: Request, body: SnapshotBody | None = None) -> Response:
+    """Keep what a sandbox is at this moment; it goes on. A client that goes away meanwhile leaves no snapshot behind."""
+    core, who, asked = core_of(request), principal_of(request), body or SnapshotBody()
+    box = find(core, who, sandbox)
+    kind = SnapshotKind.MEMORY if asked.memory else SnapshotKind.FILES
+    with unless_ended(sandbox):
+        record = await unless_gone(request, core.snapshots.take(box.id, who, name=asked.name, kind=kind))
+    return told(_snapshot(record), 201)
+
+
+@router.get("/snapshots")
+async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
+    """List snapshots, oldest first."""
+    found = []
+    async for record in _all(core_of(request), principal_of(request), cursors.understood(query.next_token)):
+        if query.sandbox_id in {None, record.spec.id} and query.name in {None, record.name, record.id}:
+            found.append(record)
+            if len(found) > query.limit:
+                break
+    page = found[: query.limit]
+    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    return told([_snapshot(record) for record in page], headers=headers)
+
+
+@router.post("/sandboxes/{sandbox}/fork")
+async def fork(sandbox: str, request: Request, body: ForkBody | None = None) -> Response:
+    """Make sandboxes that are what one is at this moment: all of them, or none."""
+    core, who, asked = core_of(request), principal_of(request), body or ForkBody()
+    box = find(core, who, sandbox)
+    timeout_s = OLD_TIMEOUT_S if asked.timeout is None else translate.timeout(asked.timeout)
+    wanted = NewFork(count=asked.count, metadata=dict(box.metadata), timeout_s=timeout_s)
+    with unless_ended(sandbox):
+        children = await unless_gone(request, core.forks.fork(box.id, who, wanted))
+    return told([{"sandbox": made(core, child)} for child in children], 201)
+
+
+async def _all(core: Core, who: Principal, after: Position | None) -> AsyncIterator[SnapshotRecord]:
+    """All snapshots from a place on."""
+    more = True
+    while more:
+        page, more = await core.snapshots.page(who, after=after, limit=MOST_PAGE)
+        for record in page:
+            yield record
+        after = Position(page[-1].created_at, page[-1].id) if page else after
+
+
+def _snapshot(record: SnapshotRecord) -> dict[str, object]:
+    return {"snapshotID": record.id, "names": [] if record.name is None else [record.name]}

@@ -1,0 +1,113 @@
+"""Templates: those of the service, by E2B's names and ours; a snapshot is one as well, for whoever has taken it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.ports import Template
+from sandlot.doors.e2b import translate
+from sandlot.doors.e2b.control.bodies import TemplatesQuery
+from sandlot.doors.e2b.control.telling import told
+from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
+from sandlot.model.records import SnapshotRecord
+from sandlot.model.specs import MIB, Limits
+from sandlot.web.asking import core_of, principal_of
+
+router = APIRouter()
+
+_LONG_AGO = "1970-01-01T00:00:00.000Z"
+"""When a template came to be that is part of the service: nobody knows, and clients read a time."""
+
+
+@router.get("/templates")
+@router.get("/v2/templates")
+async def list_templates(_: Annotated[TemplatesQuery, Query()], request: Request) -> Response:
+    """List the service's templates."""
+    return told([_template(each) for each in await _known(request)])
+
+
+@router.get("/templates/aliases/{template}")
+async def alias(template: str, request: Request) -> Response:
+    """Which template a name is."""
+    found = await _find(request, template)
+    if isinstance(found, SnapshotRecord):
+        return told({"templateID": found.id, "public": False})
+    return told({"templateID": found.name, "public": True})
+
+
+@router.get("/templates/{template}")
+async def get(template: str, request: Request) -> Response:
+    """Look at a template; it has one build."""
+    found = await _find(request, template)
+    looks = _of_snapshot(found) if isinstance(found, SnapshotRecord) else _template(found)
+    return told({**looks, "builds": []})
+
+
+@router.delete("/templates/{template}")
+async def delete(template: str, request: Request) -> Response:
+    """Remove a snapshot. The service's templates stay."""
+    core, who = core_of(request), principal_of(request)
+    found = await _find(request, template)
+    if not isinstance(found, SnapshotRecord):
+        raise ForbiddenError(
+            f"Template {found.name!r} is the service's own.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Only snapshots can be removed.",
+            fields={"template": found.name},
+        )
+    await core.snapshots.delete(found.id, who)
+    return Response(status_code=204)
+
+
+async def _known(request: Request) -> Sequence[Template]:
+    return await core_of(request).sandboxes.supply.templates()
+
+
+async def _find(request: Request, name: str) -> Template | SnapshotRecord:
+    """A template by either name, or a snapshot.
+
+    Raises:
+        NotFoundError: ``template_not_found``.
+    """
+    known = await _known(request)
+    for each in known:
+        if each.name == translate.ours(name):
+            return each
+    try:
+        return await core_of(request).snapshots.look(translate.plain(name), principal_of(request))
+    except NotFoundError:
+        raise translate.no_template(name, [each.name for each in known]) from None
+
+
+def _template(template: Template) -> dict[str, Any]:
+    status = "ready" if template.digest is not None else "building" if template.building else "waiting"
+    return _told(template.name, translate.names_of(template.name), template.digest or "", Limits(), _LONG_AGO, status)
+
+
+def _of_snapshot(record: SnapshotRecord) -> dict[str, Any]:
+    names = [] if record.name is None else [record.name]
+    return _told(record.id, names, record.id, record.spec.limits, translate.moment(record.created_at), "ready")
+
+
+def _told(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, status: str) -> dict[str, Any]:
+    return {
+        "templateID": id_,
+        "buildID": build,
+        "cpuCount": max(1, round(limits.cpus)),
+        "memoryMB": limits.memory_bytes // MIB,
+        "diskSizeMB": limits.disk_bytes // MIB,
+        "public": True,
+        "aliases": list(names),
+        "names": list(names),
+        "createdAt": at,
+        "updatedAt": at,
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+        "buildCount": 1,
+        "envdVersion": translate.ENVD_VERSION,
+        "buildStatus": status,
+    }

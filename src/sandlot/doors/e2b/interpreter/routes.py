@@ -1,0 +1,71 @@
+"""The routes of the code interpreter."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from sandlot.core.runs import contexts
+from sandlot.doors.e2b.access import box_of
+from sandlot.doors.e2b.control.telling import told
+from sandlot.doors.e2b.interpreter import running
+from sandlot.web.asking import core_of, unless_gone
+from sandlot.web.bodies import Body, Text, Words
+from sandlot.web.streams import LINES, Stream, line
+
+BEAT = line({"type": "keepalive"})
+"""What is said when nothing else was for 15 s: clients pass over what they do not know, and cannot read an empty line."""
+
+router = APIRouter()
+
+
+class ExecuteBody(Body):
+    """Code to run."""
+
+    code: Text
+    context_id: Text | None = None
+    language: Text | None = None
+    env_vars: Words | None = None
+
+
+class ContextBody(Body):
+    """A context to make."""
+
+    language: Text | None = None
+    cwd: Text | None = None
+
+
+@router.post("/execute")
+async def execute(body: ExecuteBody, request: Request) -> Response:
+    """Run code, and tell what it gives as it comes: a line of JSON each."""
+    box = box_of(request)
+    context, default = running.context_of(body.context_id, body.language)
+    execution = await unless_gone(request, running.start(box, body.code, context, default, body.env_vars or {}))
+    return Stream(running.lines(core_of(request), execution), execution.close, media_type=LINES, beat=BEAT)
+
+
+@router.post("/contexts")
+async def create_context(request: Request, body: ContextBody | None = None) -> Response:
+    """Make a context. Where the client goes away meanwhile, there is none."""
+    asked = body or ContextBody()
+    work = contexts.create(box_of(request), (asked.language or "python").lower(), cwd=asked.cwd or running.HOME)
+    return told(running.told(await unless_gone(request, work)))
+
+
+@router.get("/contexts")
+async def list_contexts(request: Request) -> Response:
+    """List the contexts of a sandbox."""
+    return told([running.told(each) for each in await contexts.listing(box_of(request))])
+
+
+@router.delete("/contexts/{context}")
+async def remove_context(context: str, request: Request) -> Response:
+    """End a context, and everything that runs in it."""
+    await contexts.remove(box_of(request), running.context_of(context, None)[0])
+    return Response(status_code=204)
+
+
+@router.post("/contexts/{context}/restart")
+async def restart_context(context: str, request: Request) -> Response:
+    """Let a context begin anew: its variables are gone, what ran in it is ended."""
+    await contexts.restart(box_of(request), running.context_of(context, None)[0])
+    return Response(status_code=204)
