@@ -27,14 +27,20 @@ class Wanted:
     Args:
         states: In one of these.
         metadata: With all of these entries.
+        name: Of that name; None is any.
     """
 
     states: frozenset[State] = LIVE
     metadata: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
 
     def fits(self, box: Sandbox) -> bool:
         """Whether a sandbox is one of them."""
-        return box.state in self.states and all(box.metadata.get(name) == value for name, value in self.metadata.items())
+        return (
+            box.state in self.states
+            and self.name in {None, box.name}
+            and all(box.metadata.get(name) == value for name, value in self.metadata.items())
+        )
 
 
 def states_of(names: Iterable[str]) -> frozenset[State]:
@@ -88,7 +94,7 @@ async def page(
     found = {box.id: box for box in live if who.sees(box.owner) and wanted.fits(box) and place(box) > start}
     if ended := wanted.states & ENDED:
         owner = None if who.operator else who.owner
-        for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, after=after, limit=limit + 1):
+        for record in await table.ended(owner=owner, metadata=wanted.metadata, states=ended, name=wanted.name, after=after, limit=limit + 1):
             found.setdefault(record.id, revive(record))
     ordered = sorted(found.values(), key=place)
     return ordered[:limit], len(ordered) > limit

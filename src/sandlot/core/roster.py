@@ -2,6 +2,7 @@
 
 Laws:
 - Somebody else's sandbox is one that is not there.
+- A name that is asked for as the only one of its kind is no live sandbox's of the same owner, nor is it being given to another.
 - What is remembered of an ended sandbox is bounded, and holds nothing of its environment; its record is in the store for longer.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sandlot.core.limits import Used, used
 from sandlot.core.listing import Wanted, page, place
@@ -18,10 +20,10 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.register import Register, revived
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
-from sandlot.model.states import State
+from sandlot.model.states import State, is_terminal
 from sandlot.model.storage import Position
 
 REMEMBERED = 1000
@@ -44,6 +46,7 @@ class Roster:
         self._lives: dict[SandboxId, tuple[Sandbox, asyncio.Task[None]]] = {}
         self._left: dict[SandboxId, Sandbox] = {}
         self._past: OrderedDict[SandboxId, Sandbox] = OrderedDict()
+        self._naming: set[tuple[OwnerId, str]] = set()
         self.unheld: set[SandboxId] = set()
         """Those that an earlier service left, and this one has no driver for: nothing of them is touched."""
 
@@ -62,6 +65,41 @@ class Roster:
             hint="It may have ended long ago. List what there is, or create a new one.",
             fields={"sandbox": id_[:64]},
         )
+
+    def named(self, name: str, who: Principal) -> Sandbox:
+        """The live sandbox of that name that is one's own, the newest where there are several; else ``sandbox_not_found``."""
+        found = [box for box in self._here() if box.name == name and box.owner == who.owner and not is_terminal(box.state)]
+        return max(found, key=place) if found else self.find(name, who)
+
+    @contextmanager
+    def naming(self, owner: OwnerId, name: str | None, besides: Sandbox | None = None) -> Iterator[None]:
+        """Around what gives a name that is to be unique among its owner's live sandboxes.
+
+        Args:
+            owner: Whose sandbox gets it.
+            name: It; None is one that need not be unique.
+            besides: The sandbox that gets it.
+
+        Raises:
+            ConflictError: Another one has it, or is getting it; on entering.
+        """
+        if name is None:
+            yield
+            return
+        others = (box for box in self._here() if box.owner == owner and box is not besides and not is_terminal(box.state))
+        there = next((box.id for box in others if box.name == name), None)
+        if there is not None or (owner, name) in self._naming:
+            raise ConflictError(
+                f"There is a live sandbox of the name {name!r} already{'' if there is None else f': {there}'}.",
+                code=ErrorCode.CONFLICT,
+                hint="Use that one, kill it first, or choose another name.",
+                fields={"name": name, **({} if there is None else {"sandbox": there})},
+            )
+        self._naming.add((owner, name))
+        try:
+            yield
+        finally:
+            self._naming.discard((owner, name))
 
     def _revived(self, record: SandboxRecord) -> Sandbox:
         return revived(record, self._budget.part(), self._clock)

@@ -185,8 +185,7 @@ class Sandboxes(Roster):
         self.refuse()
         for task in tuple(self._tasks):
             task.cancel()
-        tasks = [task for _, task in self._lives.values()]
-        tasks.append(asyncio.create_task(self.pools.aclose()))
+        tasks = [*(task for _, task in self._lives.values()), asyncio.create_task(self.pools.aclose())]
         for box, _ in self._lives.values():
             if keep and box.told:
                 box.leave()
@@ -232,8 +231,7 @@ class Sandboxes(Roster):
             return await self._create(asked, who, None, None, source)
         digest = digest_of(asked) if source is None or source.digest is None else source.digest
         async with self._once.turn(who.owner, check_key(key)):
-            table = self._register.store.sandboxes
-            before = await made_before(table, who.owner, key, digest, self._known, self._revived)
+            before = await made_before(self._register.store.sandboxes, who.owner, key, digest, self._known, self._revived)
             return before or await self._create(asked, who, key, digest, source)
 
     async def _create(self, asked: NewSandbox, who: Principal, key: str | None, digest: str | None, source: Source | None) -> Sandbox:
@@ -263,8 +261,7 @@ class Sandboxes(Roster):
 
     def _begin(self, box: Sandbox, course: Course, start: Start, inject: Inject | None = None) -> None:
         """Let a sandbox live, by one task that owns it."""
-        box.journal = self._register.journal
-        box.monthly = self._register.monthly
+        box.journal, box.monthly = self._register.journal, self._register.monthly
         box.rouse, box.woken = resting.resume, functools.partial(inherited.awake, box)
         driver = self._supply.drivers[box.spec.isolation]
         means = Means(
@@ -296,6 +293,7 @@ class Sandboxes(Roster):
     def _rested(self, box: Sandbox, disk_bytes: int) -> None:
         if box.id in self._lives:
             self._ledger.promised_before(box.id, Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0))
+            let_go(self._births.volumes, box)
 
     async def kill(self, id_: str, who: Principal) -> None:
         """End a sandbox; return when its processes are dead. Idempotent.

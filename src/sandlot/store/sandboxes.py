@@ -87,12 +87,21 @@ class Sandboxes:
         return next(iter(await self._all(of(select(sandboxes), sandboxes, owner=owner, idempotency_key=key))), None)
 
     async def ended(
-        self, *, owner: OwnerId | None, metadata: Mapping[str, str], states: Collection[str], after: Position | None, limit: int
+        self,
+        *,
+        owner: OwnerId | None,
+        metadata: Mapping[str, str],
+        states: Collection[str],
+        after: Position | None,
+        limit: int,
+        name: str | None = None,
     ) -> Sequence[SandboxRecord]:
         """Those that have ended, by ``created_at`` and id, oldest first; see the protocol."""
         query = of(select(sandboxes).where(sandboxes.c.state.in_(set(states) & set(_TERMINAL) if states else _TERMINAL)), sandboxes, owner=owner)
-        for name, value in metadata.items():
-            query = query.where(exists().where(labels.c.sandbox == sandboxes.c.id, labels.c.name == name, labels.c.value == value))
+        if name is not None:
+            query = query.where(sandboxes.c.name == name)
+        for word, value in metadata.items():
+            query = query.where(exists().where(labels.c.sandbox == sandboxes.c.id, labels.c.name == word, labels.c.value == value))
         if after is not None:
             query = query.where(later(sandboxes, after))
         return await self._all(query.order_by(sandboxes.c.created_at, sandboxes.c.id).limit(limit))

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.core import roster
+from sandlot.core.admission import NewSandbox
 from sandlot.core.lives.updates import Update
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import (
+    ConflictError,
     ErrorCode,
     ForbiddenError,
     HostError,
@@ -158,6 +160,41 @@ async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> 
     with pytest.raises(InvalidRequestError):
         await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "\0"}, timeout_s=50))
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
+
+
+async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench) -> None:
+    named = replace(BASE, name="worker", unique_name=True)
+    made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
+    assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
+    (box,) = [each for each in made if isinstance(each, Sandbox)]
+    assert at.sandboxes.named("worker", OPERATOR) is box
+    other = replace(OPERATOR, owner=OwnerId("0" * 12), operator=False)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.named("worker", other)
+    assert (await at.sandboxes.create(named, other)).owner == other.owner
+    same = await at.sandboxes.create(replace(named, unique_name=False), OPERATOR)
+    assert at.sandboxes.named("worker", OPERATOR) is same
+    for one in (same, box):
+        await at.sandboxes.kill(one.id, OPERATOR)
+    with pytest.raises(NotFoundError):
+        at.sandboxes.named("worker", OPERATOR)
+    assert (await at.sandboxes.create(named, OPERATOR)).name == "worker"
+    with pytest.raises(InvalidRequestError):
+        NewSandbox(unique_name=True)
+
+
+async def test_a_name_is_changed_to_one_that_nobody_has(at: Bench, box: Sandbox) -> None:
+    await at.sandboxes.create(replace(BASE, name="taken"), OPERATOR)
+    with pytest.raises(ConflictError):
+        await at.sandboxes.update(box.id, OPERATOR, Update(name="taken", unique_name=True))
+    with pytest.raises(InvalidRequestError):
+        await at.sandboxes.update(box.id, OPERATOR, Update(name="no name"))
+    assert box.name is None
+    for _ in range(2):
+        await at.sandboxes.update(box.id, OPERATOR, Update(name="free", unique_name=True))
+    assert at.sandboxes.named("free", OPERATOR) is box
+    await at.sandboxes.update(box.id, OPERATOR, Update(name="taken"))
+    assert box.name == "taken"
 
 
 async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox) -> None:

@@ -38,6 +38,8 @@ class Update:
         limits: What it may use.
         on_timeout: What becomes of it when its timeout passes.
         auto_resume: Whether a request to it resumes it by itself while it rests.
+        name: A word for people.
+        unique_name: Whether it is refused while its owner has another live sandbox of that name.
     """
 
     timeout_s: float | None = None
@@ -47,11 +49,14 @@ class Update:
     limits: Change = field(default_factory=Change)
     on_timeout: OnTimeout | None = None
     auto_resume: bool | None = None
+    name: str | None = None
+    unique_name: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself or is out of bounds."""
         if self.persistent and self.timeout_s is not None:
             raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
+        admission.check_name(self.name, unique=self.unique_name)
         if self.metadata is not None:
             admission.check_metadata(self.metadata)
         if self.idle_timeout_s:
@@ -71,6 +76,7 @@ class Update:
             "limits": self.limits != Change(),
             "on_timeout": self.on_timeout is not None,
             "auto_resume": self.auto_resume is not None,
+            "name": self.name is not None,
         }
         return [name for name, is_given in given.items() if is_given]
 
@@ -119,7 +125,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
         box.require_link()  # again: it may have ended while this waited for its turn
         admission.check_own(what.metadata or {}, box.metadata)
         check_able(what.limits, box.spec.limits, hands.can)
-        before = box.spec, box.metadata, box.idle_timeout_s, box.expires_at, box.deadline_monotonic_s
+        before = box.spec, box.metadata, box.idle_timeout_s, box.name, box.expires_at, box.deadline_monotonic_s
         async with changed(box, what.limits, hands.driver, hands.ledger, hands.check):
             try:
                 if what.moves_deadline:
@@ -129,8 +135,8 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
                 _apply(box, what)
                 await hands.register.changed(box, *what.names())
             except BaseException:
-                _take_back(box, *before[:3])
-                box.expires_at, box.deadline_monotonic_s = before[3:]
+                _take_back(box, *before[:4])
+                box.expires_at, box.deadline_monotonic_s = before[4:]
                 box.deadline_changed.set()
                 if what.moves_deadline:
                     box.keep(asyncio.create_task(_say_again(box, hands.clock)))
@@ -145,7 +151,7 @@ async def _while_it_rests(living: Living, *, what: Update, hands: Hands) -> bool
     async with box.changing:
         admission.check_own(what.metadata or {}, box.metadata)
         hands.check()
-        before = box.spec, box.metadata, box.idle_timeout_s
+        before = box.spec, box.metadata, box.idle_timeout_s, box.name
         try:
             _apply(box, what)
             await hands.register.changed(box, *what.names())
@@ -168,11 +174,12 @@ def _apply(box: Sandbox, what: Update) -> None:
         box.metadata = {**{name: word for name, word in box.metadata.items() if name.startswith(admission.OWN)}, **what.metadata}
     if what.idle_timeout_s is not None:
         box.idle_timeout_s = what.idle_timeout_s or None
+    box.name = box.name if what.name is None else what.name
 
 
-def _take_back(box: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None) -> None:
+def _take_back(box: Sandbox, spec: SandboxSpec, metadata: Mapping[str, str], idle_timeout_s: float | None, name: str | None) -> None:
     """As it was; its limits are taken back by who changed them."""
-    box.metadata, box.idle_timeout_s = metadata, idle_timeout_s
+    box.metadata, box.idle_timeout_s, box.name = metadata, idle_timeout_s, name
     box.spec = replace(box.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
 
 

@@ -39,30 +39,44 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
         self._aside = folder / _ASIDE
+        self.words: dict[Kind, Mapping[str, str]] = {}
+        """What was said of those that were read, beside their sizes."""
 
     def read(self) -> dict[Kind, Sizes | None]:
         """What was said at run time: kind -> sizes, or None for a pool that is to be none."""
         try:
             words = json.loads(self._file.read_text("utf-8"))
             pools = {_FORMAT: words["pools"]}[words["format"]]
-            return {kind_of_words(each["kind"]): None if each["sizes"] is None else Sizes(**each["sizes"]) for each in pools}
+            said = {kind_of_words(each["kind"]): None if each["sizes"] is None else Sizes(**each["sizes"]) for each in pools}
+            words_of: dict[Kind, Mapping[str, str]] = {
+                kind_of_words(each["kind"]): {str(name): str(word) for name, word in each.get("metadata", {}).items()} for each in pools
+            }
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, SandlotError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SandlotError) as error:
             _log.error("pools.unreadable", file=str(self._file), error=str(error), hint=f"The settings hold; it is kept as {_ASIDE}.")
             try:
                 self._file.replace(self._aside)
             except OSError as refused:
                 _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
             return {}
+        self.words = words_of
+        return said
 
-    def write(self, said: Mapping[Kind, Sizes | None]) -> None:
+    def write(self, said: Mapping[Kind, Sizes | None], words: Mapping[Kind, Mapping[str, str]] | None = None) -> None:
         """Keep it for the next service.
+
+        Args:
+            said: Kind -> sizes, or None for a pool that is to be none.
+            words: Kind -> what else was said of it.
 
         Raises:
             HostError: The disk refuses it; what was kept before still is.
         """
-        pools = [{"kind": kind_as_words(kind), "sizes": None if sizes is None else asdict(sizes)} for kind, sizes in said.items()]
+        pools = [
+            {"kind": kind_as_words(kind), "sizes": None if sizes is None else asdict(sizes), "metadata": dict((words or {}).get(kind, {}))}
+            for kind, sizes in said.items()
+        ]
         beside = self._file.with_name(f".{FILE}")
         try:
             fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sandlot.core.pools import policy
@@ -76,6 +76,7 @@ class Pool:
         kind: What it holds.
         sizes: How much of it.
         implied: Whether nobody asked for it: then no image is built for it.
+        metadata: An operator's own words.
         ready: What waits, oldest first.
         blanks: Blanks that wait, oldest first.
         filling: What is in the making.
@@ -92,6 +93,7 @@ class Pool:
     kind: Kind
     sizes: Sizes
     implied: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
     ready: deque[Member] = field(default_factory=deque)
     blanks: deque[Prepared] = field(default_factory=deque)
     filling: set[asyncio.Task[None]] = field(default_factory=set)

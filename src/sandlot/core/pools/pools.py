@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,9 +115,11 @@ class Pools:
         self._metrics = metrics
         self._kept = Kept(pooling.data)
         self._said = self._kept.read()
+        self._words = dict(self._kept.words)
         self._pooling = pooling
         self._pools = {kind.id: Pool(kind, wish.sizes, implied=wish.implied) for kind, wish in self._wished().items() if kind not in self._said}
-        self._pools.update({kind.id: Pool(kind, said) for kind, said in self._said.items() if said is not None})
+        words = self._words
+        self._pools.update({kind.id: Pool(kind, said, metadata=words.get(kind, {})) for kind, said in self._said.items() if said is not None})
         self._snapshots = Snapshots(
             shelf=Shelf(pooling.cache),
             supply=supply,
@@ -248,8 +250,15 @@ class Pools:
             )
         return self._told(named[0])
 
-    async def create(self, template: str, isolation: str, limits: Limits, sizes: Sizes) -> Told:
-        """Have a pool, also after a restart.
+    async def create(self, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None) -> Told:
+        """Have a pool, also after a restart. One that nobody asked for is made somebody's.
+
+        Args:
+            template: What its sandboxes are made from.
+            isolation: ``auto`` or a kind that the operator allows.
+            limits: What each may use.
+            sizes: How much it holds.
+            metadata: An operator's own words.
 
         Raises:
             NotFoundError: ``template_not_found``.
@@ -269,29 +278,32 @@ class Pools:
             )
         self._ledger.check_ever(self._supply.drivers[chosen].takes(limits), await self._ledger.look())
         kind = Kind(template, chosen, limits)
-        if kind.id in self._pools:
+        words = metadata or {}
+        admission.check_metadata(words)
+        there = self._pools.get(kind.id)
+        if there is not None and there.implied:
+            return await self._set(there, sizes, words)
+        if there is not None:
             raise ConflictError(
                 f"There is a pool of {template!r} with these limits already.",
                 code=ErrorCode.CONFLICT,
                 hint=f"Change it: 'sandlot pool set {kind.id}'.",
                 fields={"pool": kind.id},
             )
-        await self._say(kind, sizes)
-        self._pools[kind.id] = Pool(kind, sizes)
+        await self._say(kind, sizes, words)
+        self._pools[kind.id] = Pool(kind, sizes, metadata=words)
         return self._changed(kind.id)
 
-    async def change(self, word: str, *, warm: int | None, most: int | None, blank: int | None) -> Told:
-        """Change what a pool holds, also after a restart.
+    async def change(self, word: str, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None) -> Told:
+        """Change what a pool holds, also after a restart; what is None stays.
 
         Raises:
             NotFoundError: ``pool_not_found``.
             InvalidRequestError: The numbers make no sense.
         """
         pool = self.find(word).pool
-        sizes = pool.sizes.changed(warm=warm, most=most, blank=blank)
-        await self._say(pool.kind, sizes)
-        pool.sizes, pool.implied, pool.grown = sizes, False, 0
-        return self._changed(pool.kind.id)
+        admission.check_metadata(metadata or {})
+        return await self._set(pool, pool.sizes.changed(warm=warm, most=most, blank=blank), pool.metadata if metadata is None else metadata)
 
     async def remove(self, word: str) -> None:
         """Have a pool no more, also after a restart; what waits in it is removed.
@@ -306,12 +318,17 @@ class Pools:
                 task.cancel()
             self._empty(pool)
 
-    async def _say(self, kind: Kind, sizes: Sizes | None) -> None:
-        said = {**self._said, kind: sizes}
+    async def _set(self, pool: Pool, sizes: Sizes, metadata: Mapping[str, str]) -> Told:
+        await self._say(pool.kind, sizes, metadata)
+        pool.sizes, pool.metadata, pool.implied, pool.grown = sizes, metadata, False, 0
+        return self._changed(pool.kind.id)
+
+    async def _say(self, kind: Kind, sizes: Sizes | None, metadata: Mapping[str, str] | None = None) -> None:
+        said, words = {**self._said, kind: sizes}, {**self._words, kind: metadata or {}}
         if sizes is None and kind not in self._wished():
             del said[kind]  # no setting would bring it back
-        await asyncio.to_thread(self._kept.write, said)
-        self._said = said
+        await asyncio.to_thread(self._kept.write, said, words)
+        self._said, self._words = said, words
 
     def _wished(self) -> dict[Kind, Wish]:
         return {Kind(wish.template, self._rules.isolation_default, Limits()): wish for wish in self._pooling.wishes}

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/pools", tags=["pools"])
 @router.post("", status_code=201, responses=also(PoolAnswer, "It is filled from now on.", 201))
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready, also after a restart. Operators only."""
-    told = await _pools(request).create(body.template, body.isolation, body.limits_asked(), body.sizes_asked())
+    told = await _pools(request).create(body.template, body.isolation, body.limits_asked(), body.sizes_asked(), body.words())
     return reply(PoolAnswer.of(told), 201)
 
 
@@ -34,7 +34,9 @@ async def get(pool: str, request: Request) -> Response:
 @router.patch("/{pool}", responses=also(PoolAnswer, "As it is from now on."))
 async def change(pool: str, body: PoolChange, request: Request) -> Response:
     """Change how much a pool holds, also after a restart. Operators only."""
-    return reply(PoolAnswer.of(await _pools(request).change(pool, warm=body.warm, most=body.max, blank=body.blank)))
+    pools = _pools(request)
+    words = body.words(pools.find(pool).pool.metadata)
+    return reply(PoolAnswer.of(await pools.change(pool, warm=body.warm, most=body.max, blank=body.blank, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)

@@ -8,8 +8,7 @@ normal close, or ``{"event": "failure", ...}`` with a problem document. From the
 Laws:
 - Who goes away leaves the process as it is; how far the output was shown tells where to go on.
 - The next piece of output is asked for when the last one was taken.
-- What is typed and not taken yet waits here, 1 MiB of it, counted (``core/node/budget.py``), and keeps no signal, no change of size and no
-  close from getting through; where more comes and none of it is taken for 30 s, the visit ends.
+- What is typed and not taken yet keeps no signal, no change of size and no close from getting through.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -27,10 +25,10 @@ from starlette.websockets import WebSocketState
 
 from sandlot.core.runs import processes, terminals
 from sandlot.core.runs.processes import Run
+from sandlot.core.runs.terminals import Typed
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, SandlotError
-from sandlot.model.specs import KIB, MIB
+from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server.native.common import also, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
 from sandlot.web import errors
@@ -38,11 +36,6 @@ from sandlot.web.sockets import GONE
 
 NORMAL, REFUSED, FAILED = 1000, 1008, 1011
 """Codes of a close, RFC 6455 7.4.1."""
-
-AHEAD_MAX_BYTES = 1 * MIB
-"""Of what is typed; a message may go beyond it once."""
-STUCK_S = 30.0
-_PIECE_BYTES = 64 * KIB
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
 
@@ -84,80 +77,6 @@ async def plain_request(sandbox: str, process: str, request: Request) -> Respons
     await processes.look(sandbox_of(request, sandbox), process)
     error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
     return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
-
-
-class Typed:
-    """What a client typed, until the program's terminal has taken it.
-
-    Args:
-        box: Where the program runs.
-        run: It.
-    """
-
-    __slots__ = ("_box", "_ended", "_news", "_room", "_run", "_waiting")
-
-    def __init__(self, box: Sandbox, run: Run) -> None:
-        self._box = box
-        self._run = run
-        self._waiting = bytearray()
-        self._ended = False
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-
-    async def add(self, data: bytes) -> None:
-        """More was typed; waits while too much waits.
-
-        Raises:
-            LimitError: ``limit_exceeded``: nothing was taken for 30 s.
-            UnavailableError: ``busy``: there is no memory to keep it.
-        """
-        if self._ended:
-            return
-        self._box.budget.take(len(data))
-        self._waiting += data
-        self._news.set()
-        while len(self._waiting) > AHEAD_MAX_BYTES:
-            self._room.clear()
-            try:
-                async with asyncio.timeout(STUCK_S):
-                    await self._room.wait()
-            except TimeoutError:
-                raise LimitError(
-                    f"The program reads nothing of what is typed, and {len(self._waiting):,} bytes of it wait.",
-                    code=ErrorCode.LIMIT_EXCEEDED,
-                    hint="Connect again, and send it a signal or wait until it reads.",
-                    fields={"process": self._run.id},
-                ) from None
-
-    def end(self) -> None:
-        """Nothing comes after this. Idempotent."""
-        self._ended = True
-        self._news.set()
-
-    async def hand_on(self) -> None:
-        """Type it, as fast as it is taken; never returns.
-
-        Raises:
-            SandlotError: The sandbox has ended.
-        """
-        while True:
-            while piece := bytes(self._waiting[:_PIECE_BYTES]):
-                with suppress(ConflictError):  # it has ended, which is about to be told, or its input has
-                    await self._run.type(piece)
-                self._drop(len(piece))
-            if self._ended:
-                self._run.end_input()
-            self._news.clear()
-            await self._news.wait()
-
-    def close(self) -> None:
-        """Nobody types any more. Idempotent."""
-        self._drop(len(self._waiting))
-
-    def _drop(self, size: int) -> None:
-        del self._waiting[:size]
-        self._box.budget.give(size)
-        self._room.set()
 
 
 async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> None:

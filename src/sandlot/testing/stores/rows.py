@@ -75,13 +75,14 @@ class RowsSuite:
         assert await store.sandboxes.get(new_sandbox_id(NODE)) is None
 
     async def test_saving_again_replaces(self, store: Store) -> None:
-        first = sandbox(metadata={"team": "red", "old": "x"})
+        first = sandbox(name="mine", metadata={"team": "red", "old": "x"})
         await store.sandboxes.save(first)
         now = replace(first, state=State.STOPPED, ended_at=moment(9), spec=replace(first.spec, env={}, metadata={"team": "blue"}))
         await store.sandboxes.save(now)
         assert await store.sandboxes.get(first.id) == now
         assert await self.those_ended(store, metadata={"team": "blue"}) == [now]
         assert await self.those_ended(store, metadata={"team": "red"}) == await self.those_ended(store, metadata={"old": "x"}) == []
+        assert await self.those_ended(store, name="mine") == [now]
 
     async def test_what_has_ended_is_not_brought_back(self, store: Store) -> None:
         live = sandbox(metadata={"team": "red"})
@@ -139,6 +140,7 @@ class RowsSuite:
         assert await self.those_ended(store, metadata={"n": "0", "x": "y"}) == [records[-1]]
         assert await self.those_ended(store, states=[State.FAILED]) == [records[-1]]
         assert await self.those_ended(store, states=[State.RUNNING]) == []
+        assert await self.those_ended(store, name="nobody") == []
 
     async def test_the_ended_are_forgotten(self, store: Store) -> None:
         old, new, live = ended(1, metadata={"a": "b"}), ended(100), sandbox(created_at=moment(0))

@@ -93,7 +93,7 @@ async def test_changed(http: httpx.AsyncClient, url: str) -> None:
     assert changed["expires_at"] > before["expires_at"]
     assert (await http.patch(url, json={})).json() == changed
     problem(await http.patch(url, json={"timeout": -1}), 400, "invalid_request")
-    problem(await http.patch(url, json={"name": "x"}), 400, "invalid_request")
+    problem(await http.patch(url, json={"nonsense": "x"}), 400, "invalid_request")
     assert (await http.get(url)).json() == changed
 
 
@@ -275,6 +275,23 @@ async def test_one_that_is_persistent_has_no_timeout_until_it_is_given_one(http:
     assert (given["persistent"], given["timeout"], given["idle_timeout"]) == (False, 100, None)
     assert (await http.patch(url, json={"persistent": True})).json()["expires_at"] is None
     problem(await http.patch(url, json={"persistent": True, "timeout": 1}), 400, "invalid_request")
+
+
+async def test_a_name_is_its_owners_only_one_where_that_is_asked_for_and_found_by_the_list(http: httpx.AsyncClient) -> None:
+    asked = {"template": "base", "name": "worker", "unique_name": True, "limits": {"pids": 32768}}
+    made = (await http.post("/v1/sandboxes", json=asked)).json()
+    assert problem(await http.post("/v1/sandboxes", json=asked), 409, "conflict")["fields"] == {"name": "worker", "sandbox": made["id"]}
+    other = (await http.post("/v1/sandboxes", json={**asked, "name": "other"})).json()
+    listed = (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"]
+    assert [box["id"] for box in listed] == [made["id"]]
+    url = f"/v1/sandboxes/{other['id']}"
+    problem(await http.patch(url, json={"name": "worker", "unique_name": True}), 409, "conflict")
+    assert (await http.patch(url, json={"name": "renamed", "unique_name": True})).json()["name"] == "renamed"
+    problem(await http.patch(url, json={"unique_name": True}), 400, "invalid_request")
+    await http.delete(f"/v1/sandboxes/{made['id']}")
+    assert (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"] == []
+    ended = (await http.get("/v1/sandboxes", params={"name": "worker", "all": "true"})).json()["sandboxes"]
+    assert [box["id"] for box in ended] == [made["id"]]
 
 
 async def test_listed_by_state_and_metadata(http: httpx.AsyncClient) -> None:

@@ -15,8 +15,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from sandlot.core.runs import terminals as core_terminals
 from sandlot.model.access import OPERATOR
-from sandlot.server.native import terminals as native_terminals
 from tests.support.http import problem
 from tests.support.service import Bench
 from tests.support.until import until
@@ -125,7 +125,7 @@ async def test_what_the_program_does_not_take_keeps_nothing_else_from_getting_th
 async def test_a_visit_whose_typing_nobody_takes_ends_in_the_end(
     at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_terminals, "STUCK_S", 0.5)
+    monkeypatch.setattr(core_terminals, "STUCK_S", 0.5)
     box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     process = await started(http, url, "stty raw -echo; echo ready; sleep 4356")
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:

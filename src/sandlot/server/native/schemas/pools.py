@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from pydantic import Field
 
-from sandlot.core.admission import AUTO
+from sandlot.core.admission import AUTO, OWN, check_own
 from sandlot.core.pools.kinds import GROWS_TO, MOST, Sizes, sizes
 from sandlot.core.pools.pools import Told
 from sandlot.core.pools.starts import PATHS
 from sandlot.core.pools.templates import made_at
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
-from sandlot.server.native.schemas.base import Answer, Body, Text
+from sandlot.server.native.schemas.base import Answer, Body, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, LimitsBody
 
 _WARM = "Sandboxes that are always kept ready."
@@ -29,6 +30,12 @@ class PoolBody(Body):
     warm: int = Field(default=1, ge=0, le=MOST, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MOST, description=f"{_MAX} {GROWS_TO} where nothing is said, or 'warm' where that is more.")
     blank: int = Field(default=0, ge=0, le=MOST, description=_BLANK)
+    metadata: Words = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
+
+    def words(self) -> Mapping[str, str]:
+        """What is said of it beside what it holds."""
+        check_own(self.metadata)
+        return self.metadata
 
     def limits_asked(self) -> Limits:
         """What each may use."""
@@ -45,6 +52,14 @@ class PoolChange(Body):
     warm: int | None = Field(default=None, ge=0, le=MOST, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MOST, description=_MAX)
     blank: int | None = Field(default=None, ge=0, le=MOST, description=_BLANK)
+    metadata: Words | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
+
+    def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
+        """What is said of it from now on; None where that stays."""
+        if self.metadata is None:
+            return None
+        check_own(self.metadata, there)
+        return {**{name: word for name, word in there.items() if name.startswith(OWN)}, **self.metadata}
 
 
 class TemplateSnapshotAnswer(Answer):
@@ -70,6 +85,7 @@ class PoolAnswer(Answer):
     template: str
     isolation: str
     limits: LimitsAnswer
+    metadata: dict[str, str]
     warm: int
     max: int
     blank: int
@@ -90,6 +106,7 @@ class PoolAnswer(Answer):
             template=pool.kind.template,
             isolation=pool.kind.isolation,
             limits=LimitsAnswer.of(pool.kind.limits),
+            metadata=dict(pool.metadata),
             warm=pool.sizes.warm,
             max=pool.sizes.max,
             blank=pool.sizes.blank,

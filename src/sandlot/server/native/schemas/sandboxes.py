@@ -18,7 +18,7 @@ from sandlot.model.ids import node_of
 from sandlot.model.ports import Change
 from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MOST_MOUNTS, Limits, OnTimeout
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Words
-from sandlot.server.native.schemas.volumes import MountAnswer, MountBody
+from sandlot.server.native.volumes.schemas import MountAnswer, MountBody
 
 MOST_FILES = 100
 """That one request puts into a new sandbox."""
