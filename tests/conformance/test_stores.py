@@ -20,6 +20,9 @@ from sandlot.testing.stores.bench import OURS, StoreBench, event, key, sandbox, 
 from sandlot.testing.stores.suite import BlobsSuite, StoreSuite  # noqa: E402
 from tests.support.postgres import Cluster, cluster  # noqa: E402
 
+NEXT = f"{int(schema.HEAD) + 1:04}"
+"""A revision that a later version may have."""
+
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Cluster]:
@@ -30,7 +33,7 @@ def postgres() -> Iterator[Cluster]:
 class MigrationsSuite:
     """From what an earlier version left to what this one expects."""
 
-    @pytest.mark.parametrize("revision", ["0001", "0002"])
+    @pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, int(schema.HEAD))])
     async def test_every_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench, revision: str) -> None:
         record, made = sandbox(name="old"), key("old")
         async with engine.opened(_place(bench)) as database:
@@ -61,21 +64,21 @@ class MigrationsSuite:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
             with pytest.raises(Exception, match="refused a statement"):
-                await migrations.migrate(database, steps, "0004")
+                await migrations.migrate(database, steps, NEXT)
             assert not await database.read(lambda connection: inspect(connection).has_table("more"))
         async with bench.open() as store:  # this version still opens it: nothing was changed
             assert [record.name for record in await store.keys.all()] == ["kept"]
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))')
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, steps, "0004")
+            await migrations.migrate(database, steps, NEXT)
             assert await database.read(lambda connection: inspect(connection).has_table("more"))
 
     async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, bench: StoreBench, tmp_path: Path) -> None:
         async with bench.open() as store:
             await store.keys.add(key("kept"))
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), "0004")
-        with pytest.raises(HostError, match=r"newer version of Sandlot \(its revision is 0004, this version's 0003\)"):
+            await migrations.migrate(database, _steps(tmp_path, 'op.execute("ALTER TABLE keys RENAME COLUMN name TO word")'), NEXT)
+        with pytest.raises(HostError, match=rf"newer version of Sandlot \(its revision is {NEXT}, this version's {schema.HEAD}\)"):
             async with bench.open():
                 pass
         async with engine.opened(_place(bench)) as database:
@@ -91,8 +94,8 @@ def _steps(folder: Path, second: str) -> Path:
     steps = folder / "steps"
     shutil.rmtree(steps, ignore_errors=True)
     shutil.copytree(migrations.STEPS, steps, ignore=shutil.ignore_patterns("__pycache__"))
-    (steps / "versions" / "0004_more.py").write_text(
-        f'import sqlalchemy as sa\n\nrevision = "0004"\ndown_revision = "0003"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
+    (steps / "versions" / f"{NEXT}_more.py").write_text(
+        f'import sqlalchemy as sa\n\nrevision = "{NEXT}"\ndown_revision = "{schema.HEAD}"\n\n\ndef upgrade(op):\n    {second}\n', encoding="utf-8"
     )
     return steps
 

@@ -9,8 +9,8 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
@@ -82,10 +82,7 @@ class Feed:
         Raises:
             UnavailableError: The service stops.
         """
-        told, whose = asyncio.Event(), None if who.operator else who.owner
-        waiting = self._waiting.setdefault(whose, set())
-        waiting.add(told)
-        try:
+        with self.listening(who) as told:
             seen = await self.last() if after is None else after
             while not self._closed:
                 told.clear()  # before the look: what is committed after it is told to this one
@@ -97,13 +94,22 @@ class Feed:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S):
                             await told.wait()
-        finally:
-            waiting.discard(told)
-            if not waiting and self._waiting.get(whose) is waiting:
-                del self._waiting[whose]
         raise UnavailableError(
             "The service is stopping.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
             hint=f"Go on with after={seen} once it has started anew.",
             fields={"after": seen, "retry_after_s": 1},
         )
+
+    @contextmanager
+    def listening(self, who: Principal) -> Iterator[asyncio.Event]:
+        """What is set whenever something of somebody's was committed by this service, and once it stops."""
+        told, whose = asyncio.Event(), None if who.operator else who.owner
+        waiting = self._waiting.setdefault(whose, set())
+        waiting.add(told)
+        try:
+            yield told
+        finally:
+            waiting.discard(told)
+            if not waiting and self._waiting.get(whose) is waiting:
+                del self._waiting[whose]

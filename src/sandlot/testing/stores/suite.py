@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandlot.testing.stores.blobs import BlobsSuite
+from sandlot.testing.stores.hooks import HooksSuite
 from sandlot.testing.stores.laws import LawsSuite
 from sandlot.testing.stores.rows import RowsSuite
 from sandlot.testing.stores.saved import SavedSuite
@@ -10,5 +11,5 @@ from sandlot.testing.stores.saved import SavedSuite
 __all__ = ["BlobsSuite", "StoreSuite"]
 
 
-class StoreSuite(RowsSuite, SavedSuite, LawsSuite):
+class StoreSuite(RowsSuite, SavedSuite, HooksSuite, LawsSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``bench``."""

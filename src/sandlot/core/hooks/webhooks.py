@@ -1,0 +1,183 @@
+"""Webhooks: made, listed and removed.
+
+Laws:
+- A webhook is told of what happens from the moment that it is made.
+- Its secret is told once, when it is made. It is kept as it is: whoever signs needs it.
+- Whoever is told is called by the service itself, so where that may be is decided by the egress policy, and not by who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from sandlot.core.hooks.delivering import Deliveries, Outgoing
+from sandlot.core.hooks.messages import Shape
+from sandlot.core.ports import Clock
+from sandlot.core.records.events import Feed
+from sandlot.model.access import OwnerId, Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
+from sandlot.model.specs import check_text
+from sandlot.model.storage import Store
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookRecord
+
+MOST: Final = 10
+"""Of one owner."""
+SECRET_LENGTH: Final = (8, 256)
+"""Characters of a secret that is given."""
+NAME_LENGTH: Final = 128
+PREFIX: Final = "whsec_"
+"""Of a secret that is made: lets people and secret scanners see what it is."""
+
+
+class Webhooks:
+    """All webhooks of a store.
+
+    Args:
+        store: Where they are.
+        feed: What happens.
+        calls: What they are called with.
+        clock: The time.
+        node: This one.
+        principal_of: Who has a key; None where it was taken away.
+        shapes: What events look like to webhooks of doors, by the door's name.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        feed: Feed,
+        calls: Outgoing,
+        clock: Clock,
+        node: NodeId,
+        principal_of: Callable[[OwnerId], Principal | None],
+        shapes: Mapping[str, Shape] | None = None,
+    ) -> None:
+        self._table = store.webhooks
+        self._feed = feed
+        self._calls = calls
+        self._clock = clock
+        self._deliveries = Deliveries(store.webhooks, feed, calls, clock, node, principal_of, shapes or {})
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Deliver from now on, what happened since the last service included."""
+        self._running = asyncio.create_task(self._deliveries.run(), name="webhooks")
+
+    async def aclose(self) -> None:
+        """Deliver no more; the next service goes on. Idempotent."""
+        if self._running is not None:
+            self._running.cancel()
+        await self._deliveries.aclose()
+
+    async def create(
+        self,
+        who: Principal,
+        *,
+        url: str,
+        events: Sequence[str] = (),
+        secret: str | None = None,
+        name: str | None = None,
+        shape: str = NATIVE,
+    ) -> WebhookRecord:
+        """Make one.
+
+        Args:
+            who: Whose it will be, and of whose things it is told: for an operator everybody's.
+            url: Where what happens is sent.
+            events: The types of events that it is told; none is all.
+            secret: What signs them; None has one made.
+            name: A word for people.
+            shape: What they look like.
+
+        Raises:
+            InvalidRequestError: The URL is none that may be called, there is no such event, or the secret is none.
+            LimitError: ``limit_exceeded``: the owner has as many as one may have.
+        """
+        self._calls.check(url)
+        check_events(events)
+        check_secret(secret)
+        if name is not None and not 0 < len(check_text("name", name)) <= NAME_LENGTH:
+            raise InvalidRequestError(f"The name of a webhook has 1 to {NAME_LENGTH} bytes.", fields={"field": "name"})
+        record = WebhookRecord(
+            id=new_webhook_id(),
+            owner=who.owner,
+            name=name,
+            url=url,
+            events=tuple(dict.fromkeys(events)),
+            secret=secret or PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode(),
+            shape=shape,
+            created_at=self._clock.now(),
+            progress=Progress(cursor=await self._feed.last()),
+        )
+        if not await self._table.add(record, most=MOST):
+            raise LimitError(
+                f"You have {MOST} webhooks, which is as many as one may have.",
+                code=ErrorCode.LIMIT_EXCEEDED,
+                hint="Remove one that is not needed; one may be told of all events.",
+                fields={"max": MOST},
+            )
+        self._deliveries.begin(record)
+        return record
+
+    async def listing(self, who: Principal) -> Sequence[WebhookRecord]:
+        """One's own, oldest first; for an operator everybody's."""
+        return await self._table.all(None if who.operator else who.owner)
+
+    async def get(self, who: Principal, webhook: str) -> WebhookRecord:
+        """One.
+
+        Raises:
+            NotFoundError: ``not_found``: there is none, or it is somebody else's.
+        """
+        record = await self._table.get(WebhookId(webhook))
+        if record is None or not who.sees(record.owner):
+            raise NotFoundError(
+                f"There is no webhook {webhook[:64]!r}.",
+                code=ErrorCode.NOT_FOUND,
+                hint="It may have been removed. List the webhooks, or create one.",
+                fields={"webhook": webhook[:64]},
+            )
+        return record
+
+    async def remove(self, who: Principal, webhook: str) -> None:
+        """Tell one nothing more.
+
+        Raises:
+            NotFoundError: ``not_found``.
+        """
+        record = await self.get(who, webhook)
+        await self._table.remove(record.id)
+        self._deliveries.end(record.id)
+
+
+def check_events(events: Sequence[str]) -> None:
+    """Refuse types of events that there are not.
+
+    Raises:
+        InvalidRequestError: One is none.
+    """
+    for event in events:
+        if event not in EVENT_TYPES:
+            raise InvalidRequestError(
+                f"There is no event {event[:64]!r}.",
+                hint=f"There are: {', '.join(EVENT_TYPES)}. None at all means every one.",
+                fields={"field": "events"},
+            )
+
+
+def check_secret(secret: str | None) -> None:
+    """Refuse a secret that is too short or too long.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    least, most = SECRET_LENGTH
+    if secret is not None and not (least <= len(secret) <= most and check_text("secret", secret)):
+        raise InvalidRequestError(
+            f"A secret has {least} to {most} characters.", hint="Leave it out, and one is made and told.", fields={"field": "secret"}
+        )

@@ -1,0 +1,76 @@
+"""Webhooks, and how far each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, or_, select, update
+from sqlalchemy import insert as plain_insert
+
+from sandlot.model.access import OwnerId
+from sandlot.model.ids import NodeId, WebhookId
+from sandlot.model.webhooks import Progress, WebhookRecord
+from sandlot.store.engine import Database
+from sandlot.store.rows import of
+from sandlot.store.schema import webhooks
+
+_PROGRESS = tuple(field.name for field in fields(Progress))
+_PLAIN = tuple(field.name for field in fields(WebhookRecord) if field.name not in {"events", "progress"})
+
+
+class Webhooks:
+    """Fills :class:`sandlot.model.webhooks.WebhookTable`.
+
+    Args:
+        database: Where.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, record: WebhookRecord, *, most: int) -> bool:
+        """Insert one, unless its owner has so many already; whether it was inserted."""
+        number = select(func.count()).select_from(webhooks).where(webhooks.c.owner == record.owner)
+        row = {"events": list(record.events), **{name: getattr(record, name) for name in _PLAIN}, **asdict(record.progress)}
+
+        def work(connection: Connection) -> bool:
+            if int(connection.execute(number).scalar_one()) >= most:
+                return False
+            connection.execute(plain_insert(webhooks), row)
+            return True
+
+        return await self._database.write(work)
+
+    async def get(self, webhook: WebhookId) -> WebhookRecord | None:
+        """One."""
+        found = await self._database.rows(select(webhooks).where(webhooks.c.id == webhook))
+        return _record(found[0]) if found else None
+
+    async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
+        """By ``created_at`` and id, oldest first; None is everybody's."""
+        query = of(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
+        return [_record(row) for row in await self._database.rows(query)]
+
+    async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
+        """Let a node be the one that delivers to it until then, and give it as it is; None where another one is, or it is not there."""
+        free = or_(webhooks.c.holder.is_(None), webhooks.c.holder == node, webhooks.c.held_until <= now)
+        statement = update(webhooks).where(webhooks.c.id == webhook, free).values(holder=node, held_until=until).returning(*webhooks.columns)
+        row = await self._database.write(lambda connection: connection.execute(statement).first())
+        return None if row is None else _record(row)
+
+    async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
+        """Record how far it is; whether that node still holds it. Where not, nothing is recorded."""
+        statement = update(webhooks).where(webhooks.c.id == webhook, webhooks.c.holder == node).values(**asdict(progress))
+        return await self._database.apply(statement) > 0
+
+    async def remove(self, webhook: WebhookId) -> bool:
+        """Drop one; whether it was there."""
+        return await self._database.apply(delete(webhooks).where(webhooks.c.id == webhook)) > 0
+
+
+def _record(row: Row[Any]) -> WebhookRecord:
+    progress = Progress(**{name: getattr(row, name) for name in _PROGRESS})
+    return WebhookRecord(events=tuple(row.events), progress=progress, **{name: getattr(row, name) for name in _PLAIN})
