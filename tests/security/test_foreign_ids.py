@@ -72,6 +72,8 @@ RIGHT: Mapping[str, Asked] = {
     "GET /v1/sandboxes/{sandbox}/files/archive": Asked(query={"path": "/workspace"}),
     "POST /v1/sandboxes/{sandbox}/files/archive": Asked(content=bytes(1024), query={"path": "/workspace"}),
     "GET /v1/sandboxes/{sandbox}/files/watch": Asked(query={"path": "/workspace"}),
+    "POST /v1/sandboxes/{sandbox}/files/watchers": Asked({"path": "/workspace"}),
+    "DELETE /v1/sandboxes/{sandbox}/files/watchers/{watcher}": Asked(last=True),
     "POST /v1/sandboxes/{sandbox}/files/sign": Asked(PATH),
     "POST /v1/sandboxes/{sandbox}/files/inject": Asked({"file_ids": ["{file}"], "path": "/workspace"}),
     "POST /v1/sandboxes/{sandbox}/files/keep": Asked(PATH),
@@ -169,6 +171,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "file": await file(owner),
         "snapshot": (await owner.post(f"{url}/snapshot", json={"kind": "files", "name": "named"})).json()["id"],
         "execution": executed["execution"],
+        "watcher": (await owner.post(f"{url}/files/watchers", json={"path": "/workspace"})).json()["watcher"],
     }
 
 

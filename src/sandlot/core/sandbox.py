@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from sandlot.core import notes
 from sandlot.core.activity import Activity, Hold, Presence
 from sandlot.core.lives.orders import Orders, Work
 from sandlot.core.node.budget import Budget
+from sandlot.core.notes import Note
 from sandlot.core.ports import Clock
 from sandlot.core.records.executions import Journal
 from sandlot.core.records.monthly import Monthly
@@ -36,6 +38,7 @@ from sandlot.model.specs import Limits, SandboxSpec
 from sandlot.model.states import State, is_terminal, may_follow
 
 if TYPE_CHECKING:
+    from sandlot.core.content.watchers import Watcher
     from sandlot.core.runs.inputs import Input
 
 CALL_TIMEOUT_S = 60.0
@@ -98,6 +101,7 @@ class Sandbox:
         "metadata",
         "monthly",
         "name",
+        "notes",
         "orders",
         "owner",
         "present",
@@ -112,6 +116,7 @@ class Sandbox:
         "throwaway",
         "wanted",
         "wanted_exit",
+        "watchers",
         "woken",
     )
 
@@ -183,6 +188,8 @@ class Sandbox:
         self.journal: Journal | None = None
         self.monthly: Monthly | None = None
         self.inputs: dict[ProcessId, Input] = {}
+        self.notes: dict[ProcessId, Note] = {}
+        self.watchers: dict[str, Watcher] = {}
         self.installs = 0
         """Installs under way that open the package index, whatever its network is."""
 
@@ -365,7 +372,10 @@ class Sandbox:
     def forget(self) -> None:
         """Every trace of it is removed: let go of what was only for the time that it lived."""
         self.instance = self.link = None
-        for each in (self.inputs, self.begun, self.present):
+        notes.forget(self)
+        for watcher in self.watchers.values():
+            watcher.close()
+        for each in (self.inputs, self.begun, self.present, self.watchers):
             each.clear()
         self.background.clear()
         self.contexts.clear()

@@ -60,6 +60,7 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "volume": ("The volume's id or its name.", "datasets"),
     "pool": ("The pool's id, or its template where that has one pool only.", "code-interpreter"),
     "context": ("The context's id.", "default"),
+    "watcher": ("The watcher's id.", "w4d5e6f70a1b2c3d4"),
     "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
 }
 """A path's parameter that its route does not describe -> what it is, and one."""

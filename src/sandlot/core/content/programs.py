@@ -61,15 +61,17 @@ class Program:
         box: Where it runs.
         call: The link's end of it.
         name: What it is.
+        holds: Whether its sandbox is not idle while it runs.
     """
 
-    __slots__ = ("_box", "_call", "_hold", "_name", "_over", "_rest", "_told", "_verdict")
+    __slots__ = ("_box", "_call", "_closed", "_hold", "_name", "_over", "_rest", "_told", "_verdict")
 
-    def __init__(self, box: Sandbox, call: ProcessCall, name: str) -> None:
+    def __init__(self, box: Sandbox, call: ProcessCall, name: str, *, holds: bool = True) -> None:
         self._box = box
+        self._closed = False
         self._call = aiter(call)
         self._name = name
-        self._hold: Hold | None = box.hold()
+        self._hold: Hold | None = box.hold() if holds else None
         self._told: list[Mapping[str, Any]] = []
         self._rest = bytearray()
         self._verdict: Mapping[str, Any] | None = None
@@ -137,10 +139,12 @@ class Program:
 
     def close(self) -> None:
         """Let go of it; it ends beside everything else. Idempotent."""
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.release()
-            self._box.keep(asyncio.create_task(self._leave()))
+        if self._closed:
+            return
+        self._closed = True
+        if self._hold is not None:
+            self._hold.release()
+        self._box.keep(asyncio.create_task(self._leave()))
 
     async def _leave(self) -> None:
         try:
@@ -210,7 +214,7 @@ class Program:
         )
 
 
-async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: User) -> Program:
+async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> Program:
     """Start a program and tell it what is wanted. Close it in the end.
 
     Args:
@@ -218,6 +222,7 @@ async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: Us
         name: A module of ``guest/programs/``.
         request: What it takes.
         user: Who it runs as.
+        holds: Whether the sandbox is not idle while it runs.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
@@ -226,7 +231,7 @@ async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: Us
     id_ = new_process_id()
     try:
         async with box.using() as link:
-            program = Program(box, await link.start(spec, id=id_), name)
+            program = Program(box, await link.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
         box.keep(asyncio.create_task(_kill(box, id_)))
         raise

@@ -51,14 +51,16 @@ class Watch:
         program: Watches.
         path: The folder.
         by: ``inotify`` or ``scan``.
+        root: Where it is, without links: what all paths of events begin with.
     """
 
-    __slots__ = ("_program", "by", "path")
+    __slots__ = ("_program", "by", "path", "root")
 
-    def __init__(self, program: Program, path: str, by: str) -> None:
+    def __init__(self, program: Program, path: str, by: str, *, root: str = "") -> None:
         self._program = program
         self.path = path
         self.by = by
+        self.root = root or path
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """What happens, until the folder is gone.
@@ -77,7 +79,7 @@ class Watch:
         self._program.close()
 
 
-async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "") -> Watch:
+async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False, by: str = "", holds: bool = True) -> Watch:
     """Watch a folder; it is watched when this returns.
 
     Args:
@@ -86,6 +88,7 @@ async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False,
         user: Who watches: folders that this user may not read are not watched.
         recursive: Whether the folders in it are watched too, those that come later included.
         by: ``scan`` to do without inotify.
+        holds: Whether the sandbox is not idle while it is watched.
 
     Raises:
         NotFoundError: ``path_not_found``.
@@ -94,14 +97,17 @@ async def watch(box: Sandbox, path: str, *, user: User, recursive: bool = False,
         SandlotError: The sandbox has ended, or has no room for a process.
     """
     check_path(path)
-    program = await programs.start(box, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user)
+    program = await programs.start(box, "watching", {"path": path, "recursive": recursive, "folders": FOLDERS, "by": by}, user=user, holds=holds)
     try:
         async with box.using():
             told = await anext(program, None)
     except BaseException:
         program.close()
         raise
-    return Watch(program, path, "scan" if isinstance(told, Mapping) and told.get("by") == "scan" else "inotify")
+    begun = told if isinstance(told, Mapping) else {}
+    root = begun.get("root")
+    known = isinstance(root, str) and root.startswith("/") and len(root) <= MAX_PATH_BYTES
+    return Watch(program, path, "scan" if begun.get("by") == "scan" else "inotify", root=str(root) if known else path)
 
 
 def _events(told: Any) -> list[Event]:  # noqa: ANN401 - a guest's word

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 
+from sandlot.core import notes
 from sandlot.core.content.programs import is_program
 from sandlot.core.records.executions import NATIVE, Label, Line
 from sandlot.core.records.following import watch
@@ -376,7 +377,8 @@ def _counted(box: Sandbox, spec: ProcessSpec) -> AbstractContextManager[None]:
 
 
 def _line(box: Sandbox, process: ProcessId, spec: ProcessSpec, label: Label) -> Line | None:
-    """The log's line of a process that was just started."""
+    """The log's line of a process that was just started, and what is noted of it."""
+    notes.keep(box, process, spec)
     return None if spec.hidden or box.journal is None else box.journal.command(box, process, label.argv or spec.argv, label)
 
 

@@ -246,7 +246,7 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         watched = _watched(root, recursive=request["recursive"], most=request["folders"], by=request["by"])
     except OSError as error:
         raise failed(error, request["path"]) from None
-    tell({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan"})
+    tell({"watching": True, "by": "inotify" if watched.fd >= 0 else "scan", "root": root.encode("utf-8", "replace").decode()})
     poll = select.poll()
     poll.register(REQUESTS, select.POLLIN | select.POLLHUP)
     if watched.fd >= 0:

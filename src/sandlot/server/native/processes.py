@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.core import notes
 from sandlot.core.content import changes
 from sandlot.core.content.changes import Mark
 from sandlot.core.records.executions import Journal
@@ -79,13 +80,15 @@ async def start(sandbox: str, body: ProcessBody, request: Request) -> Response:
 @router.get("", responses=also(ProcessesAnswer, "Running ones, and the last ones that ended."))
 async def list_processes(sandbox: str, request: Request) -> Response:
     """List the processes that were started through the service."""
-    return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info) for info in await processes.listing(sandbox_of(request, sandbox))]))
+    box = sandbox_of(request, sandbox)
+    return reply(ProcessesAnswer(processes=[ProcessAnswer.of(info, notes.of(box, info.process)) for info in await processes.listing(box)]))
 
 
 @router.get("/{process}", responses=also(ProcessAnswer, "What is known of it."))
 async def get(sandbox: str, process: str, request: Request) -> Response:
     """Look at one process."""
-    return reply(ProcessAnswer.of(await processes.look(sandbox_of(request, sandbox), process)))
+    box = sandbox_of(request, sandbox)
+    return reply(ProcessAnswer.of(info := await processes.look(box, process), notes.of(box, info.process)))
 
 
 @router.get("/{process}/wait", responses=also(WaitAnswer, "It has ended, or the time is up."))

@@ -7,12 +7,26 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.core.content import archives, watching
+from sandlot.core.content import archives, watchers, watching
 from sandlot.core.content.watching import Watch
 from sandlot.model.specs import User
 from sandlot.server.native.common import PROBLEM, also, body_of, only_events, raw_body, reply, sandbox_of, unless_gone, while_connected
 from sandlot.server.native.schemas.files import PathQuery
-from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, PackQuery, UnpackedAnswer, WatchingEvent, WatchQuery
+from sandlot.server.native.schemas.trees import (
+    FileEvent,
+    GoneEvent,
+    HappenedAnswer,
+    HappenedEventAnswer,
+    MovedEvent,
+    OverflowEvent,
+    PackQuery,
+    UnpackedAnswer,
+    WatcherAnswer,
+    WatcherBody,
+    WatchersAnswer,
+    WatchingEvent,
+    WatchQuery,
+)
 from sandlot.web import streams
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"])
@@ -48,6 +62,33 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
     beginning = watching.watch(sandbox_of(request, sandbox), query.path, user=User(query.user), recursive=query.recursive)
     watched = await unless_gone(request, beginning)
     return streams.events(request, _told(watched, query), watched.aclose)
+
+
+@router.post("/watchers", status_code=201, responses=also(WatcherAnswer, "It is watched.", 201))
+async def create_watcher(sandbox: str, body: WatcherBody, request: Request) -> Response:
+    """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
+    making = watchers.create(sandbox_of(request, sandbox), body.path, user=User(body.user), recursive=body.recursive)
+    return reply(WatcherAnswer.of(await unless_gone(request, making)), 201)
+
+
+@router.get("/watchers", responses=also(WatchersAnswer, "Those that were not removed."))
+async def list_watchers(sandbox: str, request: Request) -> Response:
+    """List the watchers of a sandbox."""
+    return reply(WatchersAnswer(watchers=[WatcherAnswer.of(each) for each in watchers.listing(sandbox_of(request, sandbox))]))
+
+
+@router.post("/watchers/{watcher}/events", responses=also(HappenedAnswer, "What has happened since the last time."))
+async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
+    """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
+    happened = await watchers.take(sandbox_of(request, sandbox), watcher)
+    return reply(HappenedAnswer(events=[HappenedEventAnswer.of(event) for event in happened]))
+
+
+@router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
+async def remove_watcher(sandbox: str, watcher: str, request: Request) -> Response:
+    """Watch no more."""
+    watchers.remove(sandbox_of(request, sandbox), watcher)
+    return Response(status_code=204)
 
 
 async def _told(watched: Watch, query: WatchQuery) -> AsyncIterator[streams.Event]:

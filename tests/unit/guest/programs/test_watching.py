@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_what_happens_to_files_is_told(tmp_path: Path, watch: Begin, by: str) ->
     (tmp_path / "old").write_text("old")
     (tmp_path / "sub").mkdir()
     watcher = watch(tmp_path, by=by)
-    assert watcher.begun == {"watching": True, "by": by}
+    assert watcher.begun == {"watching": True, "by": by, "root": os.path.realpath(tmp_path)}
     (tmp_path / "new").write_text("new")
     watcher.until(("created", "new", None))
     (tmp_path / "old").write_text("newer")

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from sandlot.core.content.changes import FOLDERS, Change
+from sandlot.core.notes import Note
 from sandlot.core.runs import outcomes
 from sandlot.core.runs.requirements import MAX_PACKAGES, Installing, Manager
 from sandlot.link.types import ProcessInfo
 from sandlot.model.capture import Capture
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, SCREEN_MOST, ProcessSpec, User, shell_argv
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEOUT_S, MAX_TAG_BYTES, SCREEN_MOST, ProcessSpec, User, shell_argv
 from sandlot.server.native.schemas.base import Answer, Body, Query, Text, Texts, UserName, Words
 
 WAIT_MOST_S = 300.0
@@ -46,6 +47,7 @@ class ProcessBody(Body):
     track: Texts | None = Field(
         default=None, min_length=1, max_length=FOLDERS, description="Folders: the files that it creates or changes below them are told at its end."
     )
+    tag: Text | None = Field(default=None, min_length=1, max_length=MAX_TAG_BYTES, description="A word of your own, told by the list of processes.")
     background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")
 
     @model_validator(mode="after")
@@ -72,6 +74,7 @@ class ProcessBody(Body):
             timeout_s=unless_asked,
             rows=None if self.pty is None else self.pty.rows,
             cols=None if self.pty is None else self.pty.cols,
+            tag=self.tag,
         )
 
 
@@ -221,9 +224,12 @@ class ProcessAnswer(Answer):
     stdin_bytes: int = Field(description="What has come for its input so far.")
     stdout_bytes: int
     stderr_bytes: int
+    tag: str | None = Field(description="As it was started with; not known any more of one that an earlier service started.")
+    cwd: str | None = Field(description="Where it was started; null is the default, or not known any more.")
+    env: dict[str, str] = Field(description="What was added to its environment when it was started, as far as that is known.")
 
     @classmethod
-    def of(cls, info: ProcessInfo) -> ProcessAnswer:
+    def of(cls, info: ProcessInfo, note: Note) -> ProcessAnswer:
         """What is told of it."""
         code = outcomes.exit_code(info.exit_code, info.signal) if not info.running else None
         return cls(
@@ -240,6 +246,9 @@ class ProcessAnswer(Answer):
             stdin_bytes=info.stdin_bytes,
             stdout_bytes=info.stdout_bytes,
             stderr_bytes=info.stderr_bytes,
+            tag=note.tag,
+            cwd=note.cwd,
+            env=dict(note.env),
         )
 
 

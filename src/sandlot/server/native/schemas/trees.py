@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sandlot.core.content.archives import Unpacked
 from sandlot.core.content.signing import DEFAULT_S
+from sandlot.core.content.watchers import Watcher
 from sandlot.core.content.watching import Event
 from sandlot.server.native.schemas.base import Answer, Body, Text, UserName
 from sandlot.server.native.schemas.files import PathQuery
@@ -85,6 +86,53 @@ class GoneEvent(Answer):
     """The folder itself was removed or moved; nothing follows."""
 
     path: str
+
+
+class WatcherBody(Body):
+    """A folder to watch for whoever asks later."""
+
+    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace"])
+    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
+    user: UserName = Field(default="user", description="Who it is done as.")
+
+
+class WatcherAnswer(WatchingEvent):
+    """A folder that is watched."""
+
+    watcher: str
+
+    @classmethod
+    def of(cls, watcher: Watcher) -> WatcherAnswer:
+        """What is told of it."""
+        by: Literal["inotify", "scan"] = "scan" if watcher.by == "scan" else "inotify"
+        return cls(watcher=watcher.id, path=watcher.path, recursive=watcher.recursive, by=by)
+
+
+class WatchersAnswer(Answer):
+    """All of a sandbox's."""
+
+    watchers: list[WatcherAnswer]
+
+
+class HappenedEventAnswer(Answer):
+    """One thing that happened in a watched folder."""
+
+    event: Literal["created", "modified", "removed", "moved", "overflow", "gone"]
+    path: str = Field(description="Empty of ``overflow``.")
+    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
+    source: str | None = Field(description="Its path before, of what was moved.")
+
+    @classmethod
+    def of(cls, event: Event) -> HappenedEventAnswer:
+        """What is told of it."""
+        told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
+        return cls.model_validate(told)
+
+
+class HappenedAnswer(Answer):
+    """What has happened since the last time, oldest first."""
+
+    events: list[HappenedEventAnswer]
 
 
 class SignBody(Body):

@@ -1,0 +1,218 @@
+"""Folders that are watched for a client that comes back for what has happened: what a watch tells is kept until it is asked for.
+
+Laws:
+- A watcher belongs to its sandbox and ends with it. It keeps no sandbox from being idle.
+- What is kept is bounded, in events and in bytes, which are counted (``core/node/budget.py``); where something was left out, ``overflow``
+  stands in its place.
+- One whose watch was cut, because its sandbox slept or something inside ended it, begins anew when it is asked, and says ``overflow`` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from sandlot.core.content import watching
+from sandlot.core.content.watching import GONE, OVERFLOW, Event, Watch
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, SandlotError
+from sandlot.model.specs import User
+
+MOST: Final = 32
+"""Of one sandbox: each is a process inside."""
+EVENTS: Final = 4096
+"""That one keeps."""
+_OWN_BYTES = 200
+
+
+class Watcher:
+    """One folder that is watched, and what has happened in it since somebody asked.
+
+    Args:
+        box: Where.
+        path: The folder.
+        user: Who watches.
+        recursive: Whether the folders in it are watched too.
+    """
+
+    __slots__ = ("_box", "_events", "_taken_bytes", "_task", "_turn", "by", "id", "path", "recursive", "root", "user")
+
+    def __init__(self, box: Sandbox, path: str, user: User, *, recursive: bool) -> None:
+        self._box = box
+        self._events: deque[Event] = deque()
+        self._taken_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self.id = f"w{secrets.token_hex(8)}"
+        self.path = path
+        self.root = path
+        """Where that is, without links: what the paths of events begin with."""
+        self.by = ""
+        self.user = user
+        self.recursive = recursive
+
+    @property
+    def full(self) -> bool:
+        """Whether something had to be left out of what waits."""
+        return bool(self._events) and self._events[-1].kind == OVERFLOW
+
+    async def begin(self) -> None:
+        """Watch from now on.
+
+        Raises:
+            SandlotError: As for :func:`sandlot.core.content.watching.watch`.
+        """
+        watch = await watching.watch(self._box, self.path, user=self.user, recursive=self.recursive, holds=False)
+        self.root, self.by = watch.root, watch.by
+        self._task = asyncio.create_task(self._run(watch))
+        self._box.keep(self._task)
+        self._task.add_done_callback(lambda _: self._give_if_over())
+
+    async def take(self) -> Sequence[Event]:
+        """What has happened since the last time, oldest first.
+
+        Raises:
+            NotFoundError: ``path_not_found``: it was cut, and the folder is no more.
+            SandlotError: It was cut, and could not begin anew.
+        """
+        async with self._turn:
+            if self._task is None or not self._task.done():
+                return self._emptied()
+            before = self._emptied()
+            if before and before[-1].kind == GONE:
+                return before
+            await self.begin()
+            return [*before, Event(OVERFLOW, "")]
+
+    def close(self) -> None:
+        """Watch no more. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+        self._emptied()
+
+    async def _run(self, watch: Watch) -> None:
+        try:
+            async for event in watch:
+                self._keep(event)
+        except SandlotError:
+            return  # whoever asks next is told that something is missing, or why it cannot be watched
+        finally:
+            await watch.aclose()
+
+    def _keep(self, event: Event) -> None:
+        if self.full and event.kind != GONE:
+            return
+        size = _size(event)
+        if event.kind != GONE and (len(self._events) >= EVENTS or not self._box.budget.has(size)):
+            event = Event(OVERFLOW, "")
+            size = _size(event)
+        self._box.budget.take_anyway(size)
+        self._taken_bytes += size
+        self._events.append(event)
+
+    def _emptied(self) -> list[Event]:
+        events = list(self._events)
+        self._events.clear()
+        self._box.budget.give(self._taken_bytes)
+        self._taken_bytes = 0
+        return events
+
+    def _give_if_over(self) -> None:
+        """The sandbox is no more: nobody will ask."""
+        if self._box.wanted.is_set():
+            self._emptied()
+
+
+async def create(box: Sandbox, path: str, *, user: User, recursive: bool = False) -> Watcher:
+    """Watch a folder for whoever asks later; it is watched when this returns.
+
+    Args:
+        box: Where.
+        path: Absolute; a link at its end is followed.
+        user: Who watches.
+        recursive: Whether the folders in it are watched too.
+
+    Raises:
+        LimitError: ``limit_exceeded``: the sandbox has as many watchers as it may, or there are too many folders.
+        SandlotError: As for :func:`sandlot.core.content.watching.watch`.
+    """
+    _check_lives(box)
+    if len(box.watchers) >= MOST:
+        raise LimitError(
+            f"The sandbox has {MOST} watchers, which is as many as it may.",
+            code=ErrorCode.LIMIT_EXCEEDED,
+            hint="Remove one that nobody asks any more, or watch one folder recursively.",
+            fields={"watchers": MOST},
+        )
+    watcher = Watcher(box, path, user, recursive=recursive)
+    box.watchers[watcher.id] = watcher
+    try:
+        await watcher.begin()
+    except BaseException:
+        box.watchers.pop(watcher.id, None)
+        raise
+    return watcher
+
+
+def find(box: Sandbox, id_: str) -> Watcher:
+    """A watcher by its id.
+
+    Raises:
+        NotFoundError: ``not_found``.
+        SandboxEndedError: The sandbox has ended.
+    """
+    _check_lives(box)
+    watcher = box.watchers.get(id_)
+    if watcher is None:
+        raise NotFoundError(
+            f"There is no watcher {id_[:64]!r}.",
+            code=ErrorCode.NOT_FOUND,
+            hint="It was removed, its folder is gone, or the service was started anew. Create another one.",
+        )
+    return watcher
+
+
+def listing(box: Sandbox) -> list[Watcher]:
+    """Those that a sandbox has, oldest first.
+
+    Raises:
+        SandboxEndedError: It has ended.
+    """
+    _check_lives(box)
+    return list(box.watchers.values())
+
+
+async def take(box: Sandbox, id_: str) -> Sequence[Event]:
+    """What has happened in a watched folder since it was asked last. One whose folder is gone tells that, and is removed.
+
+    Raises:
+        NotFoundError: There is no such watcher, or its folder is no more.
+        SandlotError: It was cut, and could not begin anew.
+    """
+    watcher = find(box, id_)
+    events = await watcher.take()
+    if events and events[-1].kind == GONE:
+        remove(box, id_)
+    return events
+
+
+def remove(box: Sandbox, id_: str) -> None:
+    """Watch no more.
+
+    Raises:
+        NotFoundError: ``not_found``.
+    """
+    find(box, id_).close()
+    del box.watchers[id_]
+
+
+def _check_lives(box: Sandbox) -> None:
+    if box.wanted.is_set() or box.ended.is_set():
+        raise box.ended_error()
+
+
+def _size(event: Event) -> int:
+    return _OWN_BYTES + 2 * (len(event.path) + len(event.source or ""))

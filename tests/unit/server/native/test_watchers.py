@@ -1,0 +1,122 @@
+"""Watchers over HTTP: what happens in a folder is kept for who asks later, and what a process was started with for who lists it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from sandlot.core import notes
+from sandlot.core.content import watchers
+from sandlot.core.content.programs import is_program
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from tests.support.http import problem
+from tests.support.service import Bench
+from tests.support.until import until
+
+
+@pytest.fixture
+def box(at: Bench, url: str) -> Sandbox:
+    return at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
+
+
+async def run(http: httpx.AsyncClient, url: str, command: str) -> None:
+    assert (await http.post(f"{url}/processes", json={"command": command})).json()["exit_code"] == 0
+
+
+async def watched(http: httpx.AsyncClient, url: str, **more: Any) -> str:  # noqa: ANN401 - JSON
+    made = await http.post(f"{url}/files/watchers", json={"path": "/workspace/w", **more})
+    assert made.status_code == 201, made.text
+    assert set(made.json()) == {"watcher", "path", "recursive", "by"}
+    return f"{url}/files/watchers/{made.json()['watcher']}"
+
+
+async def taken(http: httpx.AsyncClient, watcher: str, *wanted: tuple[str, str]) -> Sequence[tuple[str, str]]:
+    """What a watcher tells until all that is waited for was told: events and paths."""
+    told: list[tuple[str, str]] = []
+
+    async def whole() -> bool:
+        answer = await http.post(f"{watcher}/events")
+        assert answer.status_code == 200, answer.text
+        told.extend((event["event"], event["path"]) for event in answer.json()["events"])
+        return set(wanted) <= set(told)
+
+    await until(whole)
+    return told
+
+
+async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    await run(http, url, "mkdir -p w/sub")
+    watcher = await watched(http, url, recursive=True)
+    assert box.activity.held == 0, "it keeps no sandbox from being idle"
+    await run(http, url, "echo > w/a; mv w/a w/sub/b; rm w/sub/b")
+    told = await taken(http, watcher, ("created", "/workspace/w/a"), ("moved", "/workspace/w/sub/b"), ("removed", "/workspace/w/sub/b"))
+    assert told[0] == ("created", "/workspace/w/a")
+    assert (await http.post(f"{watcher}/events")).json() == {"events": []}
+    assert [each["path"] for each in (await http.get(f"{url}/files/watchers")).json()["watchers"]] == ["/workspace/w"]
+    assert (await http.delete(watcher)).status_code == 204
+    problem(await http.post(f"{watcher}/events"), 404, "not_found")
+    problem(await http.delete(watcher), 404, "not_found")
+    assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
+
+
+async def test_the_last_word_is_that_the_folder_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    await run(http, url, "mkdir w")
+    watcher = await watched(http, url)
+    await run(http, url, "rmdir w")
+    assert (await taken(http, watcher, ("gone", "/workspace/w")))[-1] == ("gone", "/workspace/w")
+    problem(await http.post(f"{watcher}/events"), 404, "not_found")
+    problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 404, "path_not_found")
+    assert box.watchers == {}
+
+
+async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    await run(http, url, "mkdir w")
+    watcher = await watched(http, url)
+    async with box.using() as link:
+        for program in (info for info in await link.processes() if is_program(info.argv)):
+            await link.signal(program.process, int(signal.SIGKILL))
+    await taken(http, watcher, ("overflow", ""))
+    await run(http, url, "echo > w/seen")
+    await taken(http, watcher, ("created", "/workspace/w/seen"))
+    assert len(box.watchers) == 1
+
+
+async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "MOST", 2)
+    monkeypatch.setattr(watchers, "EVENTS", 5)
+    await run(http, url, "mkdir w")
+    watcher = await watched(http, url)
+    await watched(http, url)
+    problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 429, "limit_exceeded")
+    before = box.budget.taken_bytes
+    await run(http, url, "for i in $(seq 9); do echo > w/$i; done")
+    await until(lambda: all(each.full for each in box.watchers.values()))
+    assert box.budget.taken_bytes > before
+    told = (await http.post(f"{watcher}/events")).json()["events"]
+    assert [each["event"] for each in told] == ["created"] * 5 + ["overflow"]
+    await http.delete(url)
+    await until(lambda: (len(box.watchers), box.budget.taken_bytes) == (0, 0))
+    problem(await http.post(f"{watcher}/events"), 410, "sandbox_ended")
+
+
+async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    body = {"command": "sleep 60", "background": True, "tag": "mine", "env": {"A": "b"}, "cwd": "/tmp"}
+    process = (await http.post(f"{url}/processes", json=body)).json()["process"]
+    for told in ((await http.get(f"{url}/processes")).json()["processes"][-1], (await http.get(f"{url}/processes/{process}")).json()):
+        assert (told["process"], told["tag"], told["env"], told["cwd"]) == (process, "mine", {"A": "b"}, "/tmp")
+    problem(await http.post(f"{url}/processes", json={**body, "tag": "x" * 300}), 400, "invalid_request")
+    problem(await http.post(f"{url}/processes", json={**body, "tag": ""}), 400, "invalid_request")
+    await http.delete(url)
+    await until(lambda: (len(box.notes), box.budget.taken_bytes) == (0, 0))
+
+
+async def test_notes_are_bounded(http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST", 2)
+    for tag in ("a", "b", "c"):
+        await http.post(f"{url}/processes", json={"command": "true", "tag": tag})
+    assert [note.tag for note in box.notes.values()] == ["b", "c"]
