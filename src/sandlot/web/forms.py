@@ -48,6 +48,34 @@ def is_form(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM
 
 
+async def uploads_of(request: Request, field: str = "file", *, most_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
+    """All files that a form carries, one after another, as they arrive.
+
+    Args:
+        request: Its body is such a form, and nothing of it was read.
+        field: The name of the files' field.
+        most_parts: Of the form.
+
+    Yields:
+        Each; iterate its content to its end before the next is asked for, or give the request up.
+
+    Raises:
+        InvalidRequestError: It is no form, or has no such file.
+        LimitError: ``too_large``; also while a content is read.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    told = _Form(options.get(b"boundary", b""), most_parts).told(request)
+    found = False
+    async for part in told:
+        if isinstance(part, _Head):
+            name, filename = part.names()
+            if name == field and filename is not None:
+                found = True
+                yield Upload(filename, part.media_type(), _part(told))
+    if not found:
+        raise _no_file(field)
+
+
 async def upload_of(request: Request, field: str = "file") -> Upload:
     """The file that a form carries; the form is read up to its content.
 
@@ -67,13 +95,19 @@ async def upload_of(request: Request, field: str = "file") -> Upload:
             name, filename = part.names()
             if name == field and filename is not None:
                 return Upload(filename, part.media_type(), _content(told))
-    raise InvalidRequestError(f"The form has no file in a field {field!r}.", hint=_HINT, fields={"field": field})
+    raise _no_file(field)
+
+
+async def _part(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[bytes]:
+    """The content of the part that the form is at."""
+    async for part in told:
+        if not isinstance(part, bytes):
+            return
+        yield part
 
 
 async def _content(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[bytes]:
-    async for part in told:
-        if not isinstance(part, bytes):
-            break
+    async for part in _part(told):
         yield part
     # What comes after it is of no interest, but it has to be whole.
     async for _ in told:
@@ -109,9 +143,10 @@ class _Head:
 class _Form:
     """A form that arrives: heads, pieces of content, and None at the end of each part."""
 
-    def __init__(self, boundary: bytes) -> None:
+    def __init__(self, boundary: bytes, most_parts: int = MAX_PARTS) -> None:
         if not boundary:
             raise InvalidRequestError("The form says no boundary.", hint=_HINT)
+        self._most_parts = most_parts
         self._told: deque[_Head | bytes | None] = deque()
         self._head = _Head()
         self._name = b""
@@ -148,8 +183,8 @@ class _Form:
                 self._parser.write(piece)
             except FormParserError as error:
                 raise _broken(error) from None
-            if self._parts > MAX_PARTS:
-                raise InvalidRequestError(f"The form has more than {MAX_PARTS} parts.", hint=_HINT)
+            if self._parts > self._most_parts:
+                raise InvalidRequestError(f"The form has more than {self._most_parts} parts.", hint=_HINT)
             while self._told:
                 yield self._told.popleft()
         if not self._ended:
@@ -177,6 +212,10 @@ class _Form:
 
     def _end(self) -> None:
         self._ended = True
+
+
+def _no_file(field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The form has no file in a field {field!r}.", hint=_HINT, fields={"field": field})
 
 
 def _broken(error: FormParserError) -> InvalidRequestError:

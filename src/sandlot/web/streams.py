@@ -49,7 +49,8 @@ class Stream(Response):
         close: Called once in the end, whatever happened.
         media_type: Its type.
         headers: More headers.
-        beat: Sent when nothing else was for 15 s.
+        beat: Sent when nothing else was for so long.
+        beat_s: How long; None is 15 s.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class Stream(Response):
         media_type: str,
         headers: Mapping[str, str] | None = None,
         beat: bytes = b"",
+        beat_s: float | None = None,
     ) -> None:
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", **(headers or {})})
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close
         self._beat = beat
+        self._beat_s = KEEP_ALIVE_S if beat_s is None else beat_s
         self._sent_s = 0.0
         self._sending = asyncio.Lock()
 
@@ -95,9 +98,9 @@ class Stream(Response):
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
-            await asyncio.sleep(KEEP_ALIVE_S)
+            await asyncio.sleep(self._beat_s)
             # While a piece is being sent, the client has something to read.
-            if not self._sending.locked() and time.monotonic() - self._sent_s >= KEEP_ALIVE_S:
+            if not self._sending.locked() and time.monotonic() - self._sent_s >= self._beat_s:
                 await self._give(send, self._beat, more=True)
 
     async def _give(self, send: Send, body: bytes, *, more: bool) -> None:

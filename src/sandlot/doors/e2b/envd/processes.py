@@ -1,0 +1,153 @@
+"""``process.Process``: commands and terminals, by the pid or the tag that E2B's clients know them by.
+
+Laws:
+- Who goes away from a command, or is cut off, leaves it running; it ends by its timeout, a signal, or by itself.
+- Who connects to one is told what it writes from then on.
+- Only what runs is found: a pid that was used before is whoever's it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sandlot.core import notes
+from sandlot.core.records.executions import Label
+from sandlot.core.runs import inputs, processes, terminals
+from sandlot.core.runs.processes import Run
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2b.envd import translate
+from sandlot.doors.e2b.envd.calls import Call, Told
+from sandlot.doors.e2b.envd.wire import (
+    Input,
+    Nothing,
+    SelectMessage,
+    Selector,
+    SendInputMessage,
+    SignalMessage,
+    StartMessage,
+    StreamInputMessage,
+    UpdateMessage,
+)
+from sandlot.doors.e2b.translate import NAME
+from sandlot.link.types import Output, ProcessInfo
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, TimeoutExceededError
+
+
+async def start(call: Call, asked: StartMessage) -> Told:
+    """Run a command, and tell of it."""
+    spec = translate.spec(asked, call.user, call.timeout_s)
+    run = await processes.start(call.box, spec, label=Label(origin=NAME))
+    return Told(_told(run, spec.timeout_s, pty=spec.pty), run.detach, translate.KEEPALIVE)
+
+
+async def connect(call: Call, asked: SelectMessage) -> Told:
+    """Tell of a command that runs."""
+    found = await find(call.box, asked.process)
+    run = await processes.follow(call.box, found.process, stdout_from=found.stdout_bytes, stderr_from=found.stderr_bytes)
+    return Told(_told(run, None, pty=found.pty), run.detach, translate.KEEPALIVE)
+
+
+async def listing(call: Call, _asked: Nothing) -> Mapping[str, Any]:
+    """All that run."""
+    running = [info for info in await processes.listing(call.box) if info.running]
+    return {"processes": [translate.process(info, notes.of(call.box, info.process)) for info in running]}
+
+
+async def send_input(call: Call, asked: SendInputMessage) -> Mapping[str, Any]:
+    """Write to a command's standard input, or type."""
+    found = await find(call.box, asked.process)
+    _check_kind(found, asked.input)
+    await inputs.write(call.box, found.process, _one(asked.input.data))
+    return {}
+
+
+async def stream_input(call: Call, asked: AsyncIterator[StreamInputMessage]) -> None:
+    """The same, piece by piece as it comes."""
+    first = await anext(asked, None)
+    if first is None or first.start is None:
+        raise InvalidRequestError("The first message of an input has to say for which process it is.", hint="Send 'start' first.")
+    found = await find(call.box, first.start.process)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async for message in asked:
+            if message.start is not None:
+                raise InvalidRequestError("An input is for one process.", hint="Send 'start' once.")
+            if message.data is not None:
+                _check_kind(found, message.data.input)
+                yield message.data.input.data
+
+    await inputs.write(call.box, found.process, pieces())
+
+
+async def close_stdin(call: Call, asked: SelectMessage) -> Mapping[str, Any]:
+    """End a command's standard input."""
+    found = await find(call.box, asked.process)
+    if found.pty:
+        raise ConflictError("A terminal's input does not end.", code=ErrorCode.CONFLICT, hint="Type Ctrl+D (byte 4) in place of that.")
+    await inputs.close(call.box, found.process)
+    return {}
+
+
+async def send_signal(call: Call, asked: SignalMessage) -> Mapping[str, Any]:
+    """End a command."""
+    number = translate.signal(asked.signal)
+    found = await find(call.box, asked.process)
+    if not await processes.send_signal(call.box, found.process, number):
+        raise _absent(asked.process)
+    return {}
+
+
+async def update(call: Call, asked: UpdateMessage) -> Mapping[str, Any]:
+    """Give a terminal another size."""
+    found = await find(call.box, asked.process)
+    if asked.pty is not None:
+        await terminals.resize(call.box, found.process, *translate.screen(asked.pty))
+    return {}
+
+
+async def find(box: Sandbox, selector: Selector) -> ProcessInfo:
+    """The process that is meant.
+
+    Raises:
+        NotFoundError: ``process_not_found``: none that runs.
+    """
+    for info in await processes.listing(box):
+        if info.running and (info.pid == selector.pid or (selector.tag is not None and notes.of(box, info.process).tag == selector.tag)):
+            return info
+    raise _absent(selector)
+
+
+def _absent(selector: Selector) -> NotFoundError:
+    named = f"pid {selector.pid}" if selector.tag is None else f"tag {selector.tag!r}"
+    return NotFoundError(f"No process with {named} runs.", code=ErrorCode.PROCESS_NOT_FOUND, hint="It may have ended.")
+
+
+def _check_kind(found: ProcessInfo, given: Input) -> None:
+    if found.pty == (given.pty is None):
+        raise InvalidRequestError(
+            f"Process {found.pid} {'has a terminal' if found.pty else 'has no terminal'}.",
+            hint=f"Send its input as '{'pty' if found.pty else 'stdin'}'.",
+            fields={"field": "input"},
+        )
+
+
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _told(run: Run, timeout_s: float | None, *, pty: bool) -> AsyncIterator[Mapping[str, Any]]:
+    yield translate.started(run.pid)
+    with suppress(StopAsyncIteration):
+        async for item in run:
+            if isinstance(item, Output):
+                yield translate.output(item.channel, item.data, pty=pty)
+    outcome = await run.outcome()
+    if outcome.reason == "timeout":
+        raise TimeoutExceededError(
+            "The command was ended by its timeout." if timeout_s is None else f"The command was ended after {timeout_s:g} s, which was its timeout.",
+            code=ErrorCode.TIMEOUT,
+            hint="Give it longer, or 0 for no limit.",
+        )
+    yield translate.ended(outcome)

@@ -1,0 +1,200 @@
+"""What E2B's clients send to a sandbox's inside: messages of ``process.proto`` and ``filesystem.proto`` as proto3 JSON has them.
+
+Fields have their names in camelCase or as they are in the definition; null is a field that was left out; bytes are base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from sandlot.model.specs import SCREEN_MOST
+from sandlot.web.bodies import Body, Query, Text, Texts, Words
+
+PID_MOST = 4194304
+"""PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)."""
+DEPTH_MOST = 1 << 32
+TAG_CHARS = 256
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        plain = text.replace("-", "+").replace("_", "/").rstrip("=")
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("This is not base64.") from None
+
+
+Base64 = Annotated[str, AfterValidator(_decoded)]
+"""Bytes, once validated."""
+
+
+class Message(Body):
+    """One message."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class Nothing(Message):
+    """A message without fields."""
+
+
+class Size(Message):
+    """A terminal's size; 0 is for us to choose."""
+
+    cols: int = Field(default=0, ge=0, le=SCREEN_MOST)
+    rows: int = Field(default=0, ge=0, le=SCREEN_MOST)
+
+
+class Pty(Message):
+    """A terminal."""
+
+    size: Size = Size()
+
+
+class Config(Message):
+    """What to run."""
+
+    cmd: Text = ""
+    args: Texts = Field(default_factory=list)
+    envs: Words = Field(default_factory=dict)
+    cwd: Text | None = None
+
+
+class StartMessage(Message):
+    """``process.StartRequest``."""
+
+    process: Config
+    pty: Pty | None = None
+    tag: Text | None = Field(default=None, max_length=TAG_CHARS)
+    stdin: bool = True
+
+
+class Selector(Message):
+    """Which process: exactly one of them."""
+
+    pid: int | None = Field(default=None, ge=1, le=PID_MOST)
+    tag: Text | None = Field(default=None, max_length=TAG_CHARS)
+
+    @model_validator(mode="after")
+    def _one(self) -> Selector:
+        if (self.pid is None) == (self.tag is None):
+            raise ValueError("Give either 'pid' or 'tag'.")
+        return self
+
+
+class SelectMessage(Message):
+    """``ConnectRequest`` and ``CloseStdinRequest``."""
+
+    process: Selector
+
+
+class Input(Message):
+    """Bytes for a process: exactly one of them."""
+
+    stdin: Base64 | None = None
+    pty: Base64 | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Input:
+        if (self.stdin is None) == (self.pty is None):
+            raise ValueError("Give either 'stdin' or 'pty'.")
+        return self
+
+    @property
+    def data(self) -> bytes:
+        """They themselves."""
+        data: Any = self.pty if self.stdin is None else self.stdin
+        return bytes(data)
+
+
+class SendInputMessage(Message):
+    """``SendInputRequest``."""
+
+    process: Selector
+    input: Input
+
+
+class InputData(Message):
+    """``StreamInputRequest.DataEvent``."""
+
+    input: Input
+
+
+class StreamInputMessage(Message):
+    """``StreamInputRequest``: exactly one of them."""
+
+    start: SelectMessage | None = None
+    data: InputData | None = None
+    keepalive: Nothing | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StreamInputMessage:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("Give one of 'start', 'data' and 'keepalive'.")
+        return self
+
+
+class SignalMessage(Message):
+    """``SendSignalRequest``."""
+
+    process: Selector
+    signal: Text | int
+
+
+class UpdateMessage(Message):
+    """``UpdateRequest``."""
+
+    process: Selector
+    pty: Pty | None = None
+
+
+class PathMessage(Message):
+    """``StatRequest``, ``MakeDirRequest`` and ``RemoveRequest``."""
+
+    path: Text = ""
+
+
+class ListDirMessage(PathMessage):
+    """``ListDirRequest``."""
+
+    depth: int = Field(default=0, ge=0, lt=DEPTH_MOST)
+
+
+class MoveMessage(Message):
+    """``MoveRequest``."""
+
+    source: Text = ""
+    destination: Text = ""
+
+
+class WatchMessage(PathMessage):
+    """``WatchDirRequest`` and ``CreateWatcherRequest``."""
+
+    recursive: bool = False
+    include_entry: bool = False
+    allow_network_mounts: bool = False
+
+
+class WatcherMessage(Message):
+    """``GetWatcherEventsRequest`` and ``RemoveWatcherRequest``."""
+
+    watcher_id: Text = ""
+
+
+class FilesQuery(Query):
+    """Of ``/files``."""
+
+    path: Text | None = None
+    username: Text = "user"
+    signature: str = ""
+    signature_expiration: str = ""
