@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from typing import NamedTuple
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import Ability, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
+from sandlot.model.ports import Ability, Attachment, ByteStream, Capabilities, Change, Exit, ExitReason, Resources, Usage, Verdict
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 _ABILITIES = (
     *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK),
-    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.PAUSE),
+    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.PAUSE, Ability.VOLUMES),
 )
 
 # An overlay on a tmpfs in a mount namespace of its own: all of it is gone with its last process.
@@ -36,8 +36,13 @@ mkdir "$2/upper" "$2/work" "$2/root"
 mount -t overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" overlay "$2/root"
 mount -t proc proc "$2/root/proc"
 mount --rbind /dev "$2/root/dev"
+while IFS="$(printf '\\t')" read -r source path access; do
+  mkdir -p "$2/root$path"
+  mount --bind "$source" "$2/root$path"
+  mount -o "remount,bind,$access,nosuid,nodev" "$2/root$path"
+done < "$3"
 root=$2/root
-shift 2
+shift 3
 exec chroot "$root" "$@"
 """
 
@@ -80,6 +85,8 @@ class Faults:
 
 class BareInstance:
     """One guest that runs."""
+
+    hub = None
 
     def __init__(self, ref: str, limits: Limits, folder: Path, process: asyncio.subprocess.Process, faults: Faults) -> None:
         self.ref = ref
@@ -156,9 +163,16 @@ class BareBlank:
         self._folder = folder
         self._faults = faults
         self._made = made
+        self._volumes: tuple[Attachment, ...] = ()
+
+    async def attach(self, volumes: Sequence[Attachment]) -> None:
+        await self._faults.at("attach")
+        self._volumes = tuple(volumes)
 
     async def boot(self, spec: SandboxSpec) -> BareInstance:
         await self._faults.at("boot")
+        lines = [f"{each.source}\t{each.path}\t{'ro' if each.read_only else 'rw'}\n" for each in self._volumes]
+        (self._folder / "volumes").write_text("".join(lines), encoding="utf-8")
         read = os.open(self._folder / "in", os.O_RDWR | os.O_CLOEXEC)
         write = os.open(self._folder / "out", os.O_RDWR | os.O_CLOEXEC)
         log = os.open(self._folder / "log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
@@ -178,6 +192,7 @@ class BareBlank:
                 "sh",
                 str(self._shape.root.path),
                 str(self._folder / "mnt"),
+                str(self._folder / "volumes"),
                 *GUEST_ARGV,
                 stdin=read,
                 stdout=write,

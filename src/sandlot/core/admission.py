@@ -267,11 +267,16 @@ def choose_network(asked: str) -> Network:
         ) from None
 
 
-def check_host(can: Capabilities) -> None:
+def check_host(can: Capabilities, *, volumes: bool = False) -> None:
     """Refuse to create where the driver cannot keep what is promised.
+
+    Args:
+        can: What it can do.
+        volumes: Whether the sandbox is to have some.
 
     Raises:
         HostError: It cannot boot, or cannot enforce one of the limits; the message says why and what to do.
+        UnsupportedError: It cannot attach volumes.
     """
     for ability in _NEEDED:
         if not can.can(ability):
@@ -282,15 +287,7 @@ def check_host(can: Capabilities) -> None:
                 hint="'sandlot doctor' checks the host and names every fix.",
                 fields={"ability": str(ability)},
             )
-
-
-def check_volumes(can: Capabilities) -> None:
-    """Refuse volumes where the driver cannot attach any.
-
-    Raises:
-        UnsupportedError: So it is; says why.
-    """
-    if not can.can(Ability.VOLUMES):
+    if volumes and not can.can(Ability.VOLUMES):
         raise UnsupportedError(
             f"The {can.driver} driver has no volumes on this host: {can.why_not(Ability.VOLUMES)}",
             code=ErrorCode.UNSUPPORTED,

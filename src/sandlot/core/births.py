@@ -22,11 +22,12 @@ from sandlot.core.ports import Clock
 from sandlot.core.records import quotas
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
+from sandlot.core.volumes import attaching
 from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import Ability, Reading, Resources
 from sandlot.model.specs import SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
@@ -115,12 +116,13 @@ class Births:
         if source is None:
             self._supply.check_template(template)
         can = await self._supply.capabilities(isolation)
-        admission.check_host(can)
-        if mounts:
-            admission.check_volumes(can)
+        admission.check_host(can, volumes=bool(mounts))
         inject = None if self._injects is None or not asked.files else await self._injects(who, asked.files)
-        if source is not None and source.inject is not None:
-            inject = _both(source.inject, inject)
+        inject = _all(
+            None if source is None else source.inject,
+            attaching.shown(() if source is None else source.volumes, () if source is not None and source.shares else mounts),
+            inject,
+        )
         takes = self._supply.drivers[isolation].takes(asked.limits)
 
         def check(reading: Reading | None) -> None:
@@ -132,7 +134,8 @@ class Births:
             waiting = sum(1 for box in boxes if box.state is State.CREATING) - self._rules.max_creates
             admission.check_room(len(boxes), waiting, self._rules)
 
-        waits = source is None and self._pools is not None and self._pools.waits(template, isolation, asked.limits)
+        pools = self._pools if source is None and (not mounts or can.can(Ability.CONFIGURE_VOLUMES)) else None
+        waits = pools is not None and pools.waits(template, isolation, asked.limits)
         reading = None if waits else await self._ledger.look()  # what waits has its room, and need not be looked for
         check(reading)
         if not waits:
@@ -156,8 +159,8 @@ class Births:
             volumes=self._mounts(asked, who),
         )
         start = boot if source is None else source.start
-        if source is None and self._pools is not None:
-            start = self._pools.choose(spec)
+        if pools is not None:
+            start = pools.choose(spec)
         if isinstance(start, Claim):
             spec = replace(spec, id=start.member.id)  # it is called so already, where a name cannot be changed
         box = Sandbox(
@@ -250,10 +253,14 @@ class Births:
         )
 
 
-def _both(first: Inject, then: Inject | None) -> Inject:
+def _all(*injects: Inject | None) -> Inject | None:
+    """One after the other."""
+    works = [inject for inject in injects if inject is not None]
+    if not works:
+        return None
+
     async def work(box: Sandbox) -> None:
-        await first(box)
-        if then is not None:
-            await then(box)
+        for each in works:
+            await each(box)
 
     return work

@@ -144,6 +144,14 @@ class Stage:
         self._hang_up()
         return started
 
+    def descriptor(self) -> int:
+        """A new descriptor of its process (pidfd_open(2)).
+
+        Raises:
+            OSError: It has ended.
+        """
+        return os.pidfd_open(self._popen.pid)
+
     def kill(self) -> None:
         """End the stage itself; not what it started."""
         self._popen.kill()  # looks at the exit status first: never a recycled pid

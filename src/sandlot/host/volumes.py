@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,16 @@ from sandlot.host import disks
 from sandlot.host.own import let_go
 from sandlot.host.stage import operations
 from sandlot.model.errors import ErrorCode, HostError
+from sandlot.model.ports import Attachment
 
 BYTES_PER_INODE: Final = 16 * 1024
 USER_ID: Final = 1000
 """The user that code in a sandbox runs as; the root of a new volume is theirs."""
 _JOURNAL_BYTES, _LARGE_JOURNAL_BYTES, _LARGE_BYTES = 4 << 20, 32 << 20, 1 << 30
 _MS_PRIVATE: Final = 1 << 18
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_CLONE_FS: Final = 0x200
+_MOUNT_ATTR_ATIME: Final = 0x70
+"""linux/sched.h, linux/mount.h"""
 _TIMEOUT_S: Final = 120.0
 _PATH: Final = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
 
@@ -119,7 +123,7 @@ class VolumeFiles:
         place = self.mounts / volume
         with self._lock:
             if self._is_mounted(place):
-                _umount(place, 0)
+                _umount(place)
             with contextlib.suppress(FileNotFoundError):
                 place.rmdir()
 
@@ -148,7 +152,7 @@ class VolumeFiles:
         """Take away what the mounts are below, where nothing is mounted there. Idempotent."""
         with self._lock, contextlib.suppress(OSError):
             if self._has_mounts():
-                _umount(self.mounts, 0)
+                _umount(self.mounts)
             self.mounts.rmdir()
 
     def _image(self, volume: str) -> Path:
@@ -172,6 +176,63 @@ class VolumeFiles:
             return self._has_mounts() and place.stat().st_dev != self.mounts.stat().st_dev
         except FileNotFoundError:
             return False
+
+
+def attach(process: int, hub: str, volume: Attachment, ids: str | None = None) -> None:
+    """Mount a volume in the view of a process, over an empty folder there. Blocks for a moment.
+
+    It is cloned in this process's view and moved into the other one, which no call does from outside; so a thread of its own goes there, and ends.
+
+    Args:
+        process: A descriptor of the process (pidfd_open(2)).
+        hub: The folder in its view whose folder of the slot's number it is.
+        volume: What is to be there.
+        ids: A user namespace in that view, by whose mapping its owners are moved; None moves none.
+
+    Raises:
+        OSError: The process has ended, or the kernel refused.
+    """
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _attach(process, hub, volume, ids)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name="attaching")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None:
+    libc, called = operations.libc, operations.called
+    # Its own root and working folder: who shares them may not change its view (setns(2)).
+    operations.checked(libc.unshare(_CLONE_FS), "unshare")
+    source = os.fsencode(volume.source)
+    tree = called(libc.syscall(operations.SYS_OPEN_TREE, operations.AT_FDCWD, source, operations.OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
+    namespace = -1
+    try:
+        operations.checked(libc.setns(process, operations.CLONE_NEWNS), "setns")
+        flags = operations.MOUNT_ATTR_NOSUID | operations.MOUNT_ATTR_NODEV
+        if volume.read_only:
+            flags |= operations.MOUNT_ATTR_RDONLY
+        if ids is not None:
+            flags |= operations.MOUNT_ATTR_IDMAP
+            namespace = os.open(ids, os.O_RDONLY | os.O_CLOEXEC)
+        # Times of access as usual (relatime): what is locked as anything else could not be bound again inside a user namespace.
+        attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, _MOUNT_ATTR_ATIME, 0, max(0, namespace)))
+        call = libc.syscall(operations.SYS_MOUNT_SETATTR, tree, b"", operations.AT_EMPTY_PATH, attributes, len(attributes))
+        called(call, f"mount_setattr of {volume.source}")
+        target = os.fsencode(f"{hub}/{volume.slot}")
+        call = libc.syscall(operations.SYS_MOVE_MOUNT, tree, b"", operations.AT_FDCWD, target, operations.MOVE_MOUNT_F_EMPTY_PATH)
+        called(call, f"move_mount {hub}/{volume.slot}")
+    finally:
+        os.close(tree)
+        if namespace >= 0:
+            os.close(namespace)
 
 
 def journal_bytes(size_bytes: int) -> int:
@@ -220,7 +281,7 @@ def _run(argv: tuple[str, ...]) -> None:
         )
 
 
-def _umount(place: Path, flags: int) -> None:
-    if operations.libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) != 0 and ctypes.get_errno() != errno.EINVAL:
+def _umount(place: Path) -> None:
+    if operations.libc.umount2(os.fsencode(place), operations.UMOUNT_NOFOLLOW) != 0 and ctypes.get_errno() != errno.EINVAL:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(place))

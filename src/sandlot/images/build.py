@@ -161,6 +161,7 @@ def guest_layer(folder: Path, base: Path, runner: Runner) -> None:
         (root / "programs" / name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         (root / "programs" / name).write_bytes(text)
         (root / "programs" / name).chmod(0o644)
+    (root / payload.VOLUMES).mkdir(mode=0o755)
     tree.settle_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "guest", "built_s": int(time.time())})
 

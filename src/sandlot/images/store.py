@@ -31,7 +31,7 @@ from sandlot.model.errors import NotFoundError
 from sandlot.model.specs import RootFs
 
 DEFAULT_CACHE = Path("/var/cache/sandlot")
-GUEST_GENERATION = 1
+GUEST_GENERATION = 2
 """Raise it when :func:`~sandlot.images.build.guest_layer` makes something else out of the same sources."""
 
 

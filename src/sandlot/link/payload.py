@@ -26,6 +26,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 GUEST_ROOT = "/.sandlot"
+VOLUMES = "volumes"
+"""An empty folder in it, where isolations put what a sandbox has of volumes before they are in their places."""
 INTERPRETER_ARGV = (f"{GUEST_ROOT}/lib/ld.so", "--library-path", f"{GUEST_ROOT}/lib", f"{GUEST_ROOT}/bin/python3", "-SI")
 GUEST_ARGV = (
     *INTERPRETER_ARGV,

@@ -10,7 +10,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +36,7 @@ class Ability(StrEnum):
     CONFIGURE_CPU = "configure.cpu"
     CONFIGURE_PIDS = "configure.pids"
     CONFIGURE_DISK = "configure.disk"
+    CONFIGURE_VOLUMES = "configure.volumes"
     VOLUMES = "volumes"
     ADOPT = "adopt"
 
@@ -143,46 +144,6 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What to change on a live sandbox; None stays as it is. Each field has an ability of its own.
-
-    Args:
-        memory_bytes: Memory of the whole sandbox.
-        cpus: Cores.
-        pids: Processes and threads. The guest is told by itself (``Link.set_limits``): a driver moves the host's backstop only.
-        disk_bytes: What may be written on top of the image.
-    """
-
-    memory_bytes: int | None = None
-    cpus: float | None = None
-    pids: int | None = None
-    disk_bytes: int | None = None
-
-    def over(self, limits: Limits) -> Limits:
-        """What a sandbox of these limits has after the change.
-
-        Raises:
-            InvalidRequestError: That is out of bounds.
-        """
-        return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
-
-    def needs(self, limits: Limits) -> tuple[Ability, ...]:
-        """What a driver must be able to do for it; a field that is so already needs nothing."""
-        after = self.over(limits)
-        return tuple(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name))
-
-
-_FIELDS: Mapping[str, Ability] = MappingProxyType(
-    {
-        "memory_bytes": Ability.CONFIGURE_MEMORY,
-        "cpus": Ability.CONFIGURE_CPU,
-        "pids": Ability.CONFIGURE_PIDS,
-        "disk_bytes": Ability.CONFIGURE_DISK,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Attachment:
     """A volume that is mounted on the host, for one sandbox.
 
@@ -197,6 +158,49 @@ class Attachment:
     source: Path
     path: str
     read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to change on a live sandbox; None stays as it is. Each field has an ability of its own.
+
+    Args:
+        memory_bytes: Memory of the whole sandbox.
+        cpus: Cores.
+        pids: Processes and threads. The guest is told by itself (``Link.set_limits``): a driver moves the host's backstop only.
+        disk_bytes: What may be written on top of the image.
+        volumes: What is attached to it that had none.
+    """
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    volumes: tuple[Attachment, ...] = ()
+
+    def over(self, limits: Limits) -> Limits:
+        """What a sandbox of these limits has after the change.
+
+        Raises:
+            InvalidRequestError: That is out of bounds.
+        """
+        return replace(limits, **{name: value for name in _FIELDS if (value := getattr(self, name)) is not None})
+
+    def needs(self, limits: Limits) -> tuple[Ability, ...]:
+        """What a driver must be able to do for it; a field that is so already needs nothing."""
+        after = self.over(limits)
+        volumes = (Ability.CONFIGURE_VOLUMES,) if self.volumes else ()
+        return (*(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
+
+
+_FIELDS: Mapping[str, Ability] = MappingProxyType(
+    {
+        "memory_bytes": Ability.CONFIGURE_MEMORY,
+        "cpus": Ability.CONFIGURE_CPU,
+        "pids": Ability.CONFIGURE_PIDS,
+        "disk_bytes": Ability.CONFIGURE_DISK,
+    }
+)
 
 
 class ByteStream(Protocol):
@@ -231,6 +235,11 @@ class Instance(Protocol):
     @property
     def limits(self) -> Limits:
         """What it may use now; of one that was adopted, what a change came to that a service was killed in."""
+        ...
+
+    @property
+    def hub(self) -> str | None:
+        """Where its volumes are inside, each in the folder of its slot's number, to be bound to its path by the guest; None where they are there."""
         ...
 
     async def connect(self) -> ByteStream:
@@ -298,6 +307,16 @@ class Blank(Protocol):
         Raises:
             UnsupportedError: Not with this driver.
             HostError: The runtime could not start them.
+            SandboxEndedError: It was destroyed.
+        """
+        ...
+
+    async def attach(self, volumes: Sequence[Attachment]) -> None:
+        """Let it have volumes, each in a slot that has none, before it is booted or restored; a capability.
+
+        Raises:
+            UnsupportedError: Not with this driver.
+            HostError: The host refused; says why.
             SandboxEndedError: It was destroyed.
         """
         ...

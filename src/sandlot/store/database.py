@@ -14,11 +14,11 @@ from sandlot.store.events import Events
 from sandlot.store.executions import Executions
 from sandlot.store.files import Files
 from sandlot.store.keys import Keys
+from sandlot.store.lasting.volumes import Volumes
 from sandlot.store.rows import insert
 from sandlot.store.sandboxes import Sandboxes
 from sandlot.store.schema import IDENTITY, counters
 from sandlot.store.snapshots import Snapshots
-from sandlot.store.volumes import Volumes
 from sandlot.store.webhooks import Webhooks
 
 

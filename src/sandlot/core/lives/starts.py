@@ -20,8 +20,8 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
-from sandlot.model.ports import Blank, Exit, ExitReason, Instance
-from sandlot.model.specs import SandboxSpec, Shape
+from sandlot.model.ports import Attachment, Blank, Exit, ExitReason, Instance
+from sandlot.model.specs import SandboxSpec, Shape, VolumeMount
 
 LAST_WORD_S = 3.0
 """How long a driver may take to say how a sandbox ended whose link broke."""
@@ -71,6 +71,8 @@ class Source:
         restored: What of a snapshot it goes on from: ``memory`` or ``files``.
         inject: What is done in it first, before its client is told that it runs.
         digest: Of the request, where what is asked for does not say all of it.
+        volumes: What the memory that it goes on from has in places that are to be taken away.
+        shares: Whether it has the volumes of what it goes on from, in their places.
     """
 
     word: str
@@ -79,6 +81,8 @@ class Source:
     restored: str = ""
     inject: Callable[[Sandbox], Coroutine[Any, Any, object]] | None = None
     digest: str | None = None
+    volumes: tuple[VolumeMount, ...] = ()
+    shares: bool = False
 
 
 async def boot(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
@@ -89,6 +93,7 @@ async def boot(box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> 
         blank = await step("prepare", means.driver.prepare(shape_of(box, base)))
         holdings.append(blank)
         check(box)
+        await attach(box, means, blank)
         instance = await step("start", blank.boot(box.spec))
         return await answering(box, means, holdings, instance, base)
 
@@ -111,8 +116,22 @@ class Restored:
             blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=self.image))
             holdings.append(blank)
             check(box)
+            await attach(box, means, blank)
             instance = await step("restore", blank.restore(self.image, box.spec))
             return await answering(box, means, holdings, instance, base)
+
+
+async def attach(box: Sandbox, means: Means, to: Blank) -> None:
+    """Let a sandbox have its volumes, before anything of it runs."""
+    if volumes := await mounted(box, means):
+        await step("attach a volume to", to.attach(volumes))
+
+
+async def mounted(box: Sandbox, means: Means) -> tuple[Attachment, ...]:
+    """Its volumes, mounted on the host; they are let go of when it is gone."""
+    if not box.spec.volumes or means.volumes is None:
+        return ()
+    return await step("attach a volume to", means.volumes.attach(box.id, box.spec.volumes))
 
 
 async def answering(box: Sandbox, means: Means, holdings: list[Blank | Instance], instance: Instance, base: Base) -> Started:

@@ -28,7 +28,7 @@ from sandlot.core.pools.kinds import Kind
 from sandlot.core.ports import Base
 from sandlot.model.specs import GIB, Limits
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what is done to a sandbox before its snapshot is taken changes."""
 
 DISK_BYTES = 1 * GIB

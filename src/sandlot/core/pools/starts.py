@@ -18,7 +18,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from sandlot.core.lives.means import Ended, Means, extend, step, unless_ended
-from sandlot.core.lives.starts import Restored, Started, boot, wake
+from sandlot.core.lives.starts import Restored, Started, boot, mounted, wake
 from sandlot.core.pools.pool import Member
 from sandlot.core.pools.shelf import Held
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
-from sandlot.model.ports import Blank, Change, Instance
+from sandlot.model.ports import Attachment, Blank, Change, Instance
 from sandlot.model.specs import SandboxSpec, Shape
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Claim:
     async def _become(self, box: Sandbox, means: Means) -> None:
         member = self.member
         await member.asleep.instance.resume()
+        if volumes := await mounted(box, means):
+            await member.asleep.instance.configure(Change(volumes=volumes))
         await wake(box, means, member.asleep.link, member.base)
         if box.spec.limits.pids != member.kind.limits.pids:
             await member.asleep.instance.configure(Change(pids=box.spec.limits.pids))
@@ -151,10 +153,16 @@ class Lent:
     def __init__(self, blank: Blank, anew: Callable[[], Coroutine[Any, Any, Blank]]) -> None:
         self._blank = blank
         self._anew = anew
+        self._volumes: tuple[Attachment, ...] = ()
 
     async def warm(self) -> None:
         """It is."""
         await self._blank.warm()
+
+    async def attach(self, volumes: Sequence[Attachment]) -> None:
+        """Let it have volumes."""
+        self._volumes = tuple(volumes)
+        await self._blank.attach(volumes)
 
     async def boot(self, spec: SandboxSpec) -> Instance:
         """Start the guest."""
@@ -171,6 +179,8 @@ class Lent:
                 raise
             await asyncio.shield(self._blank.destroy())
             self._blank = await self._anew()
+            if self._volumes:
+                await self._blank.attach(self._volumes)
             return await self._blank.restore(snapshot, spec)
 
     async def destroy(self) -> None:

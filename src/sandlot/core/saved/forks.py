@@ -72,6 +72,7 @@ class NewFork:
         metadata: In place of the parent's, which are copied but for the service's own words.
         env: Over the parent's environment.
         timeout_s: Seconds until they end; None is never, :data:`SAME` what the parent was given.
+        share_volumes: Whether they have the parent's volumes with it, those that are written to as well.
     """
 
     count: int = 1
@@ -79,6 +80,7 @@ class NewFork:
     metadata: Mapping[str, str] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = SAME
+    share_volumes: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a number that is out of bounds."""
@@ -157,7 +159,7 @@ class Forks:
         Raises:
             InvalidRequestError: Out of bounds, or they can never fit on this node.
             NotFoundError: ``sandbox_not_found``.
-            ConflictError: Another request was sent under this key.
+            ConflictError: Another request was sent under this key; or the parent writes to a volume that they would share unasked.
             LimitError: ``quota_exceeded``; ``disk_full``.
             UnsupportedError: Its isolation cannot write memory; says why.
             UnavailableError: ``busy``: there is no room for all of them.
@@ -246,6 +248,7 @@ class Forks:
     async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
             raise parent.ended_error()
+        _check_volumes(parent, asked)
         children = self._asked(parent, asked)
         image = new_snapshot_id(self._node)
         births = self._sandboxes.births
@@ -254,7 +257,7 @@ class Forks:
         gate, litter = Gate(asked.count), Litter(await self._images.make(image), asked.count, max(1, (os.cpu_count() or 1) // 2))
         spec = replace(parent.spec, parent=parent.id, snapshot=None)
         digest = None if request is None else request.digest
-        source = Source(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest)
+        source = Source(WORD, litter.start, spec, restored=MEMORY, inject=gate.pass_through, digest=digest, shares=True)
         tasks = [
             asyncio.create_task(self._sandboxes.create(each, owner, key=None if request is None else request.key_of(number), source=source))
             for number, each in enumerate(children)
@@ -309,6 +312,7 @@ class Forks:
                 network=parent.spec.network,
                 on_timeout=parent.spec.on_timeout,
                 auto_resume=parent.spec.auto_resume,
+                volumes=parent.spec.volumes,
             )
             for number in range(1, asked.count + 1)
         ]
@@ -367,6 +371,19 @@ class _Request:
     def key_of(self, number: int) -> str:
         """The key under which one of its children is made: none that a client would choose."""
         return "fork-" + hashlib.sha256(json.dumps([self.key, self.attempt, number]).encode()).hexdigest()
+
+
+def _check_volumes(parent: Sandbox, asked: NewFork) -> None:
+    """Refuse to let forks write to what their parent writes to, unless that is asked for."""
+    written = [mount for mount in parent.spec.volumes if not mount.read_only]
+    if written and not asked.share_volumes:
+        raise ConflictError(
+            f"Sandbox {parent.id} writes to {len(written)} volume{'s' if len(written) > 1 else ''}, the first at {written[0].path!r}: "
+            "its forks would write to the same files.",
+            code=ErrorCode.CONFLICT,
+            hint="Ask for share_volumes to let them, or attach the volumes read-only.",
+            fields={"sandbox": parent.id, "volumes": [mount.volume for mount in written]},
+        )
 
 
 def _failed(gate: Gate, litter: Litter, task: asyncio.Task[Sandbox]) -> None:

@@ -45,7 +45,7 @@ async def source_of(record: SnapshotRecord, images: Images, supply: Supply) -> S
     spec = replace(record.spec, snapshot=record.id, parent=None)
     why = record.problem or await _why_no_memory(record, images, supply)
     if not why:
-        return Source(WORD, Restored(images.image(record.id)), spec, restored=MEMORY)
+        return Source(WORD, Restored(images.image(record.id)), spec, restored=MEMORY, volumes=spec.volumes)
     layer = images.layer(record.id)
     if not await asyncio.to_thread(layer.is_file):
         raise unusable(record, why)

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sandlot.drivers.oci.checkpoint import images
 from sandlot.drivers.oci.checkpoint import manifest as manifests
-from sandlot.drivers.oci.holding import Holding
+from sandlot.drivers.oci.holding import Holding, not_attached
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.places import VIEW_FOLDER, Folder
 from sandlot.drivers.oci.record import Record, Step
@@ -29,7 +29,7 @@ from sandlot.drivers.oci.runtime import EngineError, Live, Program, Runtime
 from sandlot.host.launch import Order, Stage, StageError, Started
 from sandlot.host.threads import finished, run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError
-from sandlot.model.ports import Instance
+from sandlot.model.ports import Attachment, Instance
 from sandlot.model.specs import SandboxSpec, Shape
 
 
@@ -44,7 +44,7 @@ class OciBlank:
         first_id: The first of its own ids, where it takes some.
     """
 
-    __slots__ = ("_created", "_first_id", "_holding", "_lock", "_program", "_runtime", "_shape", "_used")
+    __slots__ = ("_created", "_first_id", "_holding", "_lock", "_program", "_runtime", "_shape", "_used", "_volumes")
 
     def __init__(self, holding: Holding, shape: Shape, runtime: Runtime, program: Program, first_id: int | None) -> None:
         self._holding = holding
@@ -52,6 +52,7 @@ class OciBlank:
         self._runtime = runtime
         self._program = program
         self._first_id = first_id
+        self._volumes: tuple[Attachment, ...] = ()
         self._lock = asyncio.Lock()
         self._used = False
         self._created: Started | None = None
@@ -74,6 +75,21 @@ class OciBlank:
                 created = await self._create()
                 await self._holding.freeze()
             self._created = created
+
+    async def attach(self, volumes: Sequence[Attachment]) -> None:
+        """Mount volumes where its runtime, or its file server, finds them.
+
+        Raises:
+            HostError: The kernel refused; says why.
+            SandboxEndedError: It was destroyed.
+        """
+        if self._holding.is_doomed():
+            raise _destroyed(self._holding.ref)
+        self._volumes = (*self._volumes, *volumes)
+        try:
+            await self._holding.attach(self._stage.descriptor(), volumes)
+        except (StageError, OSError) as error:
+            raise not_attached(error) from error
 
     async def boot(self, spec: SandboxSpec) -> Instance:
         """Start the guest; returns once the runtime says that it runs. Once only.
@@ -187,7 +203,7 @@ class OciBlank:
 
     def _write_bundle(self, spec: SandboxSpec | None, record: Record) -> None:
         self._holding.intend(record)
-        config = self._runtime.config(self._shape, spec, self._first_id)
+        config = self._runtime.config(self._shape, spec, self._first_id, self._volumes)
         self._holding.folder.config.write_text(json.dumps(config), encoding="utf-8")
 
     def _live(self, started: Started) -> Live:

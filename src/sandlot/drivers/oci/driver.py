@@ -256,6 +256,7 @@ class OciDriver:
 
     def _hold(self, ref: str) -> Holding:
         holding = Holding(Folder(self._sandboxes / ref), self._group(ref), self._forget)
+        holding.own_ids = self._runtime.own_ids
         self._holdings[ref] = holding
         return holding
 

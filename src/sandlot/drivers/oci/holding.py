@@ -18,12 +18,12 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.places import VIEW_IDS, VIEW_VOLUMES, Folder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup
@@ -32,7 +32,9 @@ from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IdRanges
 from sandlot.host.launch import Stage
 from sandlot.host.threads import run_apart, run_blocking
-from sandlot.model.errors import InternalError, SandlotError
+from sandlot.host.volumes import attach
+from sandlot.model.errors import ErrorCode, HostError, InternalError, SandlotError
+from sandlot.model.ports import Attachment
 from sandlot.model.specs import Limits
 
 _FIRST_PAUSE_S = 0.0005
@@ -56,7 +58,7 @@ class Holding:
         forget: Called once everything has been given back.
     """
 
-    __slots__ = ("_forget", "_narrowing", "_release", "_retries", "_writing", "cgroup", "folder", "limiting", "moving", "record", "stage")
+    __slots__ = ("_forget", "_narrowing", "_release", "_retries", "_writing", "cgroup", "folder", "limiting", "moving", "own_ids", "record", "stage")
 
     def __init__(self, folder: Folder, cgroup: Cgroup, forget: Callable[[str], None] = lambda _ref: None) -> None:
         self.folder = folder
@@ -70,6 +72,8 @@ class Holding:
         self._writing = threading.Lock()
         self.limiting = threading.Lock()
         """Held while its limits are written down and set: what is recorded is what holds."""
+        self.own_ids = False
+        """Whether its users are other ones on the host."""
         self.moving = threading.Lock()
         """Held while something is moved out of its folder, or the folder removed: what appears elsewhere is whole."""
 
@@ -149,6 +153,23 @@ class Holding:
             self.folder.disk.mkdir(mode=0o700)
         else:
             disks.stamp(disk, self.folder.disk_image)
+
+    async def attach(self, process: int, volumes: Sequence[Attachment]) -> None:
+        """Mount volumes in its view; they are gone with it.
+
+        Args:
+            process: A descriptor of a process in that view, which is closed.
+            volumes: Which.
+
+        Raises:
+            OSError: The kernel refused, or the process has ended.
+        """
+        ids = VIEW_IDS if self.own_ids else None
+        try:
+            for volume in volumes:
+                await run_apart(attach, process, VIEW_VOLUMES, volume, ids)
+        finally:
+            os.close(process)
 
     async def freeze(self) -> None:
         """Stop every process of it, the runtime's and the keeper included; returns once all have stopped.
@@ -324,6 +345,19 @@ class Holding:
                 for device in left:
                     await run_blocking(disks.detach, device)
                 return
+
+
+def not_attached(error: Exception) -> HostError:
+    """A volume could not be attached to a sandbox.
+
+    Args:
+        error: Why.
+    """
+    return HostError(
+        f"The host could not attach a volume: {error}.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="A kernel of version 5.12 or newer is needed; see its log (dmesg).",
+    )
 
 
 class _Pauses:

@@ -11,14 +11,14 @@ import contextlib
 import os
 import select
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sandlot.drivers.oci.checkpoint import images
 from sandlot.drivers.oci.checkpoint.taking import Taking, take
 from sandlot.drivers.oci.exits import DESTROYED, SAVED, Evidence, explain
-from sandlot.drivers.oci.holding import Holding
+from sandlot.drivers.oci.holding import Holding, not_attached
 from sandlot.drivers.oci.record import Record
 from sandlot.drivers.oci.runtime import Engine, EngineError, Live, Program, Runtime
 from sandlot.host.fifos import PipeStream
@@ -27,7 +27,7 @@ from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import finished, run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
+from sandlot.model.ports import Ability, Attachment, ByteStream, Change, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
@@ -93,6 +93,8 @@ class OciInstance:
         """
         await self._check_live()
         async with self._changing:
+            if change.volumes:
+                await self._attach(change.volumes)
             limits = change.over(self._record.limits)
             if Ability.CONFIGURE_DISK in change.needs(self._record.limits):
                 message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."
@@ -111,6 +113,22 @@ class OciInstance:
                     code=ErrorCode.HOST_NOT_READY,
                     hint="Free some space where the service keeps its state (SANDLOT_DATA_DIR).",
                 ) from error
+
+    @property
+    def hub(self) -> str | None:
+        """Where its volumes are inside, to be bound to their places by the guest; None where the runtime has put them there."""
+        return self._runtime.hub
+
+    async def _attach(self, volumes: Sequence[Attachment]) -> None:
+        if reason := self._runtime.absent.get(Ability.CONFIGURE_VOLUMES, ""):
+            raise UnsupportedError(f"A live sandbox cannot get a volume: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
+        keeper = open_process(self._started.keeper)
+        if keeper is None:
+            raise await self._ended_error()
+        try:
+            await self._holding.attach(keeper, volumes)
+        except OSError as error:
+            raise not_attached(error) from error
 
     async def settle(self) -> None:
         """Finish what a service began that was killed: what is recorded was meant to be.

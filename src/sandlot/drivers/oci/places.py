@@ -33,6 +33,7 @@ VIEW_DISK = f"{VIEW}/disk"
 VIEW_PROGRAM = f"{VIEW}/program"
 VIEW_LOWER = f"{VIEW}/lower"
 VIEW_IDS = f"{VIEW}/ids"
+VIEW_VOLUMES = f"{VIEW}/volumes"
 VIEW_BOOT_ID = f"{VIEW}/boot_id"
 
 
@@ -59,6 +60,11 @@ def sandboxes_folder(data_dir: Path) -> Path:
 def runtimes_folder(data_dir: Path) -> Path:
     """Where builds of runtimes are kept, each in a folder named by its SHA-256."""
     return data_dir / "runtimes"
+
+
+def volume_mounts(data_dir: Path) -> Path:
+    """Below which the volumes are mounted on the host."""
+    return data_dir / "volumes" / "mounted"
 
 
 def saved_images(data_dir: Path) -> Iterator[Path]:

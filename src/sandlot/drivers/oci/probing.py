@@ -11,17 +11,19 @@ import platform
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sandlot.drivers.oci.places import sandboxes_folder
 from sandlot.drivers.oci.runtime import Program
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import missing
-from sandlot.link.payload import GUEST_ARGV
+from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Change, Driver, ExitReason, Instance, Verdict
+from sandlot.model.ports import Ability, Attachment, Capabilities, Change, Driver, ExitReason, Instance, Verdict
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
@@ -30,8 +32,8 @@ _PATIENCE_S = 60.0
 _YES = Verdict(ok=True)
 _TRIED = (
     *(Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK, Ability.SHOW_LIMITS),
-    *(Ability.PAUSE, Ability.ADOPT, Ability.SNAPSHOT),
-    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.CONFIGURE_DISK),
+    *(Ability.PAUSE, Ability.ADOPT, Ability.SNAPSHOT, Ability.VOLUMES),
+    *(Ability.CONFIGURE_MEMORY, Ability.CONFIGURE_CPU, Ability.CONFIGURE_PIDS, Ability.CONFIGURE_DISK, Ability.CONFIGURE_VOLUMES),
 )
 _CHANGES = {
     # There and back again.
@@ -67,7 +69,7 @@ def make_tiny_root(folder: Path) -> RootFs:
     program.parent.mkdir(parents=True)
     program.write_bytes(tiny_program())
     program.chmod(0o755)
-    for name in ("dev", "proc", "sys", "tmp"):
+    for name in ("dev", "proc", "sys", "tmp", f"{GUEST_ROOT}/{VOLUMES}".strip("/")):
         (folder / name).mkdir()
     return RootFs(folder, "tiny")
 
@@ -112,8 +114,13 @@ async def _try_all(driver: Driver, data_dir: Path, verdicts: dict[Ability, Verdi
         async with asyncio.timeout(_PATIENCE_S):
             shape, snapshot = Shape(make_tiny_root(folder / "root"), PROBE_LIMITS), folder / "snapshot"
             blank = await driver.prepare(shape)
+            volume = Attachment(slot=0, source=folder / "volume", path="/volume")
+            volume.source.mkdir()
             try:
+                verdicts[Ability.VOLUMES] = await _attached(blank.attach((volume,)))
                 instance = await blank.boot(_SPEC)
+                if Ability.CONFIGURE_VOLUMES not in verdicts:
+                    verdicts[Ability.CONFIGURE_VOLUMES] = await _attached(instance.configure(Change(volumes=(replace(volume, slot=1),))))
                 await _talk(instance, verdicts, snapshot)
             finally:
                 await blank.destroy()
@@ -180,6 +187,14 @@ async def _talk(instance: Instance, verdicts: dict[Ability, Verdict], snapshot: 
     stream.try_send(b"x")
     await instance.wait()
     await stream.aclose()
+
+
+async def _attached(attaching: Coroutine[Any, Any, None]) -> Verdict:
+    try:
+        await attaching
+    except (UnsupportedError, HostError) as error:
+        return Verdict(ok=False, reason=error.message)
+    return _YES
 
 
 async def _changed(instance: Instance, changes: Sequence[Change]) -> Verdict:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from sandlot.drivers.oci.places import Folder
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Operation, Started
-from sandlot.model.ports import Ability
+from sandlot.model.ports import Ability, Attachment
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 OCI_VERSION = "1.0.2"
@@ -151,6 +151,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def hub(self) -> str | None:
+        """Where its volumes are inside, to be bound to their places by the guest; None where the runtime puts them there."""
+        ...
+
+    @property
     def bytes_per_inode(self) -> int | None:
         """How many files a disk of its own must be able to hold; None where it holds one large file."""
         ...
@@ -181,7 +186,7 @@ class Runtime(Protocol):
         """What the stage does before it starts the program."""
         ...
 
-    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:
+    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
         """The bundle's ``config.json``; without a spec for a runtime that knows of snapshots, before it is known who it will be."""
         ...
 

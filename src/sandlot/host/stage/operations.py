@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 # linux/sched.h, linux/mount.h, asm/unistd.h, linux/prctl.h, linux/securebits.h, linux/loop.h, linux/fcntl.h.
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 32, 1024, 4096, 16384, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 1, 2, 4, 32, 1024, 4096, 16384, 1 << 19, 1 << 20
+MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP = 28, 4
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 AT_FDCWD, AT_EMPTY_PATH, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x00100000
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
-ECHILD, EBUSY, EINVAL = 10, 16, 22
+ENOENT, ECHILD, EBUSY, EINVAL = 2, 10, 16, 22
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -68,6 +69,26 @@ def private_mounts() -> None:
 def tmpfs(target: str, options: str) -> None:
     """An empty file system in memory."""
     mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def forget(target: str) -> None:
+    """Take away what is mounted at a place, with all below it, from this process's view alone; nothing where nothing is."""
+    if libc.umount2(os.fsencode(target), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 and (number := ctypes.get_errno()) not in {EINVAL, ENOENT}:
+        raise OSError(number, os.strerror(number), target)
+
+
+def hub(target: str, count: int) -> None:
+    """A place for what is mounted later: empty folders ``0`` to ``count`` - 1 that nobody can write to, and whose mounts others receive.
+
+    Who has a view of its own from now on that is a slave of this one, as a runtime's file server has, sees what is mounted there
+    (mount_namespaces(7)).
+    """
+    mkdir(target, 0o755)
+    tmpfs(target, "mode=0755,size=64k")
+    for number in range(count):
+        mkdir(f"{target}/{number}", 0o755)
+    mount("tmpfs", target, "tmpfs", MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    mount("none", target, "none", MS_SHARED)
 
 
 def mkdir(path: str, mode: int = 0o700) -> None:
@@ -231,7 +252,8 @@ def limit(name: str, soft: int, hard: int) -> None:
 
 
 OPERATIONS: dict[str, Callable[..., None]] = {
-    operation.__name__: operation for operation in (join, private_mounts, tmpfs, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
+    operation.__name__: operation
+    for operation in (join, private_mounts, forget, tmpfs, hub, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk", "idmapped"}
 """Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a

@@ -79,7 +79,7 @@ async def test_somebody_elses_volume_is_not_there(at: Bench, http: httpx.AsyncCl
         assert (await alice.get("/v1/sandboxes")).json()["sandboxes"] == (await bob.get("/v1/sandboxes")).json()["sandboxes"] == []
 
 
-@pytest.mark.parametrize(("quota", "used"), [({"volumes": 1}, 1), ({"volume_bytes": 2 * SIZE - 1}, SIZE)])
+@pytest.mark.parametrize("quota, used", [({"volumes": 1}, 1), ({"volume_bytes": 2 * SIZE - 1}, SIZE)])
 async def test_quotas_of_volumes(at: Bench, http: httpx.AsyncClient, quota: dict[str, int], used: int) -> None:
     key = (await http.post("/v1/keys", json={"name": "alice", "quota": quota})).json()
     assert {name: key["quota"][name] for name in quota} == quota

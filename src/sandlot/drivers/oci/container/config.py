@@ -13,12 +13,14 @@ Source: the OCI runtime specification 1.0.2, config.md and config-linux.md; proc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sandlot.drivers.oci.container.seccomp import seccomp_filter
-from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_IDS, VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW_BOOT_ID, VIEW_IDS, VIEW_ROOT, VIEW_VOLUMES
 from sandlot.drivers.oci.runtime import CORE_BYTES, GUEST_PATH, OCI_VERSION, OOM_SCORE
 from sandlot.link.payload import GUEST_ARGV
+from sandlot.model.ports import Attachment
 from sandlot.model.specs import SandboxSpec, Shape
 
 CAPABILITIES = (
@@ -60,7 +62,7 @@ DEV_BYTES = 64 * 1024
 SHM = "/dev/shm"  # noqa: S108 - the sandbox's
 
 
-def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict[str, Any]:
+def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
     """The configuration of one sandbox.
 
     Args:
@@ -68,6 +70,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict
         spec: What was asked for; its id becomes the host name.
         first_id: The first of its own user and group ids on the host.
         ids: How many there are.
+        volumes: Its volumes, which are in the stage's view.
     """
     capabilities = list(CAPABILITIES)
     mapping = [{"containerID": 0, "hostID": first_id, "size": ids}]
@@ -113,6 +116,15 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int) -> dict
             },
             # In place of sysfs, which would show the host's devices and, by its loop devices, where other sandboxes lie.
             {"destination": "/sys", "type": "tmpfs", "source": "sys", "options": ["nosuid", "noexec", "nodev", "ro", "mode=755", "size=4k"]},
+            *(
+                {
+                    "destination": volume.path,
+                    "type": "bind",
+                    "source": f"{VIEW_VOLUMES}/{volume.slot}",
+                    "options": ["bind", "ro" if volume.read_only else "rw", "nosuid", "nodev"],
+                }
+                for volume in volumes
+            ),
         ],
         "linux": {
             "uidMappings": mapping,

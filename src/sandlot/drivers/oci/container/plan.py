@@ -7,13 +7,25 @@ root are shared by all sandboxes, and the disk limit holds for everything.
 
 from __future__ import annotations
 
-from sandlot.drivers.oci.places import VIEW, VIEW_BOOT_ID, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_IDS, VIEW_LOWER, VIEW_MOUNT, VIEW_ROOT
+from sandlot.drivers.oci.places import (
+    VIEW,
+    VIEW_BOOT_ID,
+    VIEW_CGROUPS,
+    VIEW_DISK,
+    VIEW_FOLDER,
+    VIEW_IDS,
+    VIEW_LOWER,
+    VIEW_MOUNT,
+    VIEW_ROOT,
+    VIEW_VOLUMES,
+    volume_mounts,
+)
 from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE, Place
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation
 from sandlot.model.errors import InternalError
-from sandlot.model.specs import Limits
+from sandlot.model.specs import MOST_MOUNTS, Limits
 from sandlot.protocol.schema import most_pids
 
 OPEN_FILES = 65536
@@ -45,11 +57,13 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         # Here, because in a user namespace nobody may raise what the service happened to have.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),
         ("private_mounts",),
+        ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),
         # The stage is in the group already, and crun is told to leave groups alone; an empty folder is all that it looks at,
         # whatever the host's arrangement (it refuses hybrid hosts).
         ("tmpfs", VIEW_CGROUPS, "mode=0700,size=4k"),
         *(("mkdir", path, _PASSABLE) for path in (VIEW, VIEW_ROOT)),
+        ("hub", VIEW_VOLUMES, MOST_MOUNTS),
         *(("mkdir", path) for path in (VIEW_FOLDER, VIEW_LOWER, VIEW_DISK)),
         ("file", VIEW_BOOT_ID, f"{place.boot_id}\n", 0o444),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IDS
 from sandlot.host.launch import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError, InternalError, UnsupportedError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import Ability, Attachment
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 FLOOR = (1, 8)
@@ -38,6 +38,7 @@ _ABSENT: Mapping[Ability, str] = MappingProxyType(
             "a container's memory is in the hands of the host's kernel: writing it down takes CRIU, which is no part of Sandlot and would tie the "
             "snapshot to this very kernel; choose gvisor for that"
         ),
+        Ability.CONFIGURE_VOLUMES: "what a container has mounted is settled when it starts",
         Ability.SHOW_LIMITS: "a container reads the host's memory and processors in /proc; its limits hold all the same",
     }
 )
@@ -73,6 +74,8 @@ class Crun:
 
     locate: Callable[[], Program] = find_crun
     own_ids: bool = True
+    hub: str | None = None
+    """Its volumes are put into their places by the runtime itself."""
     bytes_per_inode: int | None = 16 * 1024
     """mke2fs's own default; every file written is one of this disk."""
     oom_statuses: frozenset[int] = frozenset((-signal.SIGKILL,))
@@ -99,11 +102,11 @@ class Crun:
         """What the stage does before it starts crun."""
         return stage_plan(place)
 
-    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:
+    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
         """The bundle's ``config.json``."""
         if first_id is None or spec is None:
             raise InternalError("A container needs ids of its own, and a name.")
-        return oci_config(shape, spec, first_id, IDS)
+        return oci_config(shape, spec, first_id, IDS, volumes)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - its disk is a file system
         """The command that starts a sandbox and returns once it runs."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE
-from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT
+from sandlot.drivers.oci.places import VIEW_GROUP, VIEW_ROOT, VIEW_VOLUMES
 from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
-from sandlot.link.payload import GUEST_ARGV
+from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.specs import Shape
 
 HOST_NAME = "sandbox"
+HUB = f"{GUEST_ROOT}/{VOLUMES}"
+"""Where its volumes are inside, each in the folder of its slot's number; its guest binds them to their paths."""
 OPEN_FILES_SOFT = 65536
 OPEN_FILES_HARD = 1_048_576
 """Linux's own ceiling (fs.nr_open). Inside, every limit is the sandbox kernel's bookkeeping, paid from its memory limit."""
@@ -46,12 +48,13 @@ gives it to any user in a user namespace of their own. Left out: NET_RAW and NET
 SYS_RAWIO, SYS_BOOT, SYS_TIME and the rest (nothing there would answer)."""
 
 
-def oci_config(shape: Shape, limits: GroupLimits) -> dict[str, Any]:
+def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str, Any]:
     """The configuration of one sandbox.
 
     Args:
         shape: What it was prepared from.
         limits: What its control group was limited to.
+        has_hub: Whether its root has a place for volumes; one that an earlier version made has none.
     """
     capabilities = list(CAPABILITIES)
     return {
@@ -86,6 +89,13 @@ def oci_config(shape: Shape, limits: GroupLimits) -> dict[str, Any]:
                 "source": "shm",
                 "options": ["nosuid", "nodev", "mode=1777", f"size={shape.limits.memory_bytes // 2}"],
             },
+            # Before it is known whether it will have any, because a sandbox of a pool gets them while it runs: what is mounted in the stage's
+            # view later is seen by the file server, which serves it read-only where it is. The hub itself cannot be written to.
+            *(
+                [{"destination": HUB, "type": "bind", "source": VIEW_VOLUMES, "options": ["rbind", "rw", "rslave", "nosuid", "nodev"]}]
+                if has_hub
+                else []
+            ),
         ],
         "linux": {
             "cgroupsPath": str(VIEW_GROUP),

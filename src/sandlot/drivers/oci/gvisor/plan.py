@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 
-from sandlot.drivers.oci.places import VIEW, VIEW_CGROUPS, VIEW_DISK, VIEW_FOLDER, VIEW_GROUP, VIEW_MOUNT, VIEW_PROGRAM, VIEW_ROOT
+from sandlot.drivers.oci.places import (
+    VIEW,
+    VIEW_CGROUPS,
+    VIEW_DISK,
+    VIEW_FOLDER,
+    VIEW_GROUP,
+    VIEW_MOUNT,
+    VIEW_PROGRAM,
+    VIEW_ROOT,
+    VIEW_VOLUMES,
+    volume_mounts,
+)
 from sandlot.drivers.oci.runtime import CORE_BYTES, Place
 from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launch import Operation
-from sandlot.model.specs import Limits
+from sandlot.model.specs import MOST_MOUNTS, Limits
 
 KERNEL_OOM_SCORE = 1000
 STUB_OOM_SCORE = 1
@@ -51,7 +62,9 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         # A runtime that crashes must not leave a memory image of tenants on the host.
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         ("private_mounts",),
+        ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
+        ("hub", VIEW_VOLUMES, MOST_MOUNTS),
         *_shown_cgroups(limits),
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,14 +20,14 @@ from typing import Any
 
 from sandlot.drivers.oci.checkpoint.cli import CliEngine
 from sandlot.drivers.oci.checkpoint.control import ControlEngine
-from sandlot.drivers.oci.gvisor.config import oci_config
+from sandlot.drivers.oci.gvisor.config import HUB, oci_config
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE, group_limits, stage_plan
 from sandlot.drivers.oci.places import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
 from sandlot.drivers.oci.runtime import Engine, Place, Program, ask, content_sha256, programs
 from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.launch import Operation, Started
 from sandlot.model.errors import ErrorCode, HostError
-from sandlot.model.ports import Ability
+from sandlot.model.ports import Ability, Attachment
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 FLOOR = 20240729
@@ -87,6 +87,7 @@ class Runsc:
 
     locate: Callable[[], Program] = find_runsc
     own_ids: bool = False
+    hub: str | None = HUB
     bytes_per_inode: int | None = None
     """It keeps all that is written in one file."""
     oom_statuses: frozenset[int] = frozenset((1, 128 + signal.SIGKILL, -signal.SIGKILL))
@@ -113,9 +114,15 @@ class Runsc:
         """What the stage does before it starts runsc."""
         return stage_plan(place)
 
-    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None) -> dict[str, Any]:  # noqa: ARG002 - the port's
+    def config(
+        self,
+        shape: Shape,
+        spec: SandboxSpec | None,  # noqa: ARG002 - the port's
+        first_id: int | None,  # noqa: ARG002
+        volumes: Sequence[Attachment] = (),  # noqa: ARG002 - they come through the hub
+    ) -> dict[str, Any]:
         """The bundle's ``config.json``."""
-        return oci_config(shape, group_limits(shape.limits))
+        return oci_config(shape, group_limits(shape.limits), has_hub=(shape.root.path / HUB.strip("/")).is_dir())
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         """The command that starts a sandbox and returns once it runs."""

@@ -101,11 +101,16 @@ class ForkBody(Body):
     env: Words = Field(default_factory=dict, description="Added to the sandbox's environment, for what is started in them.")
     timeout: float | None = Field(default=None, ge=1, description="Seconds until their timeout; left out, the sandbox's own.")
 
+    share_volumes: bool = Field(
+        default=False,
+        description="Whether they share the volumes that the sandbox writes to; without it such a fork is refused. Read-only ones are shared.",
+    )
+
     def asked(self) -> NewFork:
         """What core makes of it."""
         check_own(self.metadata or {})
         timeout_s = SAME if self.timeout is None else self.timeout
-        return NewFork(count=self.count, name=self.name, metadata=self.metadata, env=self.env, timeout_s=timeout_s)
+        return NewFork(count=self.count, name=self.name, metadata=self.metadata, env=self.env, timeout_s=timeout_s, share_volumes=self.share_volumes)
 
 
 class ForksAnswer(Answer):

@@ -51,5 +51,5 @@ def test_it_is_told_to_leave_control_groups_alone_and_to_keep_its_state_in_the_s
 
 
 def test_it_says_what_no_container_can_do() -> None:
-    assert set(Crun().absent) == {Ability.SNAPSHOT, Ability.SHOW_LIMITS}
+    assert set(Crun().absent) == {Ability.SNAPSHOT, Ability.SHOW_LIMITS, Ability.CONFIGURE_VOLUMES}
     assert all(Crun().absent.values())

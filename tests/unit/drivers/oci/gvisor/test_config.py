@@ -15,8 +15,8 @@ LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 SHAPE = Shape(RootFs(Path("/cache/tree"), "x"), LIMITS)
 
 
-def config() -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, group_limits(LIMITS))))
+def config(*, has_hub: bool = True) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, group_limits(LIMITS), has_hub=has_hub)))
     return made
 
 
@@ -41,6 +41,9 @@ def test_capabilities_are_a_list_without_the_dangerous() -> None:
 
 def test_nothing_of_the_host_is_mounted() -> None:
     mounts = {mount["destination"]: mount for mount in config()["mounts"]}
+    hub = mounts.pop("/.sandlot/volumes")  # empty, until it has a volume
+    assert (hub["source"], {"rslave", "nosuid", "nodev"} <= set(hub["options"])) == ("/run/sandlot/volumes", True)
+    assert "/.sandlot/volumes" not in [mount["destination"] for mount in config(has_hub=False)["mounts"]]
     assert {mount["type"] for mount in mounts.values()} == {"proc", "sysfs", "tmpfs"}
     assert "ro" in mounts["/sys"]["options"]
     assert f"size={128 * MIB}" in mounts["/dev/shm"]["options"]

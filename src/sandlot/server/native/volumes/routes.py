@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply
-from sandlot.server.native.schemas.volumes import VolumeAnswer, VolumeBody, VolumesAnswer
+from sandlot.server.native.volumes.schemas import VolumeAnswer, VolumeBody, VolumesAnswer
 
 router = APIRouter(prefix="/v1/volumes", tags=["volumes"])
 

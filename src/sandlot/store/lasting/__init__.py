@@ -1,0 +1,1 @@
+"""What outlives sandboxes, and is in the state directory of its node."""
