@@ -44,13 +44,22 @@ class Call(Generic[ResultT]):
         parse: Makes the result of what came over the wire, or raises ProtocolError.
         call_id: 16 bytes that the guest remembers, so that a call said twice is done once.
         keeps_sending: Whether bytes or an END follow; otherwise the END is sent at once.
+        is_last: Whether nothing is sent after it until the pump goes on.
 
     Raises:
         SandlotError: It could not be sent; see :meth:`Pump.open`.
     """
 
     def __init__(
-        self, pump: Pump, name: str, args: dict[str, Any], parse: Callable[[object], ResultT], *, call_id: bytes, keeps_sending: bool = False
+        self,
+        pump: Pump,
+        name: str,
+        args: dict[str, Any],
+        parse: Callable[[object], ResultT],
+        *,
+        call_id: bytes,
+        keeps_sending: bool = False,
+        is_last: bool = False,
     ) -> None:
         self._pump = pump
         self._name = name
@@ -64,7 +73,7 @@ class Call(Generic[ResultT]):
         """What was handed to the link on channel 0, to be sent as the far side takes it."""
         self.outcome: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self.outcome.add_done_callback(_look_at)
-        self._stream = pump.open({"call": name, "id": call_id, "args": args}, self)
+        self._stream = pump.open({"call": name, "id": call_id, "args": args}, self, is_last=is_last)
         if not keeps_sending:
             pump.connection.end(self._stream)
         pump.flush()

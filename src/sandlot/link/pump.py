@@ -6,6 +6,8 @@ Laws:
 - After every chunk the other tasks of the service get their turn, however fast a guest writes; one whose bytes take long
   to deal with waits as long as they took, so that a flood of tiny frames gets half of the loop at most.
 - The end comes once, for one reason, and everyone who waits is told; nobody is left hanging.
+- After the OPEN of the stream that is said to be the last nothing is written, nor its END, until :meth:`Pump.go_on`: who has answered it
+  has read all that was sent, and the pipe stays empty.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class Pump:
         self._on_event = on_event
         self._unsent: bytes | None = None
         self._ahead: bytes | None = None
+        self._last: int | None = None
+        """The stream whose OPEN is the last that is sent until it goes on."""
         self._full = asyncio.Event()
         self._write_failed = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,8 +75,13 @@ class Pump:
         """Begin to read."""
         self._tasks = [asyncio.create_task(self._read(), name="link-read"), asyncio.create_task(self._write(), name="link-write")]
 
-    def open(self, head: dict[str, Any], handler: Handler) -> int:
+    def open(self, head: dict[str, Any], handler: Handler, *, is_last: bool = False) -> int:
         """Open a stream; its id. :meth:`flush` sends it.
+
+        Args:
+            head: Its first message; one frame of it where it is the last.
+            handler: Whose it is.
+            is_last: Whether nothing is sent after it until :meth:`go_on`.
 
         Raises:
             SandboxEndedError: The link is over.
@@ -95,7 +104,15 @@ class Pump:
         except ProtocolError as error:
             raise UnavailableError(f"The sandbox takes no calls now: {error}.", code=ErrorCode.BUSY, hint="Try again.") from None
         self.handlers[id_] = handler
+        if is_last:
+            self._last = id_
         return id_
+
+    def go_on(self) -> None:
+        """Send again, also what waits since something was the last. Idempotent."""
+        if self._last is not None:
+            self._last = None
+            self.flush()
 
     def consumed(self, stream: int, credit: int) -> None:
         """Something of a stream was dealt with."""
@@ -138,7 +155,7 @@ class Pump:
     def _next_batch(self) -> bytes | None:
         """Frames for one write: a call and its end wake the guest once."""
         batch, self._ahead = self._ahead, None
-        while (frame := self.connection.next_frame()) is not None:
+        while not self._stands_still() and (frame := self.connection.next_frame()) is not None:
             if batch is None:
                 batch = frame
             elif len(batch) + len(frame) <= HOST_FRAME_MAX:
@@ -147,6 +164,9 @@ class Pump:
                 self._ahead = frame
                 break
         return batch
+
+    def _stands_still(self) -> bool:
+        return self._last is not None and self.connection.has_left(self._last)
 
     def lose(self, reason: LostReason, detail: str = "") -> None:
         """The link is over. The first reason stays."""

@@ -91,13 +91,21 @@ class Session:
         self.check_usable(while_asleep=True)
         self._is_quiescing = True
         self._at_rest.clear()
+        self._pump.go_on()
         self._pump.connection.quiesce()
         self._pump.flush()
         if not await self._within(timeout_s, self._at_rest):
             raise TimeoutExceededError(f"The sandbox did not come to rest within {timeout_s:g} s.", code=ErrorCode.TIMEOUT, hint="End it.")
 
     async def ask(
-        self, name: str, args: dict[str, Any], parse: Callable[[object], ResultT], *, while_asleep: bool = False, timeout_s: float | None = None
+        self,
+        name: str,
+        args: dict[str, Any],
+        parse: Callable[[object], ResultT],
+        *,
+        while_asleep: bool = False,
+        timeout_s: float | None = None,
+        is_last: bool = False,
     ) -> ResultT:
         """Make a call that has one short answer.
 
@@ -107,13 +115,14 @@ class Session:
             parse: Makes the answer of what came over the wire, or raises ProtocolError.
             while_asleep: Whether the guest serves it then.
             timeout_s: Seconds until it is given up; None is the link's patience.
+            is_last: Whether nothing is sent after it until the pump goes on.
 
         Raises:
             TimeoutExceededError: No answer in time.
             SandlotError: The guest's error, or the link's end.
         """
         self.check_usable(while_asleep=while_asleep)
-        call = Call(self._pump, name, args, parse, call_id=new_call_id())
+        call = Call(self._pump, name, args, parse, call_id=new_call_id(), is_last=is_last)
         patience_s = self._patience_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(patience_s):

@@ -284,6 +284,11 @@ class Connection:
         self._outbox.put(stream, Outgoing(frames.OPEN, payload))
         return stream.id
 
+    def has_left(self, stream_id: int) -> bool:
+        """Whether nothing keeps a stream's OPEN here any more: it was taken for the wire, or the stream is over."""
+        stream = self._table.streams.get(stream_id)
+        return stream is None or stream.is_known
+
     def send(self, stream_id: int, message: Any) -> None:
         """Queue a message; nothing happens where the stream is over or was ended.
 

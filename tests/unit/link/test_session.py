@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import struct
+import termios
 
 import pytest
 
@@ -268,6 +271,78 @@ async def test_the_end_is_told_once_and_to_everyone() -> None:
             await link.info()
         await link.aclose()
         assert (await link.wait_lost()).reason is LostReason.EOF, "the first reason stays"
+
+
+async def stat(call: PeerCall) -> None:
+    call.result(**ENTRY)
+
+
+async def checkpoint(call: PeerCall) -> None:
+    call.result()
+
+
+def unread(peer: Peer) -> int:
+    """Bytes that lie in the pipe to the guest."""
+    return int(struct.unpack("i", fcntl.ioctl(peer.stream.read_fd, termios.FIONREAD, b"\0" * 4))[0])
+
+
+async def test_nothing_is_sent_while_a_checkpoint_is_taken() -> None:
+    async with linked({"guest.checkpoint": checkpoint, "file.stat": stat, "process.start": ended}) as (link, peer):
+        starting = asyncio.create_task(link.start(ProcessSpec(argv=("cat",), stdin=True)))
+        (await peer.call("process.start")).started()
+        reading = await starting
+        asking = []
+        for is_armed_already in (False, True):  # what is paused is armed, and again before it is written down
+            await link.checkpoint(armed=True)
+            assert unread(peer) == 0
+            before = peer.stream.reads
+            asking.append(asyncio.create_task(link.stat("/f")))
+            await reading.send(b"typed")
+            (await peer.call("process.start")).put(1, b"said")
+            await asyncio.sleep(0.05)
+            assert (peer.stream.reads, unread(peer)) == (before, 0), is_armed_already
+            assert not asking[-1].done()
+        await link.checkpoint(armed=False)
+        assert [entry.path for entry in await asyncio.gather(*asking)] == ["/f"] * 2
+        await until(lambda: peer.calls[0].input == b"typedtyped")
+        reading.abandon()
+
+
+async def test_what_is_under_way_when_a_checkpoint_is_announced_has_arrived_once_that_is_answered() -> None:
+    async with linked({"guest.checkpoint": checkpoint, "file.stat": stat}) as (link, peer):
+        fcntl.fcntl(peer.stream.read_fd, fcntl.F_SETPIPE_SZ, 4096)
+        peer.reads.clear()
+        asking = [asyncio.create_task(link.stat("/" + "x" * 3000)) for _ in range(10)]
+        await until(link._pump._full.is_set)  # noqa: SLF001 - nobody is told
+        announcing = asyncio.create_task(link.checkpoint(armed=True))
+        await asyncio.sleep(0)
+        asking += [asyncio.create_task(link.stat("/" + "y" * 3000)) for _ in range(10)]
+        await asyncio.sleep(0)
+        peer.reads.set()
+        await announcing
+        assert unread(peer) == 0
+        before = peer.stream.reads
+        await asyncio.sleep(0.05)
+        assert (peer.stream.reads, peer.calls[-1].name) == (before, "guest.checkpoint")
+        await link.checkpoint(armed=False)
+        assert len(await asyncio.gather(*asking)) == 20
+
+
+async def test_a_checkpoint_that_is_refused_holds_nothing_up() -> None:
+    async def refuse(call: PeerCall) -> None:
+        call.reset("conflict", "not now")
+
+    async with linked({"guest.checkpoint": refuse, "file.stat": stat}) as (link, _):
+        with pytest.raises(ConflictError):
+            await link.checkpoint(armed=True)
+        assert (await link.stat("/f")).path == "/f"
+
+
+async def test_a_guest_that_stands_still_for_a_checkpoint_can_be_brought_to_rest() -> None:
+    async with linked({"guest.checkpoint": checkpoint}) as (link, _):
+        await link.checkpoint(armed=True)
+        await link.quiesce()
+        assert state(link) == "asleep"
 
 
 async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_words() -> None:
