@@ -136,6 +136,8 @@ def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | 
     Raises:
         UnsupportedError: It cannot be enforced.
     """
+    if allow:  # no client says so unless it was told to
+        raise _unsupported("Internet access", f"Leave allow_internet_access out. {_FIXED}", "allow_internet_access")
     asked = network or NetworkBody()
     for name, given in asked.beyond().items():
         raise _unsupported(f"'{name}' of the network ({str(given)[:50]})", _FIXED, f"network.{name}")

@@ -1,0 +1,353 @@
+"""E2B's control plane by E2B's own client against a real service: sandboxes from their making to their end, and what is kept of them.
+
+The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real, on gVisor. What its classes do not
+call is asked for by the client that is generated from E2B's document, which is part of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from e2b import (
+    AsyncSandbox,
+    AuthenticationException,
+    CommandExitException,
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+    SandboxNotRunningException,
+    SandboxQuery,
+    SandboxState,
+)
+from e2b.api.client.api.sandboxes import (
+    get_sandboxes,
+    get_sandboxes_metrics,
+    get_sandboxes_sandbox_id_logs,
+    get_v_2_sandboxes_sandbox_id_logs,
+    post_sandboxes,
+    post_sandboxes_sandbox_id_connect,
+    post_sandboxes_sandbox_id_refreshes,
+    post_sandboxes_sandbox_id_resume,
+)
+from e2b.api.client.api.templates import get_templates, get_templates_aliases_alias, get_templates_template_id, get_v2_templates
+from e2b.api.client.client import AuthenticatedClient
+from e2b.api.client.models import ConnectSandbox, NewSandbox, ResumedSandbox, SandboxRefreshRequest
+from e2b.api.client_sync import get_api_client
+from e2b.connection_config import ConnectionConfig
+
+from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.traces import settle
+
+Opts = dict[str, Any]
+
+INDEX = "exec 3<>/dev/tcp/127.0.0.1/4479 && printf 'GET /pypi/simple/six/ HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | cut -d' ' -f2"
+"""Asks the package index for something: an HTTP status, or nothing where nobody listens."""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[TcpService]:
+    with tcp_service() as running:
+        yield running
+
+
+def opts_of(service: TcpService, key: str) -> Opts:
+    return {"api_key": key, "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
+
+
+@pytest.fixture(scope="module")
+def opts(service: TcpService) -> Opts:
+    return opts_of(service, service.key("compat"))
+
+
+@pytest.fixture(scope="module")
+def stranger(service: TcpService) -> Opts:
+    return opts_of(service, service.key("stranger"))
+
+
+@pytest.fixture(scope="module")
+def api(opts: Opts) -> AuthenticatedClient:
+    return get_api_client(ConnectionConfig(**opts))
+
+
+@pytest.fixture(scope="module")
+def sandbox(opts: Opts) -> Iterator[Sandbox]:
+    """One sandbox that tests share."""
+    made = Sandbox.create(timeout=600, metadata={"who": "shared", "odd name&": "c=d %"}, envs={"COLOUR": "green"}, **opts)
+    yield made
+    made.kill()
+
+
+def test_what_a_sandbox_is_made_with_holds_inside(sandbox: Sandbox) -> None:
+    assert sandbox.commands.run("echo $COLOUR in $PWD as $(id -un)").stdout == "green in /home/user as user\n"
+    assert sandbox.commands.run(INDEX).stdout.strip() not in {"", "403"}
+    told = sandbox.get_info()
+    assert (told.sandbox_id, told.template_id, told.name) == (sandbox.sandbox_id, "base", "base")
+    assert told.metadata == {"who": "shared", "odd name&": "c=d %"}
+    assert (told.state, told.cpu_count, told.memory_mb, told.envd_version) == (SandboxState.RUNNING, 1, 1024, "0.6.4")
+    assert timedelta(seconds=500) < told.end_at - datetime.now(UTC) <= timedelta(seconds=600)
+    assert (told.lifecycle, told.allow_internet_access) == ({"on_timeout": "kill", "auto_resume": False}, None)
+    assert sandbox.is_running()
+
+
+def test_a_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
+    for asked in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
+        with Sandbox.create(**asked, **opts) as closed:
+            with_index = closed.commands.run(f"{INDEX} || true").stdout.strip()
+            assert with_index in {"", "403"}
+            assert closed.get_info().allow_internet_access is False
+            closed.update_network({"allow_internet_access": False})
+            for change in ({"allow_internet_access": True}, {}, {"allow_out": ["8.8.8.8"]}):
+                with pytest.raises(SandboxException) as refused:
+                    closed.update_network(change)
+                assert refused.value.status_code == 501
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"network": {"allow_out": ["8.8.8.8"]}},
+        {"network": {"deny_out": ["8.8.8.8"]}},
+        {"network": {"allow_public_traffic": True}},
+        {"network": {"mask_request_host": "x"}},
+        {"lifecycle": {"on_timeout": {"action": "pause", "mode": "filesystem"}}},
+        {"allow_internet_access": True},
+        {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
+    ],
+)
+def test_what_is_not_enforced_is_refused(opts: Opts, asked: dict[str, Any]) -> None:
+    with pytest.raises(SandboxException) as refused:
+        Sandbox.create(**asked, **opts)
+    assert refused.value.status_code == 501
+
+
+def test_what_makes_no_sense_is_refused(opts: Opts) -> None:
+    with pytest.raises(SandboxException, match="base, code-interpreter, code-interpreter-v1") as refused:
+        Sandbox.create("no-such-template", **opts)
+    assert refused.value.status_code == 404
+    with pytest.raises(SandboxException, match=r"'sandlot\.door' cannot be set"):
+        Sandbox.create(metadata={"sandlot.door": "x"}, **opts)
+    with pytest.raises(AuthenticationException):
+        Sandbox.create(**{**opts, "api_key": "e2b_0000"})
+
+
+def test_a_request_that_is_sent_again_makes_nothing_anew(opts: Opts) -> None:
+    once, again = (Sandbox.create(idempotency_key="k-1", **opts) for _ in range(2))
+    assert once.sandbox_id == again.sandbox_id
+    once.kill()
+
+
+def test_sandboxes_are_listed_by_what_they_are(opts: Opts, sandbox: Sandbox) -> None:
+    younger = Sandbox.create(metadata={"who": "younger"}, **opts)
+
+    def ids(limit: int = 100, order: str = "desc", **query: Any) -> list[str]:  # noqa: ANN401 - E2B's
+        pages = Sandbox.list(SandboxQuery(**query), limit=limit, order=order, **opts)
+        found = []
+        while pages.has_next:
+            found += [each.sandbox_id for each in pages.next_items()]
+        return found
+
+    both = [younger.sandbox_id, sandbox.sandbox_id]
+    assert ids() == ids(limit=1) == both
+    assert ids(order="asc", limit=1) == both[::-1]
+    assert ids(metadata={"odd name&": "c=d %"}) == [sandbox.sandbox_id]
+    assert ids(metadata={"who": "shared", "odd name&": "c"}) == []
+    assert ids(state=[SandboxState.PAUSED]) == []
+    assert ids(state=[SandboxState.PAUSED, SandboxState.RUNNING], template="base") == both
+    assert ids(template="code-interpreter") == []
+    assert ids(started_after=younger.get_info().started_at) == [younger.sandbox_id]
+    younger.kill()
+    assert ids() == [sandbox.sandbox_id]
+
+
+def test_a_sandbox_is_ended_once(opts: Opts) -> None:
+    made = Sandbox.create(**opts)
+    assert [made.kill(), made.kill(), made.is_running()] == [True, False, False]
+    with pytest.raises(SandboxNotRunningException):
+        made.commands.run("true")
+    with pytest.raises(NotFoundException):
+        made.get_info()
+    with pytest.raises(NotFoundException):
+        made.set_timeout(60)
+    with pytest.raises(NotFoundException):
+        Sandbox.connect(made.sandbox_id, **opts)
+
+
+def test_timeouts_end_or_pause(opts: Opts) -> None:
+    ending = Sandbox.create(timeout=600, **opts)
+    pausing = Sandbox.create(timeout=600, lifecycle={"on_timeout": "pause", "auto_resume": True}, **opts)
+    assert pausing.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": True}
+    pausing.commands.run("echo kept > /tmp/kept")
+    for each in (ending, pausing):
+        each.set_timeout(1)
+    settle(ending.is_running, expected=False)
+    settle(lambda: pausing.get_info().state, SandboxState.PAUSED)
+    assert not pausing.is_running()
+    assert pausing.commands.run("cat /tmp/kept").stdout == "kept\n"  # which has resumed it
+    assert pausing.get_info().state is SandboxState.RUNNING
+    pausing.kill()
+
+
+def test_a_paused_sandbox_goes_on_where_it_was(opts: Opts) -> None:
+    made = Sandbox.create(timeout=60, **opts)
+    running = made.commands.run("sleep 600", background=True)
+    assert [made.pause(), made.pause()] == [True, False]
+    assert made.get_info().state is SandboxState.PAUSED
+    assert not made.is_running()
+    with pytest.raises(SandboxNotRunningException):
+        made.commands.run("true")
+    with pytest.raises(SandboxException, match="without memory") as refused:
+        Sandbox.connect(made.sandbox_id, on_resume="reboot", **opts)
+    assert refused.value.status_code == 501
+    again = Sandbox.connect(made.sandbox_id, timeout=300, **opts)
+    assert running.pid in {each.pid for each in again.commands.list()}
+    assert again.get_info().end_at - datetime.now(UTC) > timedelta(seconds=250)
+    Sandbox.connect(made.sandbox_id, timeout=1, **opts)  # which shortens nothing
+    assert again.get_info().end_at - datetime.now(UTC) > timedelta(seconds=240)
+    with pytest.raises(SandboxException, match="without memory"):
+        again.pause(mode="filesystem")
+    again.kill()
+
+
+def test_older_clients_find_their_calls(api: AuthenticatedClient, opts: Opts, sandbox: Sandbox) -> None:
+    made = post_sandboxes.sync_detailed(client=api, body=NewSandbox(template_id="base", metadata={"old": "1"}, secure=True)).parsed
+    id_ = made.sandbox_id  # type: ignore[union-attr]
+    listed = get_sandboxes.sync_detailed(client=api, metadata="old=1").parsed
+    assert [each.sandbox_id for each in listed] == [id_]  # type: ignore[union-attr]
+
+    def left() -> timedelta:
+        return Sandbox.get_info(id_, **opts).end_at - datetime.now(UTC)
+
+    assert left() <= timedelta(seconds=15)
+    assert post_sandboxes_sandbox_id_refreshes.sync_detailed(id_, client=api, body=SandboxRefreshRequest(duration=100)).status_code == 204
+    assert left() > timedelta(seconds=60)
+    connected = post_sandboxes_sandbox_id_connect.sync_detailed(id_, client=api, body=ConnectSandbox(timeout=200))
+    assert connected.status_code == 200
+    assert left() > timedelta(seconds=160)
+    resume = ResumedSandbox(timeout=300, auto_pause=True)
+    assert post_sandboxes_sandbox_id_resume.sync_detailed(id_, client=api, body=resume).status_code == 409
+    Sandbox.pause(id_, **opts)
+    assert get_sandboxes.sync_detailed(client=api, metadata="old=1").parsed == []
+    assert post_sandboxes_sandbox_id_resume.sync_detailed(id_, client=api, body=resume).status_code == 201
+    assert left() > timedelta(seconds=250)
+    assert Sandbox.get_info(id_, **opts).lifecycle == {"on_timeout": "pause", "auto_resume": False}
+    assert Sandbox.kill(id_, **opts)
+    assert sandbox.is_running()
+
+
+def test_snapshots_are_templates(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
+    sandbox.commands.run("echo kept > /tmp/kept")
+    whole, files = sandbox.create_snapshot(name="whole"), sandbox.create_snapshot(mode="filesystem")
+    assert (whole.names, files.names) == (["whole"], [])
+
+    def listed(**query: Any) -> list[str]:  # noqa: ANN401 - E2B's
+        pages = Sandbox.list_snapshots(**query, **opts)
+        found = []
+        while pages.has_next:
+            found += [each.snapshot_id for each in pages.next_items()]
+        return found
+
+    assert listed() == listed(limit=1) == listed(sandbox_id=sandbox.sandbox_id) == [whole.snapshot_id, files.snapshot_id]
+    assert listed(name="whole") == [whole.snapshot_id]
+    assert listed(sandbox_id="sb-none") == []
+    for name in (whole.snapshot_id, "whole", files.snapshot_id):
+        with Sandbox.create(name, timeout=60, metadata={"of": name}, envs={"COLOUR": "red"}, **opts) as made:
+            told = made.get_info()
+            assert (told.template_id, told.metadata) == (name, {"of": name})
+            assert made.commands.run("cat /tmp/kept; echo $COLOUR").stdout == "kept\nred\n"
+    with pytest.raises(SandboxException, match="no template or snapshot"):
+        Sandbox.create(whole.snapshot_id, **stranger)
+    assert Sandbox.delete_snapshot(whole.snapshot_id, **stranger) is False
+    assert [Sandbox.delete_snapshot(each.snapshot_id, **opts) for each in (whole, files, whole)] == [True, True, False]
+    with pytest.raises(SandboxException, match="the service's own"):
+        Sandbox.delete_snapshot("base", **opts)
+
+
+def test_forks_go_on_where_the_sandbox_is(opts: Opts) -> None:
+    with Sandbox.create(metadata={"of": "fork"}, **opts) as parent:
+        running = parent.commands.run("sleep 600", background=True)
+        children = parent.fork(timeout=120, count=2)
+        assert len(children) == 2
+        for child in children:
+            assert isinstance(child, Sandbox)
+            assert running.pid in {each.pid for each in child.commands.list()}
+            told = child.get_info()
+            assert (told.template_id, told.metadata) == ("base", {"of": "fork"})
+            assert timedelta(seconds=60) < told.end_at - datetime.now(UTC) <= timedelta(seconds=120)
+            child.kill()
+
+
+def test_metrics_are_those_of_now(api: AuthenticatedClient, sandbox: Sandbox) -> None:
+    (now,) = sandbox.get_metrics()
+    assert (now.cpu_count, now.mem_total, now.disk_total) == (1, 1 << 30, 5 << 30)
+    assert 0 < now.mem_used < now.mem_total
+    assert now.cpu_used_pct > 0
+    assert sandbox.get_metrics(end=datetime.now(UTC) - timedelta(hours=1)) == []
+    many = get_sandboxes_metrics.sync_detailed(client=api, sandbox_ids=[sandbox.sandbox_id, "sb-none"]).parsed
+    assert set(many.sandboxes) == {sandbox.sandbox_id}  # type: ignore[union-attr]
+
+
+def test_logs_are_what_runs_wrote(api: AuthenticatedClient, sandbox: Sandbox) -> None:
+    with pytest.raises(CommandExitException):
+        sandbox.commands.run("echo logged-out; echo logged-err >&2; exit 3")
+
+    def lines() -> list[str]:
+        found = get_v_2_sandboxes_sandbox_id_logs.sync_detailed(sandbox.sandbox_id, client=api, search="logged-").parsed
+        return [each.message for each in found.logs if not each.message.startswith("command ")]  # type: ignore[union-attr]
+
+    settle(lines, ["logged-out", "logged-err"])
+    old = get_sandboxes_sandbox_id_logs.sync_detailed(sandbox.sandbox_id, client=api).parsed
+    assert "logged-out" in [each.line for each in old.logs]  # type: ignore[union-attr]
+
+
+def test_templates_are_the_services(api: AuthenticatedClient) -> None:
+    for listed in (get_templates, get_v2_templates):
+        found = {each.template_id: each for each in listed.sync_detailed(client=api).parsed}  # type: ignore[attr-defined]
+        assert {"base", "code-interpreter"} <= set(found)
+        assert "code-interpreter-v1" in found["code-interpreter"].aliases
+    one = get_templates_template_id.sync_detailed("code-interpreter-v1", client=api).parsed
+    assert (one.template_id, one.envd_version) == ("code-interpreter", "0.6.4")  # type: ignore[union-attr]
+    alias = get_templates_aliases_alias.sync_detailed("code-interpreter-v1", client=api).parsed
+    assert alias.template_id == "code-interpreter"  # type: ignore[union-attr]
+    assert get_templates_aliases_alias.sync_detailed("none", client=api).status_code == 404
+
+
+def test_what_there_is_not_is_refused_in_its_words(opts: Opts) -> None:
+    with httpx.Client(base_url=opts["api_url"], headers={"X-API-KEY": opts["api_key"]}) as http:
+        for method, path in (
+            *(("POST", "/v3/templates"), ("POST", "/v2/templates"), ("POST", "/templates"), ("POST", "/templates/tags")),
+            *(("GET", "/volumes"), ("POST", "/volumes"), ("GET", "/secrets"), ("POST", "/secrets"), ("GET", "/teams")),
+        ):
+            answer = http.request(method, path)
+            assert (answer.status_code, answer.json()["code"]) == (501, 501), path
+            assert answer.json()["message"]
+
+
+def test_a_stranger_finds_nothing(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
+    id_ = sandbox.sandbox_id
+    assert Sandbox.list(**stranger).next_items() == []
+    assert Sandbox.kill(id_, **stranger) is False
+    for ask in (Sandbox.get_info, Sandbox.connect, Sandbox.pause, Sandbox.get_metrics, Sandbox.create_snapshot, Sandbox.fork):
+        with pytest.raises(NotFoundException):
+            ask(id_, **stranger)
+    with httpx.Client(base_url=opts["api_url"], headers={"X-Access-Token": str(sandbox._envd_access_token), "E2b-Sandbox-Id": id_}) as http:  # noqa: SLF001 - a thief
+        assert http.get("/health").status_code == 204
+        assert http.get(f"/sandboxes/{id_}").status_code == 401  # a token is no key
+        assert http.get("/health", headers={"E2b-Sandbox-Id": "sb-none"}).status_code == 401
+
+
+async def test_the_asynchronous_client_does_the_same(opts: Opts) -> None:
+    made = await AsyncSandbox.create(timeout=60, metadata={"how": "async"}, **opts)
+    found = await AsyncSandbox.list(SandboxQuery(metadata={"how": "async"}), **opts).next_items()
+    assert [each.sandbox_id for each in found] == [made.sandbox_id]
+    assert await made.pause()
+    assert not await made.is_running()
+    again = await AsyncSandbox.connect(made.sandbox_id, **opts)
+    assert (await again.commands.run("echo on")).stdout == "on\n"
+    snapshot = await again.create_snapshot(mode="filesystem")
+    assert await AsyncSandbox.delete_snapshot(snapshot.snapshot_id, **opts)
+    assert len(await again.get_metrics()) == 1
+    assert [await again.kill(), await again.kill()] == [True, False]
