@@ -30,16 +30,19 @@ class Note:
         tag: The word that its client found for it.
         cwd: Where it began; None is the default, or not known.
         env: What its client added to its environment; empty where there was no memory to keep it.
+        spec: All that it was started with; None likewise.
     """
 
     tag: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    spec: ProcessSpec | None = None
 
     @property
     def size_bytes(self) -> int:
         """What it takes here, about."""
-        return _OWN_BYTES + sum(len(name) + len(value) for name, value in self.env.items())
+        argv = () if self.spec is None else self.spec.argv
+        return _OWN_BYTES + sum(len(name) + len(value) for name, value in self.env.items()) + sum(map(len, argv))
 
 
 NOTHING = Note()
@@ -49,7 +52,7 @@ def keep(box: Sandbox, process: ProcessId, spec: ProcessSpec) -> None:
     """Note what was said of a process that was just started."""
     if spec.hidden:
         return
-    whole = Note(spec.tag, spec.cwd, spec.env)
+    whole = Note(spec.tag, spec.cwd, spec.env, spec)
     for note in (whole, Note(spec.tag, spec.cwd)):
         if box.budget.try_take(note.size_bytes):
             box.notes[process] = note

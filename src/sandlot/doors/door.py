@@ -15,12 +15,12 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIWebSocketRoute
 
 from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
-from sandlot.web.telling import Told
+from sandlot.web.telling import Told, pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,12 @@ class Door:
     @cached_property
     def roots(self) -> frozenset[str]:
         """The paths of :attr:`at_root`."""
-        return frozenset(route.path for route in self.at_root.routes if isinstance(route, APIRoute)) if self.at_root is not None else frozenset()
+        routes = () if self.at_root is None else self.at_root.routes
+        return frozenset(route.path for route in routes if isinstance(route, (APIRoute, APIWebSocketRoute)))
 
     @cached_property
     def _raw(self) -> re.Pattern[str]:
-        return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in self.raw) or r"(?!)")
+        return pattern(self.raw)
 
     def tell(self, error: SandlotError, request_id: str, status: int | None) -> Told:
         """An error in the vendor's words."""

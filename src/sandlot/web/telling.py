@@ -5,6 +5,7 @@ Law: It is decided before anything else is known of a request, so that whatever 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ class Teller(Protocol):
 
     @property
     def roots(self) -> Collection[str]:
-        """Paths that are not below the prefix, and are answered by this one all the same."""
+        """Paths that are not below the prefix, and are answered by this one all the same; a part in braces stands for any one part."""
         ...
 
     @property
@@ -67,6 +68,11 @@ class Teller(Protocol):
         ...
 
 
+def pattern(paths: Iterable[str]) -> re.Pattern[str]:
+    """What matches these paths, and nothing else; a part in braces stands for any one part."""
+    return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path)) for path in paths) or r"(?!)")
+
+
 class Tellers:
     """Everybody who answers.
 
@@ -80,8 +86,20 @@ class Tellers:
     def __init__(self, own: Teller, others: Iterable[Teller] = ()) -> None:
         self._own = own
         self._by_prefix = {other.prefix: other for other in others}
-        self._by_root = {path: other for other in self._by_prefix.values() for path in other.roots}
+        self._by_root: dict[str, list[tuple[re.Pattern[str], Teller]]] = {}
+        for other in self._by_prefix.values():
+            for first in {_first(path) for path in other.roots}:
+                paths = pattern(path for path in other.roots if _first(path) == first)
+                self._by_root.setdefault(first, []).append((paths, other))
 
     def of(self, path: str) -> Teller:
         """Who answers a path."""
-        return self._by_prefix.get("/" + path[1:].partition("/")[0]) or self._by_root.get(path, self._own)
+        first = _first(path)
+        if (under := self._by_prefix.get(first)) is not None:
+            return under
+        return next((other for paths, other in self._by_root.get(first, ()) if paths.fullmatch(path)), self._own)
+
+
+def _first(path: str) -> str:
+    """``/`` and the first part of a path."""
+    return "/" + path[1:].partition("/")[0]

@@ -1,4 +1,7 @@
-"""Failures as Tensorlake tells them."""
+"""Failures as Tensorlake tells them.
+
+Law: No request for a sandbox is answered with 422 or 504, which its client reads as a sandbox that was made.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from typing import Any
 from sandlot.doors.door import Failure, Kind
 from sandlot.model.errors import ErrorCode
 
-_INVALID = Kind(400, "invalid_request")
-_ABSENT = Kind(404, "not_found")
-_GONE = Kind(404, "session_not_found")  # a session is its sandbox: one that has ended is none
-_OVER = Kind(429, "quota_exceeded")
-_AWAY = Kind(503, "service_unavailable")
+_INVALID = Kind(400, "INVALID_REQUEST")
+_ABSENT = Kind(404, "NOT_FOUND")
+_CONFLICT = Kind(409, "CONFLICT")
+_OVER = Kind(429, "QUOTA_EXCEEDED")
+_AWAY = Kind(503, "SERVICE_UNAVAILABLE")
 
 TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
     {
         ErrorCode.INVALID_REQUEST: _INVALID,
         ErrorCode.PATH_INVALID: _INVALID,
-        ErrorCode.UNAUTHENTICATED: Kind(401, "unauthorized"),
-        ErrorCode.FORBIDDEN: Kind(403, "forbidden"),
-        ErrorCode.PERMISSION_DENIED: Kind(403, "forbidden"),
+        ErrorCode.UNAUTHENTICATED: Kind(401, "UNAUTHORIZED"),
+        ErrorCode.FORBIDDEN: Kind(403, "FORBIDDEN"),
+        ErrorCode.PERMISSION_DENIED: Kind(403, "FORBIDDEN"),
         ErrorCode.NOT_FOUND: _ABSENT,
-        ErrorCode.SANDBOX_NOT_FOUND: _GONE,
-        ErrorCode.SANDBOX_ENDED: _GONE,
+        ErrorCode.SANDBOX_NOT_FOUND: _ABSENT,
+        ErrorCode.SANDBOX_ENDED: _ABSENT,
         ErrorCode.FILE_NOT_FOUND: _ABSENT,
         ErrorCode.EXECUTION_NOT_FOUND: _ABSENT,
         ErrorCode.CONTEXT_NOT_FOUND: _ABSENT,
@@ -32,26 +35,27 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: _ABSENT,
         ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
         ErrorCode.POOL_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_EXISTS: Kind(409, "conflict"),
-        ErrorCode.CONFLICT: Kind(409, "conflict"),
-        ErrorCode.SANDBOX_PAUSED: Kind(409, "conflict"),
-        ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "conflict"),
-        ErrorCode.TOO_LARGE: Kind(413, "too_large"),
+        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
+        ErrorCode.PATH_EXISTS: _CONFLICT,
+        ErrorCode.CONFLICT: _CONFLICT,
+        ErrorCode.SANDBOX_PAUSED: _CONFLICT,
+        ErrorCode.SNAPSHOT_UNUSABLE: _CONFLICT,
+        ErrorCode.TOO_LARGE: Kind(413, "TOO_LARGE"),
         ErrorCode.LIMIT_EXCEEDED: _OVER,
         ErrorCode.QUOTA_EXCEEDED: _OVER,
-        ErrorCode.DISK_FULL: Kind(507, "disk_full"),
-        ErrorCode.TIMEOUT: Kind(408, "timeout"),
-        ErrorCode.UNSUPPORTED: Kind(501, "not_supported"),
-        ErrorCode.TEMPLATE_NOT_FOUND: _AWAY,  # no request names one: the operator has to see to it
+        ErrorCode.DISK_FULL: Kind(507, "DISK_FULL"),
+        ErrorCode.TIMEOUT: Kind(408, "TIMEOUT"),
+        ErrorCode.UNSUPPORTED: Kind(501, "NOT_SUPPORTED"),
+        ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,  # an image that is not there is no sandbox that is not there
         ErrorCode.HOST_NOT_READY: _AWAY,
         ErrorCode.BUSY: _AWAY,
         ErrorCode.SERVICE_UNAVAILABLE: _AWAY,
         ErrorCode.SERVICE_STOPPING: _AWAY,
-        ErrorCode.INTERNAL: Kind(500, "internal_error"),
+        ErrorCode.INTERNAL: Kind(500, "INTERNAL"),
     }
 )
 
 
 def body(failure: Failure) -> Mapping[str, Any]:
     """What callers read. Pure."""
-    return {"code": failure.kind.status, "message": failure.message, "error": failure.message}
+    return {"error": failure.message, "code": failure.kind.word, "request_id": failure.request_id}

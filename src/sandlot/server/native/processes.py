@@ -11,7 +11,7 @@ from sandlot.core import notes
 from sandlot.core.content import changes
 from sandlot.core.content.changes import Mark
 from sandlot.core.records.executions import Journal
-from sandlot.core.runs import inputs, processes
+from sandlot.core.runs import inputs, processes, restarting
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone, while_connected
@@ -129,6 +129,13 @@ async def send_signal(sandbox: str, process: str, body: SignalBody, request: Req
     """Send a signal to a process's group."""
     running = await processes.send_signal(sandbox_of(request, sandbox), process, processes.signal_number(body.signal))
     return reply(SignalAnswer(running=running))
+
+
+@router.post("/{process}/restart", status_code=201, responses=also(StartedAnswer, "It runs, under another id.", 201))
+async def restart(sandbox: str, process: str, request: Request) -> Response:
+    """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
+    id_, pid = await restarting.restart(sandbox_of(request, sandbox), process)
+    return reply(StartedAnswer(process=id_, pid=pid), 201)
 
 
 def gone_on(event_id: str) -> tuple[int, int] | None:

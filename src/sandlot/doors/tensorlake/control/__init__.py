@@ -1,0 +1,1 @@
+"""Sandboxes from outside: made, found, changed, kept, claimed, ended."""

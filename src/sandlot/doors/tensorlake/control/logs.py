@@ -1,0 +1,99 @@
+"""What ran in a sandbox and what it wrote, out of the log of runs: line by line, also long after its end.
+
+Law: The sandbox is neither asked nor woken for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+from uuid import UUID, uuid5
+
+from fastapi import Query, Request, Response
+
+from sandlot.core.records.logs import reading
+from sandlot.core.records.logs.reading import Entry
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.tensorlake.control.wire import LogLine, LogProcess, LogProcessesAnswer, LogsAnswer, LogsQuery
+from sandlot.doors.tensorlake.translate import milliseconds, refuse
+from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, any_sandbox
+from sandlot.protocol.schema import STDERR
+from sandlot.web.asking import core_of, principal_of
+from sandlot.web.bodies import reply
+
+_LOGS = "/sandboxes/{sandbox}/logs"
+INFO, ERROR = 3, 5
+"""The levels that there are: of standard output, and of standard error."""
+_NANOSECONDS = 1_000_000
+
+
+@CONTROL.route("GET", _LOGS)
+async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+    """Lines, oldest first: all that is told at once of the newest runs, or the first or the last so many of them."""
+    if query.nextToken is not None:
+        raise refuse("nextToken", "All lines that there are are told at once.")
+    if query.head is not None and query.tail is not None:
+        raise refuse("head beside tail", "Give one of the two.")
+    box = await any_sandbox(request, sandbox)
+    found = [
+        line
+        for process, line in _lines(box, await _entries(request, box))
+        if (not query.level or line.level in query.level)
+        and (not query.processId or process in query.processId)
+        and (query.body is None or query.body in line.body)
+    ]
+    if query.head is not None:
+        found = found[: query.head]
+    if query.tail is not None:
+        found = found[len(found) - min(query.tail, len(found)) :]
+    return reply(LogsAnswer(logs=found, nextToken=None))
+
+
+@CONTROL.route("GET", "/sandboxes/{sandbox}/processes")
+async def processes(sandbox: str, request: Request) -> Response:
+    """The processes that have written something."""
+    box = await any_sandbox(request, sandbox)
+    core, who = core_of(request), principal_of(request)
+    counted = Counter(process for process, _ in _lines(box, await _entries(request, box)))
+    records = [record for record in await core.executions.page(who, sandbox=box.id, limit=reading.MOST_RUNS) if counted[record.id]]
+    told = [
+        LogProcess(
+            processId=record.id,
+            processPid="",
+            processCommand=" ".join(record.argv or ()) or record.code or "",
+            processManagedId="",
+            processManagedName="",
+            firstSeen=milliseconds(record.created_at) * _NANOSECONDS,
+            lastSeen=(milliseconds(record.created_at) + round(1000 * (record.duration_s or 0))) * _NANOSECONDS,
+            logCount=counted[record.id],
+        )
+        for record in reversed(records)
+    ]
+    return reply(LogProcessesAnswer(processes=told))
+
+
+async def _entries(request: Request, box: Sandbox) -> Sequence[Entry]:
+    entries, _ = await reading.read(core_of(request).executions, box, principal_of(request), reading.CHANNELS["both"])
+    return entries
+
+
+def _lines(box: Sandbox, entries: Sequence[Entry]) -> list[tuple[str, LogLine]]:
+    """What runs wrote, line by line, each with its run. Pure."""
+    return [
+        (
+            entry.execution,
+            LogLine(
+                timestamp=milliseconds(entry.at) * _NANOSECONDS,
+                uuid=str(uuid5(UUID(hex=entry.execution), f"{entry.channel}-{number}")),
+                namespace=NAMESPACE,
+                sandboxId=box.id,
+                body=text,
+                logAttributes=json.dumps({"process_id": entry.execution, "stream": "stderr" if entry.channel == STDERR else "stdout"}),
+                level=ERROR if entry.channel == STDERR else INFO,
+            ),
+        )
+        for entry in entries
+        for number, text in enumerate(entry.text.removesuffix("\n").split("\n"))
+    ]

@@ -1,0 +1,147 @@
+"""Sandboxes: made, listed, looked at, changed, ended; suspended and resumed; copied; those that have ended.
+
+Law: A rest that was begun goes on where its client goes away; what would be made for it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from sandlot.core.listing import ENDED, Wanted
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.saved.forks import NewFork
+from sandlot.doors.tensorlake import translate
+from sandlot.doors.tensorlake.control.wire import (
+    ArchiveAnswer,
+    ArchivedAnswer,
+    ArchivedQuery,
+    CopiesAnswer,
+    CopyQuery,
+    CreateBody,
+    SandboxesAnswer,
+    UpdateBody,
+    WaitQuery,
+)
+from sandlot.doors.tensorlake.translate import milliseconds
+from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, refused, url_of
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.storage import Position
+from sandlot.web import cursors
+from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.bodies import reply
+
+SANDBOXES = "/sandboxes"
+ONE = "/sandboxes/{sandbox}"
+ARCHIVED = "/archived-sandboxes"
+ACCEPTED = 202
+
+
+@CONTROL.route("POST", SANDBOXES)
+async def create(body: CreateBody, request: Request) -> Response:
+    """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
+    core, who, asked = core_of(request), principal_of(request), translate.new_sandbox(body)
+    if asked.snapshot is None:
+        work = core.sandboxes.create(asked, who)
+    else:
+        policy = translate.network(body.network)
+        work = core.snapshots.create(asked, who, limits=translate.change(body.resources), network=policy)
+    box = await unless_gone(request, work)
+    return reply(translate.made(box, url_of(request, box.id)), ACCEPTED if body.wait is False else 200)
+
+
+@CONTROL.route("GET", SANDBOXES)
+async def list_sandboxes(request: Request) -> Response:
+    """All that live, oldest first."""
+    boxes = core_of(request).sandboxes.all(principal_of(request))
+    return reply(SandboxesAnswer(sandboxes=[translate.sandbox(box, url_of(request, box.id)) for box in boxes]))
+
+
+@CONTROL.route("GET", ONE)
+async def get(sandbox: str, request: Request) -> Response:
+    """Look at a sandbox; also at one that has ended."""
+    return _told(request, await any_sandbox(request, sandbox))
+
+
+@CONTROL.route("PATCH", ONE)
+async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
+    """Change a sandbox's name, limits or whether a request wakes it."""
+    box = await any_sandbox(request, sandbox)
+    return _told(request, await core_of(request).sandboxes.update(box.id, principal_of(request), translate.update(body, box)))
+
+
+@CONTROL.route("DELETE", ONE)
+async def kill(sandbox: str, request: Request) -> Response:
+    """End a sandbox, and all that is in it. Again and again the same."""
+    await core_of(request).sandboxes.kill((await any_sandbox(request, sandbox)).id, principal_of(request))
+    return Response(status_code=204)
+
+
+@CONTROL.route("POST", f"{ONE}/suspend")
+async def suspend(sandbox: str, _waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Write a sandbox's memory to the disk and give it back; it has been done when this is answered."""
+    box = await any_sandbox(request, sandbox)
+    return _told(request, await core_of(request).sandboxes.hibernate(box.id, principal_of(request)))
+
+
+@CONTROL.route("POST", f"{ONE}/resume")
+async def resume(sandbox: str, _waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Let a sandbox go on where it was; it runs when this is answered."""
+    box = await any_sandbox(request, sandbox)
+    return _told(request, await core_of(request).sandboxes.resume(box.id, principal_of(request)))
+
+
+@CONTROL.route("POST", f"{ONE}/copy")
+async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Request) -> Response:
+    """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
+    box = await any_sandbox(request, sandbox)
+    words = {name: word for name, word in box.metadata.items() if name in {translate.DOOR_WORD, translate.IMAGE_WORD}}
+    work = core_of(request).forks.fork(box.id, principal_of(request), NewFork(count=query.times, metadata=words))
+    copies = [translate.made(each, url_of(request, each.id)) for each in await unless_gone(request, work)]
+    return reply(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
+
+
+@CONTROL.route("POST", f"{ONE}/file_systems")
+async def attach(sandbox: str, request: Request) -> None:
+    """Refuse to put a file system into a sandbox that runs."""
+    await any_sandbox(request, sandbox)
+    raise refused("A file system cannot be put into a sandbox that runs.", "Say which a sandbox has when it is made.")
+
+
+@CONTROL.route("DELETE", f"{ONE}/file_systems")
+async def detach(sandbox: str, request: Request) -> None:
+    """Refuse to take one out."""
+    await any_sandbox(request, sandbox)
+    raise refused("A file system cannot be taken out of a sandbox that runs.", "It goes with the sandbox, and what is in it stays.")
+
+
+@CONTROL.route("GET", ARCHIVED)
+async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Request) -> Response:
+    """A page of those that have ended, oldest first, for as long as their records are kept."""
+    if query.direction != "forward":
+        raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
+    after = cursors.understood(query.cursor)
+    page, more = await core_of(request).sandboxes.page(principal_of(request), Wanted(states=ENDED), after=after, limit=query.limit)
+    following = cursors.told(Position(page[-1].created_at, page[-1].id)) if more else None
+    return reply(ArchiveAnswer(sandboxes=[_archived(request, box) for box in page], next_cursor=following))
+
+
+@CONTROL.route("GET", f"{ARCHIVED}/{{archived}}")
+async def get_archived(archived: str, request: Request) -> Response:
+    """Look at one that has ended."""
+    box = await any_sandbox(request, archived)
+    if not box.ended.is_set():
+        raise NotFoundError(
+            f"Sandbox {box.id} has not ended.", code=ErrorCode.SANDBOX_NOT_FOUND, hint="Look at it among those that live.", fields={"sandbox": box.id}
+        )
+    return reply(_archived(request, box))
+
+
+def _told(request: Request, box: Sandbox) -> Response:
+    return reply(translate.sandbox(box, url_of(request, box.id)))
+
+
+def _archived(request: Request, box: Sandbox) -> ArchivedAnswer:
+    told = translate.sandbox(box, url_of(request, box.id))
+    return ArchivedAnswer(**dict(told), archived_at=milliseconds(box.ended_at or box.created_at))

@@ -1,0 +1,1 @@
+"""The inside of one sandbox: its processes, files and terminals."""

@@ -1,0 +1,248 @@
+"""Processes: run and followed, started and left, found again by pid or name, fed, signalled.
+
+Laws:
+- Events are told as they come; the last one says how the run ended. A stream without it was cut.
+- Of two processes of one pid or name, the one that runs is meant, and else the later one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from fastapi import Request, Response
+
+from sandlot.core import notes
+from sandlot.core.records.executions import Label
+from sandlot.core.runs import inputs, processes, restarting
+from sandlot.core.runs.processes import Run
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.tensorlake.inside import translate
+from sandlot.doors.tensorlake.inside.lines import Lines
+from sandlot.doors.tensorlake.inside.wire import (
+    OutputAnswer,
+    ProcessAnswer,
+    ProcessBody,
+    ProcessesAnswer,
+    RunBody,
+    SignalAnswer,
+    SignalBody,
+)
+from sandlot.doors.tensorlake.translate import NAME
+from sandlot.doors.tensorlake.ways import INSIDE, inside
+from sandlot.link.types import ProcessInfo
+from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
+from sandlot.model.ports import ExitReason
+from sandlot.web import streams
+from sandlot.web.asking import body_of, core_of, principal_of, unless_gone, while_connected
+from sandlot.web.bodies import reply
+
+STDIN = "/processes/{process}/stdin"
+_LABEL = Label(origin=NAME)
+_LOOKED_BACK = 200
+"""Runs of the log among which it is looked for when processes were started."""
+_SIGKILL = 9
+
+
+@INSIDE.route("POST", "/processes/run")
+async def run(body: RunBody, request: Request) -> Response:
+    """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
+    box = inside(request)
+    process = await unless_gone(request, processes.start(box, translate.run(body), label=_LABEL))
+    return streams.events(request, _told(box, process, translate.CHANNELS["output"], whole=True), process.close)
+
+
+@INSIDE.route("POST", "/processes")
+async def start(body: ProcessBody, request: Request) -> Response:
+    """Start a program and leave it."""
+    box, spec = inside(request), translate.start(body)
+    id_, _ = await processes.launch(box, spec, label=_LABEL)
+    return reply(_answer(request, box, await processes.look(box, id_), core_of(request).clock.now()), 201)
+
+
+@INSIDE.route("GET", "/processes")
+async def list_processes(request: Request) -> Response:
+    """The processes that were started through the service: running ones, and the last ones that ended."""
+    box = inside(request)
+    found = await processes.listing(box)
+    logged = await core_of(request).executions.page(principal_of(request), sandbox=box.id, limit=_LOOKED_BACK)
+    began = {str(record.id): record.created_at for record in logged}
+    return reply(ProcessesAnswer(processes=[_answer(request, box, info, began.get(info.process)) for info in found]))
+
+
+@INSIDE.route("GET", "/processes/{process}")
+async def get(process: str, request: Request) -> Response:
+    """Look at one process."""
+    box = inside(request)
+    info = await find(box, process)
+    began: datetime | None = None
+    with suppress(NotFoundError):
+        began = (await core_of(request).executions.get(principal_of(request), info.process)).created_at
+    return reply(_answer(request, box, info, began))
+
+
+@INSIDE.route("DELETE", "/processes/{process}")
+async def kill(process: str, request: Request) -> Response:
+    """Kill a process and those that it began."""
+    box = inside(request)
+    await processes.send_signal(box, (await find(box, process)).process, _SIGKILL)
+    return Response(status_code=204)
+
+
+@INSIDE.route("POST", "/processes/{process}/restart")
+async def restart(process: str, request: Request) -> Response:
+    """Start a process again: it is killed where it still runs, and has another pid then."""
+    box = inside(request)
+    id_, _ = await restarting.restart(box, (await find(box, process)).process, label=_LABEL)
+    return reply(_answer(request, box, await processes.look(box, id_), core_of(request).clock.now()))
+
+
+@INSIDE.route("POST", "/processes/{process}/signal")
+async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
+    """Send a signal to a process's group."""
+    box, number = inside(request), processes.signal_number(body.signal)
+    return reply(SignalAnswer(success=await processes.send_signal(box, (await find(box, process)).process, number)))
+
+
+@INSIDE.route("POST", STDIN)
+async def write_input(process: str, request: Request) -> Response:
+    """Write the body to a process's standard input; waits while the process does not read."""
+    box = inside(request)
+    await while_connected(request, inputs.write(box, (await find(box, process)).process, body_of(request)))
+    return Response(status_code=204)
+
+
+@INSIDE.route("POST", "/processes/{process}/stdin/close")
+async def close_input(process: str, request: Request) -> Response:
+    """End a process's standard input."""
+    box = inside(request)
+    await unless_gone(request, inputs.close(box, (await find(box, process)).process))
+    return Response(status_code=204)
+
+
+@INSIDE.route("GET", "/processes/{process}/stdout")
+async def stdout(process: str, request: Request) -> Response:
+    """What a process wrote to its standard output by now."""
+    return await _output(request, process, "stdout")
+
+
+@INSIDE.route("GET", "/processes/{process}/stderr")
+async def stderr(process: str, request: Request) -> Response:
+    """The same of its standard error."""
+    return await _output(request, process, "stderr")
+
+
+@INSIDE.route("GET", "/processes/{process}/output")
+async def output(process: str, request: Request) -> Response:
+    """The same of both."""
+    return await _output(request, process, "output")
+
+
+@INSIDE.route("GET", "/processes/{process}/stdout/follow")
+async def follow_stdout(process: str, request: Request) -> Response:
+    """What a process writes to its standard output, from the beginning, until it ends."""
+    return await _follow(request, process, "stdout")
+
+
+@INSIDE.route("GET", "/processes/{process}/stderr/follow")
+async def follow_stderr(process: str, request: Request) -> Response:
+    """The same of its standard error."""
+    return await _follow(request, process, "stderr")
+
+
+@INSIDE.route("GET", "/processes/{process}/output/follow")
+async def follow_output(process: str, request: Request) -> Response:
+    """The same of both."""
+    return await _follow(request, process, "output")
+
+
+async def find(box: Sandbox, word: str) -> ProcessInfo:
+    """A process by its pid, its name or its id.
+
+    Raises:
+        NotFoundError: ``process_not_found``.
+    """
+    pid = translate.pid_of(word)
+    known = await processes.listing(box)
+    found = [info for info in known if (info.pid == pid if pid is not None else word in {notes.of(box, info.process).tag, info.process})]
+    if not found:
+        raise NotFoundError(
+            f"There is no process {word[:64]!r} in sandbox {box.id}.",
+            code=ErrorCode.PROCESS_NOT_FOUND,
+            hint="List those that were started; the last ones that ended are among them.",
+            fields={"process": word[:64]},
+        )
+    return next((info for info in found if info.running), found[-1])
+
+
+async def _output(request: Request, word: str, which: str) -> Response:
+    box = inside(request)
+    info = await find(box, word)
+    process = await processes.follow(box, info.process, stdout_from=None, stderr_from=None, to_end=False)
+    lines, told = Lines(box.budget), list[str]()
+    taken = 0
+    try:
+        async with box.using():
+            async for item in process:
+                if item.channel not in translate.CHANNELS[which]:
+                    continue
+                more = [line for _, line in lines.add(item)]
+                size = 2 * sum(map(len, more))
+                box.budget.take(size)
+                taken += size
+                told += more
+        told += [line for _, line in lines.end()]
+    finally:
+        box.budget.give(taken)
+        lines.close()
+        await process.detach()
+    return reply(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
+
+
+async def _follow(request: Request, word: str, which: str) -> Response:
+    box = inside(request)
+    info = await find(box, word)
+    process = await processes.follow(box, info.process, stdout_from=None, stderr_from=None)
+    return streams.events(request, _told(box, process, translate.CHANNELS[which], whole=False), process.detach)
+
+
+async def _told(box: Sandbox, process: Run, channels: Sequence[int] | frozenset[int], *, whole: bool) -> AsyncIterator[streams.Event]:
+    """The events that tell of a process, to its end.
+
+    Args:
+        box: Where it runs.
+        process: It.
+        channels: Those of which is told.
+        whole: Whether it is told how it began and ended as well.
+    """
+    lines = Lines(box.budget)
+    try:
+        if whole:
+            yield streams.event("started", {"pid": process.pid, "started_at": time.time()})
+        async for item in process:
+            if item.channel in channels:
+                for each in lines.add(item):
+                    yield _line(*each)
+        for each in lines.end():
+            yield _line(*each)
+        outcome = await process.outcome()
+        if whole:
+            yield streams.event("exit", translate.ended(outcome))
+    except SandboxEndedError as error:
+        if not whole or error.fields.get("reason") != ExitReason.OOM:
+            raise
+        for each in lines.end():
+            yield _line(*each)
+        yield streams.event("exit", translate.OUT_OF_MEMORY)
+    finally:
+        lines.close()
+
+
+def _line(channel: int, text: str) -> streams.Event:
+    return streams.event("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
+
+
+def _answer(request: Request, box: Sandbox, info: ProcessInfo, began_at: datetime | None) -> ProcessAnswer:
+    return translate.process(info, notes.of(box, info.process), began_at, core_of(request).clock.now())

@@ -1,0 +1,165 @@
+"""Terminals: a program on one, and a WebSocket on which its client looks at it and types.
+
+A message is binary: ``0x00`` and bytes, both ways; ``0x01``, columns and rows from the client; ``0x02`` from the client, which is ready to be shown
+something; ``0x03`` and the exit code to the client, before a normal close whose reason is ``exit:CODE``.
+
+Laws:
+- Who goes away leaves the program as it is, and is shown it from the beginning of what is kept when it comes again.
+- What stands for a key in the address of a terminal opens the terminals of that sandbox, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import Request, Response, WebSocket
+from starlette.websockets import WebSocketState
+
+from sandlot.core.records.executions import Label
+from sandlot.core.runs import processes, terminals
+from sandlot.core.runs.processes import Run
+from sandlot.core.runs.terminals import Typed
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.tensorlake.inside import translate
+from sandlot.doors.tensorlake.inside.processes import find
+from sandlot.doors.tensorlake.inside.wire import TerminalAnswer, TerminalBody
+from sandlot.doors.tensorlake.translate import NAME
+from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside, no_socket
+from sandlot.link.types import Lost
+from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
+from sandlot.web.asking import core_of, principal_of
+from sandlot.web.bodies import reply
+from sandlot.web.sockets import GONE
+
+NORMAL, REFUSED, FAILED = 1000, 1008, 1011
+"""Codes of a close, RFC 6455 7.4.1."""
+TOKEN_HEADER = b"x-pty-token"
+
+_SOCKET = re.compile(rf"(?:{PREFIX}{BELOW}/(?P<sandbox>[^/]+))?{INNER}/pty/[^/]+/ws")
+_LABEL = Label(origin=NAME)
+_SIGKILL = 9
+
+
+@INSIDE.route("POST", "/pty")
+async def open_terminal(body: TerminalBody, request: Request) -> Response:
+    """Start a program on a terminal."""
+    box = inside(request)
+    id_, _ = await processes.launch(box, translate.terminal(body), label=_LABEL)
+    return reply(TerminalAnswer(session_id=id_, token=core_of(request).signer.token(principal_of(request).owner, box.id)), 201)
+
+
+@INSIDE.route("DELETE", "/pty/{process}")
+async def kill(process: str, request: Request) -> Response:
+    """Kill the program on a terminal."""
+    box = inside(request)
+    await processes.send_signal(box, (await find(box, process)).process, _SIGKILL)
+    return Response(status_code=204)
+
+
+@INSIDE.socket("/pty/{process}/ws")
+async def terminal(process: str, socket: WebSocket) -> None:
+    """Look at a terminal, and type."""
+    box = inside(socket)
+    run = await terminals.attach(box, (await find(box, process)).process)
+    try:
+        await _serve(socket, box, run)
+    finally:
+        await run.detach()
+
+
+@INSIDE.socket("/tunnels/tcp")
+async def tunnel(socket: WebSocket) -> None:
+    """Refuse to reach a port of the inside."""
+    raise no_socket(socket, "Ports of sandboxes are not reached from outside here.", "Use what listens there from inside of the sandbox, by run().")
+
+
+def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
+    """Who looks at a terminal by what was given for that in place of a key."""
+    asked = _SOCKET.fullmatch(scope["path"]) if scope["type"] == "websocket" else None
+    if asked is None:
+        return None
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
+    sandbox = asked["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
+    try:
+        named = core.sandboxes.find(sandbox, OPERATOR).id
+    except NotFoundError:
+        return None
+    return core.signer.bearer(token, named)
+
+
+async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
+    """Show a terminal and type on it, until its program ends or its client leaves.
+
+    Args:
+        socket: Not accepted yet.
+        box: Where the program runs.
+        run: It.
+    """
+    await socket.accept()
+    gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+    typed = Typed(box, run)
+    showing = asyncio.create_task(_show(socket, run))
+    tasks: list[asyncio.Task[Any]] = [
+        showing,
+        asyncio.create_task(_take(socket, box, run, typed)),
+        asyncio.create_task(typed.hand_on()),
+        asyncio.create_task(gone.wait()),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        typed.close()
+    if gone.is_set():
+        return
+    for task in tasks[:3]:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SandlotError):
+            if socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED, str(error)[:100])
+            return
+        if error is not None:
+            raise error
+    if not showing.cancelled():
+        code = showing.result()
+        await socket.send_bytes(translate.exited(code))
+        await socket.close(NORMAL, f"exit:{code}")
+
+
+async def _show(socket: WebSocket, run: Run) -> int:
+    """What is shown, to its end; the exit code."""
+    async for item in run:
+        shown = f"\r\n[{item.bytes} bytes are no longer kept]\r\n".encode() if isinstance(item, Lost) else item.data
+        await socket.send_bytes(bytes([translate.DATA]) + shown)
+    return (await run.outcome()).exit_code
+
+
+async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None:
+    """What the client says, until it leaves."""
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        said: bytes = message.get("bytes") or b""
+        try:
+            match said[:1]:
+                case b"\x00":
+                    await typed.add(said[1:])
+                case b"\x01":
+                    await terminals.resize(box, run.id, *translate.resized(said))
+                case b"\x02" | b"":
+                    pass  # it is shown what there is, ready or not
+                case _:
+                    raise InvalidRequestError("The message is none that a terminal knows.", hint="Begin it with 0x00, 0x01 or 0x02.")
+        except ConflictError:
+            continue  # it has ended, which is about to be told

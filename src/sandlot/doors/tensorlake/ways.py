@@ -1,0 +1,147 @@
+"""Where Tensorlake's client asks: the same calls at two places each, and which sandbox they are about.
+
+Its client asks for sandboxes, snapshots and pools below ``/v1/namespaces/NAME`` where the service's host is ``localhost`` or ``127.0.0.1``, and
+without that for every other one. It asks the inside of a sandbox at the ``sandbox_url`` that it was told; of hosts that are not this machine it
+keeps no path of that, and names the sandbox in a header.
+
+Laws:
+- A sandbox is named by its id, or by its name where it is one's own and lives.
+- There is one namespace: a key's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request, WebSocket
+from starlette.requests import HTTPConnection
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
+from sandlot.model.ids import SANDBOX_ID
+from sandlot.web.asking import core_of, principal_of
+
+PREFIX = "/tensorlake"
+NAMESPACE = "default"
+SANDBOX_HEADER = "X-Tensorlake-Sandbox-Id"
+BELOW = "/sbx"
+"""Where the inside of sandboxes is."""
+INNER = "/api/v1"
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
+
+router = APIRouter()
+at_root = APIRouter()
+
+
+async def one_namespace(request: Request) -> None:
+    """Refuse any namespace but the one that there is.
+
+    Raises:
+        InvalidRequestError: It is another one.
+    """
+    named = request.path_params.get("namespace", NAMESPACE)
+    if named != NAMESPACE:
+        raise InvalidRequestError(
+            f"There is no namespace {named[:64]!r}.",
+            hint=f"Use {NAMESPACE!r}, which is what the client takes by itself: every key of Sandlot's has its own sandboxes.",
+            fields={"field": "namespace"},
+        )
+
+
+class Ways:
+    """A set of calls that is there at several places.
+
+    Args:
+        places: Each a router, and what is in front of a call's path there.
+    """
+
+    def __init__(self, *places: tuple[APIRouter, str]) -> None:
+        self._places = places
+
+    def route(self, method: str, path: str) -> Callable[[_Handler], _Handler]:
+        """What answers one call: a decorator."""
+
+        def add(handler: _Handler) -> _Handler:
+            for place, before in self._places:
+                needs = [Depends(one_namespace)] if "{namespace}" in before else []
+                place.add_api_route(before + path, handler, methods=[method], dependencies=needs)
+            return handler
+
+        return add
+
+    def socket(self, path: str) -> Callable[[_Handler], _Handler]:
+        """What answers one WebSocket: a decorator."""
+
+        def add(handler: _Handler) -> _Handler:
+            for place, before in self._places:
+                place.add_api_websocket_route(before + path, handler)
+            return handler
+
+        return add
+
+    def paths(self, path: str) -> frozenset[str]:
+        """Where a call is."""
+        return frozenset(before + path for _, before in self._places)
+
+
+CONTROL = Ways((router, "/v1/namespaces/{namespace}"), (router, ""))
+INSIDE = Ways((router, f"{BELOW}/{{sandbox}}{INNER}"), (at_root, INNER))
+
+
+async def any_sandbox(request: Request, sandbox: str) -> Sandbox:
+    """A sandbox by its id, also one that has ended, for as long as its record is kept; or a live one by its name.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``.
+    """
+    return await found(core_of(request), principal_of(request), sandbox)
+
+
+async def found(core: Core, who: Principal, sandbox: str) -> Sandbox:
+    """As :func:`any_sandbox`."""
+    if SANDBOX_ID.fullmatch(sandbox):
+        return await core.sandboxes.look(sandbox, who)
+    return core.sandboxes.named(sandbox, who)
+
+
+def inside(connection: HTTPConnection) -> Sandbox:
+    """The sandbox whose inside a request is about.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``.
+        InvalidRequestError: It does not say which.
+    """
+    named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER)
+    if not named:
+        raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
+    sandboxes, who = core_of(connection).sandboxes, principal_of(connection)
+    return sandboxes.find(named, who) if SANDBOX_ID.fullmatch(named) else sandboxes.named(named, who)
+
+
+def url_of(request: Request, sandbox: str) -> str:
+    """Where the client reaches the inside of a sandbox, as it has reached this service."""
+    return f"{request.url.scheme}://{request.headers.get('host') or 'localhost'}{PREFIX}{BELOW}/{sandbox}"
+
+
+def refused(what: str, why: str) -> UnsupportedError:
+    """What is answered where Tensorlake has something that Sandlot has not.
+
+    Args:
+        what: A sentence that says what.
+        why: What to use in its place.
+    """
+    return UnsupportedError(what, code=ErrorCode.UNSUPPORTED, hint=why)
+
+
+def no_socket(socket: WebSocket, what: str, why: str) -> UnsupportedError:
+    """The same for a WebSocket; somebody else's sandbox is not found first.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``.
+    """
+    inside(socket)
+    return refused(what, why)
