@@ -1,0 +1,42 @@
+// What a JavaScript program does with E2B's own packages; it prints what it saw as one line of JSON.
+import { Sandbox } from '@e2b/code-interpreter'
+import { Sandbox as Plain, SandboxNotFoundError, CommandExitError } from 'e2b'
+
+const seen = {}
+const sandbox = await Sandbox.create({ timeoutMs: 120_000, metadata: { user: 'a b&c' }, envs: { COLOUR: 'green' } })
+
+const command = await sandbox.commands.run('echo "$COLOUR in $PWD"; echo oops >&2')
+seen.command = [command.stdout, command.stderr, command.exitCode]
+try {
+  await sandbox.commands.run('exit 3')
+} catch (error) {
+  seen.failed = [error instanceof CommandExitError, error.exitCode]
+}
+
+await sandbox.files.write('note.txt', 'written by JavaScript')
+seen.file = await sandbox.files.read('/home/user/note.txt')
+
+const streamed = []
+const run = await sandbox.runCode("x = open('note.txt').read()\nprint('out')\nx.upper()", { onStdout: (message) => streamed.push(message.line) })
+seen.code = [run.text, run.logs.stdout, run.executionCount, streamed]
+const raised = await sandbox.runCode('1/0')
+seen.raised = [raised.error.name, raised.error.value, raised.error.traceback.includes('ZeroDivisionError')]
+seen.javascript = (await sandbox.runCode('[1, 2].map((each) => each * 2)', { language: 'javascript' })).text
+const context = await sandbox.createCodeContext({ language: 'bash', cwd: '/tmp' })
+seen.context = [context.language, (await sandbox.runCode('pwd', { context })).logs.stdout]
+
+const found = await Sandbox.list({ query: { metadata: { user: 'a b&c' } } }).nextItems()
+seen.listed = found.map((each) => [each.sandboxId === sandbox.sandboxId, each.state, each.metadata])
+
+await sandbox.pause()
+seen.paused = [(await Sandbox.getInfo(sandbox.sandboxId)).state, await sandbox.isRunning()]
+const again = await Sandbox.connect(sandbox.sandboxId)
+seen.again = (await again.runCode('x')).text
+
+seen.killed = [await again.kill(), await again.isRunning(), await Plain.kill(sandbox.sandboxId)]
+try {
+  await Plain.getInfo(sandbox.sandboxId)
+} catch (error) {
+  seen.gone = error instanceof SandboxNotFoundError
+}
+console.log(JSON.stringify(seen))

@@ -1,0 +1,249 @@
+"""E2B's code interpreter by E2B's own client against a real service: code, its results in every form, contexts, languages.
+
+The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real, on gVisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from e2b import InvalidArgumentException, NotFoundException, SandboxException, SandboxState, TimeoutException
+from e2b_code_interpreter import AsyncSandbox, Context, Sandbox
+from e2b_code_interpreter.charts import BarChart, BoxAndWhiskerChart, LineChart, PieChart, ScatterChart, SuperChart
+
+from tests.support.tcpservice import TcpService, tcp_service
+
+Opts = dict[str, Any]
+
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[TcpService]:
+    with tcp_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def opts(service: TcpService) -> Opts:
+    return {"api_key": service.key("compat"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
+
+
+@pytest.fixture(scope="module")
+def sandbox(opts: Opts) -> Iterator[Sandbox]:
+    """One sandbox that tests share."""
+    made = Sandbox.create(timeout=600, envs={"COLOUR": "green"}, **opts)
+    yield made
+    made.kill()
+
+
+def test_variables_and_files_stay_between_runs(sandbox: Sandbox) -> None:
+    assert sandbox.get_info().template_id == "code-interpreter-v1"
+    first = sandbox.run_code("x = 41\nprint('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1")
+    assert (first.text, first.logs.stdout, first.logs.stderr, first.error) == ("42", ["out\n"], ["err\n"], None)
+    assert first.execution_count is not None
+    again = sandbox.run_code("'x is ' + str(x)")
+    assert again.text == "x is 41"  # as E2B tells it, without the quotes
+    assert again.execution_count == first.execution_count + 1
+    sandbox.files.write("note.txt", "written by the client")
+    assert sandbox.run_code("open('note.txt').read()").text == "written by the client"
+    assert sandbox.run_code("open('made.txt', 'w').write('by code'); import os; os.getcwd()").text == "/home/user"
+    assert sandbox.files.read("made.txt") == sandbox.commands.run("cat made.txt").stdout == "by code"
+
+
+def test_what_is_written_is_told_as_it_is(sandbox: Sandbox) -> None:
+    seen: list[tuple[str, Any]] = []
+    going = threading.Event()
+
+    def on_stdout(message: Any) -> None:  # noqa: ANN401 - E2B's
+        seen.append(("stdout", message.line))
+        sandbox.files.write("/tmp/go", "")
+        going.set()
+
+    code = "import os, time\nprint('ä', end='', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)\ndisplay(1)\n1/0"
+    done = sandbox.run_code(
+        code,
+        on_stdout=on_stdout,
+        on_result=lambda result: seen.append(("result", result.text)),
+        on_error=lambda error: seen.append(("error", error.name)),
+    )
+    assert going.is_set()
+    assert seen == [("stdout", "ä"), ("result", "1"), ("error", "ZeroDivisionError")]
+    assert done.error is not None
+    assert (done.error.value, done.text) == ("division by zero", None)
+    assert "1/0" in done.error.traceback
+
+
+SHOWS = f"""
+import base64
+from IPython.display import display
+data = {{
+    "text/plain": "plain", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>", "image/png": base64.b64decode({base64.b64encode(PNG)!r}),
+    "image/jpeg": b"jpeg", "application/pdf": b"%PDF", "text/latex": "$l$", "application/json": {{"a": [1, None]}}, "application/javascript": "j()",
+    "application/x-else": "else",
+}}
+display(data, raw=True)
+"""
+
+
+def test_a_result_has_every_form_that_was_shown(sandbox: Sandbox) -> None:
+    (result,) = sandbox.run_code(SHOWS).results
+    assert not result.is_main_result
+    assert (result.text, result.html, result.markdown, result.svg, result.latex) == ("plain", "<b>h</b>", "*m*", "<svg/>", "$l$")
+    assert (result.json, result.javascript, result.extra) == ({"a": [1, None]}, "j()", {"application/x-else": "else"})
+    assert [base64.b64decode(each or "") for each in (result.png, result.jpeg, result.pdf)] == [PNG, b"jpeg", b"%PDF"]
+
+
+DRAWN = """
+import matplotlib.pyplot as plt
+figure, axes = plt.subplots(2, 3)
+axes[0, 0].plot([1, 2], [3, 4], label="a")
+axes[0, 1].scatter([1, 2], [3, 4], label="b")
+axes[0, 2].bar(["x", "y"], [5, 6])
+axes[1, 0].pie([1, 3], labels=["p", "q"])
+axes[1, 1].boxplot([[1, 2, 3, 4, 50]])
+axes[1, 2].plot([0, 1], [0, 1])
+axes[1, 2].set_xlabel("time (s)")
+figure.suptitle("all")
+plt.show()
+"""
+
+
+def test_a_figure_is_an_image_and_its_data(sandbox: Sandbox) -> None:
+    (result,) = sandbox.run_code(DRAWN).results
+    assert base64.b64decode(result.png or "").startswith(b"\x89PNG")
+    assert isinstance(result.chart, SuperChart)
+    assert result.chart.title == "all"
+    line, scatter, bar, pie, box, other = result.chart.elements
+    assert isinstance(line, LineChart)
+    assert (line.elements[0].label, line.elements[0].points) == ("a", [(1, 3), (2, 4)])
+    assert isinstance(scatter, ScatterChart)
+    assert isinstance(bar, BarChart)
+    assert [(each.label, float(each.value)) for each in bar.elements] == [("x", 5), ("y", 6)]
+    assert isinstance(pie, PieChart)
+    assert [each.label for each in pie.elements] == ["p", "q"]
+    assert isinstance(box, BoxAndWhiskerChart)
+    assert box.elements[0].median == 3
+    assert isinstance(other, LineChart)
+    assert (other.x_label, other.x_unit) == ("time (s)", "s")
+
+
+def test_environment_is_the_sandboxs_and_the_runs(sandbox: Sandbox) -> None:
+    look = "import os; [os.environ.get(each) for each in ('COLOUR', 'SIZE')]"
+    assert sandbox.run_code(look, envs={"SIZE": "big"}).text == "['green', 'big']"
+    assert sandbox.run_code(look, envs={"COLOUR": "red"}).text == "['red', None]"
+    assert sandbox.run_code(look).text == "['green', None]"
+
+
+def test_languages_are_those_of_the_template(sandbox: Sandbox) -> None:
+    sandbox.run_code("let y = 20", language="javascript")
+    assert sandbox.run_code("y + 1", language="js").text == "21"
+    sandbox.run_code("z=3", language="bash")
+    assert sandbox.run_code("echo $z in $PWD", language="bash").logs.stdout == ["3 in /home/user\n"]
+    for language in ("r", "java", "typescript"):
+        with pytest.raises(SandboxException, match="400 .*Cells can be: python"):
+            sandbox.run_code("1", language=language)
+        with pytest.raises(SandboxException, match="400"):
+            sandbox.create_code_context(language=language)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentException):
+        sandbox.run_code("1", language="python", context=Context("default", "python", "/"))
+
+
+def test_contexts_have_variables_and_a_folder_of_their_own(sandbox: Sandbox) -> None:
+    sandbox.run_code("mine = 'default'")
+    made = sandbox.create_code_context(cwd="/tmp", language="python")
+    assert (made.language, made.cwd) == ("python", "/tmp")
+    assert sandbox.run_code("import os; mine = 'other'; os.getcwd()", context=made).text == "/tmp"
+    assert sandbox.run_code("mine").text == "default"
+    assert sandbox.create_code_context().cwd == "/home/user"
+    listed = {each.id: each for each in sandbox.list_code_contexts()}
+    assert listed[made.id].cwd == "/tmp"
+    sandbox.restart_code_context(made)
+    error = sandbox.run_code("mine", context=made).error
+    assert error is not None
+    assert error.name == "NameError"
+    sandbox.remove_code_context(made.id)
+    assert made.id not in {each.id for each in sandbox.list_code_contexts()}
+    for ask in (sandbox.remove_code_context, sandbox.restart_code_context, lambda gone: sandbox.run_code("1", context=gone)):
+        with pytest.raises(NotFoundException):
+            ask(made)
+    with pytest.raises(NotFoundException):
+        sandbox.create_code_context(cwd="/no/such/folder")
+
+
+def test_a_default_context_that_was_removed_begins_anew(sandbox: Sandbox) -> None:
+    sandbox.run_code("here = 1")
+    (default,) = (each for each in sandbox.list_code_contexts() if each.language == "python" and sandbox.run_code("here", context=each).text == "1")
+    sandbox.remove_code_context(default)
+    error = sandbox.run_code("here").error
+    assert error is not None
+    sandbox.run_code("here = 2")
+    sandbox.restart_code_context("default")  # as E2B calls it
+    assert sandbox.run_code("here").error is not None
+
+
+def test_a_client_that_gives_up_interrupts_its_code(sandbox: Sandbox) -> None:
+    with pytest.raises(TimeoutException):
+        sandbox.run_code("kept = 7\nimport time\nwhile True: time.sleep(0.01)", timeout=1)
+    assert sandbox.run_code("kept").text == "7"  # its turn comes, and the variables are there
+
+
+def test_an_interpreter_that_ends_says_so(sandbox: Sandbox) -> None:
+    error = sandbox.run_code("import os; os._exit(3)").error
+    assert error is not None
+    assert error.name == "KernelDied"
+    assert sandbox.run_code("1 + 1").text == "2"
+
+
+def test_a_sandbox_that_ends_under_its_code_is_told_as_that(opts: Opts) -> None:
+    doomed = Sandbox.create(timeout=60, **opts)
+    with pytest.raises(TimeoutException, match="killed"):
+        doomed.run_code("print('on', flush=True)\nimport time\ntime.sleep(600)", on_stdout=lambda _: doomed.kill())
+    with pytest.raises(TimeoutException, match="was not found"):
+        doomed.run_code("1")
+    with pytest.raises(TimeoutException, match="was not found"):
+        doomed.list_code_contexts()
+
+
+def test_variables_outlive_a_pause_a_fork_and_a_snapshot(opts: Opts) -> None:
+    with Sandbox.create(timeout=120, **opts) as made:
+        made.run_code("x = [1]")
+        (fork,) = made.fork()
+        assert isinstance(fork, Sandbox)
+        fork.run_code("x.append(2)")
+        assert (fork.run_code("x").text, made.run_code("x").text) == ("[1, 2]", "[1]")
+        fork.kill()
+        made.pause()
+        with pytest.raises(TimeoutException, match="was not found"):
+            made.run_code("x")
+        assert made.get_info().state is SandboxState.PAUSED
+        assert Sandbox.connect(made.sandbox_id, **opts).run_code("x").text == "[1]"
+
+
+def test_a_stranger_runs_nothing(service: TcpService, sandbox: Sandbox) -> None:
+    url, headers = f"{service.url}/e2b", {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-API-KEY": service.key("stranger")}
+    with httpx.Client(base_url=url, headers=headers) as http:
+        for answer in (http.post("/execute", json={"code": "1"}), http.post("/contexts"), http.get("/contexts"), http.delete("/contexts/default")):
+            assert answer.status_code == 502
+            assert "was not found" in answer.json()["message"]
+        assert http.get("/contexts", headers={"X-API-KEY": "none"}).status_code == 401
+
+
+async def test_the_asynchronous_client_does_the_same(opts: Opts) -> None:
+    made = await AsyncSandbox.create(timeout=60, **opts)
+    lines: list[str] = []
+    done = await made.run_code("x = 5\nprint('out')\nx", on_stdout=lambda message: lines.append(message.line))
+    assert (done.text, lines) == ("5", ["out\n"])
+    context = await made.create_code_context(language="bash", cwd="/tmp")
+    one, other = await asyncio.gather(made.run_code("x + 1"), made.run_code("pwd", context=context))
+    assert (one.text, other.logs.stdout) == ("6", ["/tmp\n"])
+    await made.restart_code_context(context)
+    assert context.id in {each.id for each in await made.list_code_contexts()}
+    await made.remove_code_context(context)
+    assert await made.kill()
