@@ -1,0 +1,145 @@
+"""Files by E2B's own client: written, read, listed, looked at, moved, removed; and by the URLs that it signs."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from e2b import FileNotFoundException, FileType, InvalidArgumentException, Sandbox, SandboxException
+from e2b.exceptions import AuthenticationException
+
+from tests.compat.e2b.conftest import Options
+
+
+@pytest.fixture(autouse=True)
+def empty_again(sandbox: Sandbox) -> Iterator[None]:
+    yield
+    sandbox.commands.run("rm -rf /home/user/t /root/t", user="root")
+
+
+def test_text_and_bytes_come_back_as_they_were(sandbox: Sandbox) -> None:
+    written = sandbox.files.write("t/a b/ä.txt", "grüße\n")
+    assert (written.name, written.type, written.path) == ("ä.txt", FileType.FILE, "/home/user/t/a b/ä.txt")
+    assert sandbox.files.read("t/a b/ä.txt") == "grüße\n"
+    whole = bytes(range(256)) * 10_000
+    sandbox.files.write("/home/user/t/raw", whole)
+    assert bytes(sandbox.files.read("~/t/raw", format="bytes")) == whole
+    with sandbox.files.read("t/raw", format="stream") as stream:
+        assert b"".join(stream) == whole
+    sandbox.files.write("t/raw", "")
+    assert sandbox.files.read("t/raw") == ""
+    assert sandbox.commands.run("stat -c '%U %a' t/raw").stdout == "user 644\n"
+
+
+def test_uploads_are_streamed_and_may_come_packed(sandbox: Sandbox) -> None:
+    whole = b"0123456789abcdef" * 200_000
+    for octets, packed in ((True, False), (True, True), (False, False)):
+        sandbox.files.write("t/big", whole, use_octet_stream=octets, gzip=packed)
+        assert sandbox.commands.run("sha256sum < t/big; wc -c < t/big").stdout.split()[-1] == str(len(whole))
+        assert bytes(sandbox.files.read("t/big", format="bytes", gzip=True)) == whole
+        sandbox.files.remove("t/big")
+    sandbox.files.write("t/file", io.BytesIO(whole))
+    sandbox.files.write("t/pieces", (piece for piece in (b"a", b"b", b"c")))
+    assert sandbox.files.read("t/pieces") == "abc"
+    assert sandbox.files.get_info("t/file").size == len(whole)
+
+
+def test_many_files_at_once(sandbox: Sandbox) -> None:
+    written = sandbox.files.write_files([{"path": f"t/{number}", "data": f"{number}"} for number in range(120)])
+    assert [each.path for each in written] == [f"/home/user/t/{number}" for number in range(120)]
+    assert sandbox.files.read("t/119") == "119"
+    sandbox.files.write_files([{"path": "/home/user/t/1", "data": b"new"}, {"path": "t/y", "data": b"y"}], user="root")
+    assert sandbox.commands.run("cat /home/user/t/1; stat -c %U /root/t/y", user="root").stdout == "newroot\n"
+    with pytest.raises(SandboxException, match="metadata"):
+        sandbox.files.write("t/z", "z", metadata={"a": "b"})
+
+
+def test_what_is_not_there_or_no_file_is_told(sandbox: Sandbox) -> None:
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.read("t/nothing")
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.get_info("t/nothing")
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.list("t/nothing")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.read("/tmp")
+    with pytest.raises(SandboxException, match="403"):
+        sandbox.files.read("/etc/shadow")
+    assert sandbox.files.read("/etc/shadow", user="root").startswith("root:")
+    with pytest.raises(AuthenticationException):
+        sandbox.files.read("/etc/passwd", user="nobody")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.list("/etc/passwd")
+    sandbox.files.remove("t/nothing")
+
+
+def test_entries_are_told_with_all_that_is_known(sandbox: Sandbox) -> None:
+    before = time.time()
+    sandbox.files.write("t/file", "12345")
+    sandbox.commands.run("cd t; chmod 640 file; ln -s file link; mkdir -m 1777 sticky; mkfifo fifo")
+    found = sandbox.files.get_info("t/file")
+    assert (found.name, found.type, found.path, found.size) == ("file", FileType.FILE, "/home/user/t/file", 5)
+    assert (found.mode, found.permissions, found.owner, found.group) == (0o640, "-rw-r-----", "user", "user")
+    assert abs(found.modified_time.timestamp() - before) < 3600
+    assert found.symlink_target is None
+    link = sandbox.files.get_info("t/link")
+    assert (link.type, link.symlink_target, link.permissions) == (FileType.SYMLINK, "/home/user/t/file", "Lrwxrwxrwx")
+    folder = sandbox.files.get_info("t/sticky")
+    assert (folder.type, folder.permissions) == (FileType.DIR, "dtrwxrwxrwx")
+    assert [each.name for each in sandbox.files.list("t")] == ["file", "link", "sticky"], "what is no file, folder or link the client leaves out"
+
+
+def test_folders_are_made_listed_moved_and_removed(sandbox: Sandbox) -> None:
+    assert sandbox.files.make_dir("t/a/b") is True
+    assert sandbox.files.make_dir("t/a/b") is False
+    sandbox.files.write("t/a/b/c/file", "x")
+    with pytest.raises(InvalidArgumentException):
+        sandbox.files.make_dir("t/a/b/c/file")
+    assert [each.name for each in sandbox.files.list("t")] == ["a"]
+    assert [each.path.removeprefix("/home/user/t/") for each in sandbox.files.list("t", depth=3)] == ["a", "a/b", "a/b/c"]
+    assert len(sandbox.files.list("t", depth=10)) == 4
+    moved = sandbox.files.rename("t/a/b/c/file", "t/new/place")
+    assert (moved.path, sandbox.files.read("t/new/place")) == ("/home/user/t/new/place", "x")
+    sandbox.files.write("t/other", "y")
+    sandbox.files.rename("t/other", "t/new/place")
+    assert sandbox.files.read("t/new/place") == "y"
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.rename("t/nothing", "t/x/y")
+    assert sandbox.files.exists("t/x") is False
+    sandbox.files.remove("t/a")
+    assert (sandbox.files.exists("t/a"), sandbox.files.exists("t/new")) == (False, True)
+
+
+def test_signed_urls_open_one_file_to_whoever_has_them(sandbox: Sandbox, options: Options) -> None:
+    sandbox.files.write("t/file.txt", "content")
+    url = sandbox.download_url("t/file.txt")
+    assert url.startswith(options["sandbox_url"].removesuffix("/e2b") + "/files?path=t")
+    assert httpx.get(url).text == "content"
+    assert httpx.get(sandbox.download_url("/etc/shadow", user="root")).text.startswith("root:")
+    up = sandbox.upload_url("t/up load.txt", use_signature_expiration=60)
+    sent = httpx.post(up, files={"file": ("any name", b"sent")})
+    assert sent.json() == [{"name": "up load.txt", "type": "file", "path": "/home/user/t/up load.txt"}]
+    assert sandbox.files.read("t/up load.txt") == "sent"
+
+
+def test_a_signed_url_is_good_for_nothing_else(sandbox: Sandbox) -> None:
+    sandbox.files.write("t/file", "content")
+    url, up = sandbox.download_url("t/file"), sandbox.upload_url("t/file")
+    for wrong in (
+        httpx.get(url.replace("t%2Ffile", "t%2Fother").replace("t/file", "t/other")),
+        httpx.get(f"{url}&username=root"),
+        httpx.get(f"{url}&signature_expiration=9999999999"),
+        httpx.get(up),
+        httpx.post(url, files={"file": ("x", b"x")}),
+        httpx.get(url.partition("&signature")[0]),
+        httpx.get(url, headers={"E2b-Sandbox-Id": "sb-none-0000000000000000"}),
+        httpx.get(sandbox.download_url("t/file", use_signature_expiration=-5)),
+        httpx.get(url.replace("/files?", "/e2b/health?")),
+    ):
+        assert wrong.status_code == 401, wrong.text
+        assert wrong.json()["code"] == 401
+        assert "content" not in wrong.text
+    assert sandbox.files.read("t/file") == "content"

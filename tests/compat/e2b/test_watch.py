@@ -1,0 +1,92 @@
+"""Watched folders by E2B's own clients: asked again and again by the one, told as it happens by the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from e2b import AsyncSandbox, FileNotFoundException, FilesystemEvent, FilesystemEventType, Sandbox, SandboxException
+from e2b.sandbox_sync.filesystem.watch_handle import WatchHandle
+
+from tests.compat.e2b.conftest import Options
+from tests.support.until import until as eventually
+
+PATIENCE_S = 20.0
+Kind = tuple[str, FilesystemEventType]
+
+CREATE, WRITE, REMOVE, RENAME = FilesystemEventType.CREATE, FilesystemEventType.WRITE, FilesystemEventType.REMOVE, FilesystemEventType.RENAME
+
+
+def kinds(events: Sequence[FilesystemEvent]) -> list[Kind]:
+    return [(event.name, event.type) for event in events]
+
+
+def until(handle: WatchHandle, *wanted: Kind) -> list[FilesystemEvent]:
+    """What has happened, once all that was."""
+    events: list[FilesystemEvent] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not set(wanted) <= set(kinds(events)):
+        assert time.monotonic() < deadline, events
+        events += handle.get_new_events()
+    return events
+
+
+def test_a_folder_is_asked_again_and_again(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("w/sub")
+    handle = sandbox.files.watch_dir("w")
+    assert handle.get_new_events() == []
+    sandbox.files.write("w/file", "by the client")
+    told = until(handle, ("file", CREATE), ("file", WRITE))
+    assert {name for name, _ in kinds(told)} == {"file"}, "what a file is called until it is whole is nobody's business"
+    sandbox.commands.run("echo >> w/file; mv w/file w/other; rm w/other; echo > w/sub/deep")
+    told = until(handle, ("file", WRITE), ("file", RENAME), ("other", CREATE), ("other", REMOVE))
+    assert not any("deep" in name for name, _ in kinds(told))
+    assert all(event.entry is None for event in told)
+    handle.stop()
+    with pytest.raises(SandboxException):
+        handle.get_new_events()
+
+
+def test_what_is_below_and_what_it_is_are_told_where_that_is_asked_for(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("r/sub")
+    handle = sandbox.files.watch_dir("r", recursive=True, include_entry=True, allow_network_mounts=True)
+    sandbox.files.write("r/sub/deep/file", "12345")
+    told = until(handle, ("sub/deep/file", CREATE))
+    entry = next(event.entry for event in told if event.name == "sub/deep/file")
+    assert entry is not None
+    assert (entry.path, entry.size) == ("/home/user/r/sub/deep/file", 5)
+    handle.stop()
+    with pytest.raises(FileNotFoundException):
+        sandbox.files.watch_dir("nowhere")
+
+
+def test_a_link_to_a_folder_is_watched_by_the_links_own_names(sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkdir real; ln -s real link")
+    handle = sandbox.files.watch_dir("link")
+    sandbox.files.write("link/file", "x")
+    until(handle, ("file", CREATE))
+    handle.stop()
+
+
+def test_a_folder_is_told_of_as_it_happens(options: Options, sandbox: Sandbox) -> None:
+    async def watch() -> None:
+        same = await AsyncSandbox.connect(sandbox.sandbox_id, **options)
+        await same.files.make_dir("s")
+        told: list[FilesystemEvent] = []
+        ended: list[Exception | None] = []
+
+        def told_all(*wanted: Kind) -> Callable[[], bool]:
+            return lambda: set(wanted) <= set(kinds(told))
+
+        handle = await same.files.watch_dir("s", on_event=told.append, on_exit=ended.append, timeout=0, recursive=True, include_entry=True)
+        await same.files.write("s/file", "x")
+        await same.commands.run("mkdir s/a; echo > s/a/b; rm s/file")
+        await eventually(told_all(("file", CREATE), ("a/b", CREATE), ("file", REMOVE)))
+        assert next(event.entry for event in told if event.name == "a/b" and event.entry is not None).size <= 1
+        await handle.stop()  # type: ignore[no-untyped-call]  # the client has no type for it
+        await eventually(lambda: len(ended) > 0)
+        await same.files.remove("s")
+
+    asyncio.run(watch())
