@@ -84,8 +84,8 @@ SHOWS = f"""
 import base64
 from IPython.display import display
 data = {{
-    "text/plain": "plain", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>", "image/png": base64.b64decode({base64.b64encode(PNG)!r}),
-    "image/jpeg": b"jpeg", "application/pdf": b"%PDF", "text/latex": "$l$", "application/json": {{"a": [1, None]}}, "application/javascript": "j()",
+    "text/plain": "plain", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>",
+    "image/png": base64.b64decode({base64.b64encode(PNG)!r}), "image/jpeg": b"jpeg", "application/pdf": b"%PDF", "text/latex": "$l$", "application/json": {{"a": [1, None]}}, "application/javascript": "j()",
     "application/x-else": "else",
 }}
 display(data, raw=True)
@@ -147,7 +147,7 @@ def test_languages_are_those_of_the_template(sandbox: Sandbox) -> None:
     sandbox.run_code("z=3", language="bash")
     assert sandbox.run_code("echo $z in $PWD", language="bash").logs.stdout == ["3 in /home/user\n"]
     for language in ("r", "java", "typescript"):
-        with pytest.raises(SandboxException, match="400 .*Cells can be: python"):
+        with pytest.raises(SandboxException, match=r"400 .*Cells can be: python"):
             sandbox.run_code("1", language=language)
         with pytest.raises(SandboxException, match="400"):
             sandbox.create_code_context(language=language)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ RAW = envd.RAW
 ROOT = envd.ROOT
 
 router = APIRouter()
-for part in (records, sandboxes, saved, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
-    router.include_router(part.router)
+for _part in (records, sandboxes, saved, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
+    router.routes.extend(_part.router.routes)
 
 _BUILDS = "Templates are built by the service's operator; a snapshot keeps what was installed in a sandbox, and is used as a template is."
 _VOLUMES = "Make volumes by Sandlot's own API (POST /v1/volumes), and mount them by volume_mounts."
