@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import structlog
 
@@ -28,6 +28,10 @@ class Supply:
         self._templates = templates
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
         self._building: dict[str, asyncio.Task[Base]] = {}
+
+    def names(self) -> Collection[str]:
+        """What a sandbox can be started from, by name."""
+        return self._templates.names()
 
     async def templates(self) -> list[Template]:
         """What a sandbox can be started from."""

@@ -1,7 +1,7 @@
 """Uploads as forms send them: ``multipart/form-data`` (RFC 7578), taken apart while it arrives.
 
 Laws:
-- Nothing of a file waits here but the piece that was read last; other fields are passed over.
+- Nothing of a file waits here but the piece that was read last; other fields are passed over, but for short texts that somebody asks for.
 - A form that ends before its last boundary was cut, and is no upload.
 """
 
@@ -24,6 +24,8 @@ MAX_PARTS = 100
 MAX_HEADERS = 16
 """Of one part."""
 MAX_HEADER_BYTES = 4096
+MAX_TEXT_BYTES = 8192
+"""Of a text beside the file."""
 
 _HINT = "Send it as curl -F file=@data.csv does, or as the body itself."
 
@@ -76,12 +78,52 @@ async def uploads_of(request: Request, field: str = "file", *, most_parts: int =
         raise _no_file(field)
 
 
-async def upload_of(request: Request, field: str = "file") -> Upload:
+class Fields:
+    """Texts of a form beside its file: those before the file are there when it is, those after it once its content was read.
+
+    The first of a name counts.
+
+    Args:
+        names: Which ones; others are passed over.
+    """
+
+    __slots__ = ("_names", "_texts")
+
+    def __init__(self, *names: str) -> None:
+        self._names = frozenset(names)
+        self._texts: dict[str, str] = {}
+
+    def get(self, name: str) -> str | None:
+        """A text; None where there is none, or none yet."""
+        return self._texts.get(name)
+
+    async def take(self, head: _Head, told: AsyncIterator[_Head | bytes | None]) -> None:
+        """Take a part that the form is at, where it is one of these.
+
+        Raises:
+            InvalidRequestError: It is too long, or no UTF-8.
+        """
+        name, filename = head.names()
+        if name not in self._names or name in self._texts or filename is not None:
+            return
+        content = bytearray()
+        async for piece in _part(told):
+            content += piece
+            if len(content) > MAX_TEXT_BYTES:
+                raise InvalidRequestError(f"The form's field {name!r} has more than {MAX_TEXT_BYTES} bytes.", hint=_HINT, fields={"field": name})
+        try:
+            self._texts[name] = content.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequestError(f"The form's field {name!r} is no UTF-8.", hint=_HINT, fields={"field": name}) from None
+
+
+async def upload_of(request: Request, field: str = "file", *, beside: Fields | None = None) -> Upload:
     """The file that a form carries; the form is read up to its content.
 
     Args:
         request: Its body is such a form, and nothing of it was read.
         field: The name of the file's field.
+        beside: Is given the texts that come along.
 
     Raises:
         InvalidRequestError: It is no form, or has no such file.
@@ -94,7 +136,9 @@ async def upload_of(request: Request, field: str = "file") -> Upload:
         if isinstance(part, _Head):
             name, filename = part.names()
             if name == field and filename is not None:
-                return Upload(filename, part.media_type(), _content(told))
+                return Upload(filename, part.media_type(), _content(told, beside))
+            if beside is not None:
+                await beside.take(part, told)
     raise _no_file(field)
 
 
@@ -106,12 +150,13 @@ async def _part(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[byte
         yield part
 
 
-async def _content(told: AsyncIterator[_Head | bytes | None]) -> AsyncIterator[bytes]:
-    async for part in _part(told):
-        yield part
-    # What comes after it is of no interest, but it has to be whole.
-    async for _ in told:
-        pass
+async def _content(told: AsyncIterator[_Head | bytes | None], beside: Fields | None) -> AsyncIterator[bytes]:
+    async for piece in _part(told):
+        yield piece
+    # What comes after it is of no interest but for such texts, but it has to be whole.
+    async for part in told:
+        if isinstance(part, _Head) and beside is not None:
+            await beside.take(part, told)
 
 
 class _Head:

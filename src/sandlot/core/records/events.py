@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sandlot.model.access import OwnerId, Principal
@@ -20,6 +20,9 @@ from sandlot.model.storage import EventTable
 
 PAGE = 100
 """Read from the store at once for somebody who follows."""
+
+MOST_PAGE = 10_000
+"""Numbers that are looked at in one step backwards."""
 
 LOOK_S = 5.0
 """How often somebody who follows looks without having been told: other processes write to the same store."""
@@ -70,6 +73,23 @@ class Feed:
             limit: At most so many.
         """
         return await self._table.page(owner=None if who.operator else who.owner, sandbox=sandbox, after=after, limit=limit)
+
+    async def latest(self, who: Principal, *, kinds: Collection[str], limit: int, sandbox: SandboxId | None = None) -> Sequence[EventRecord]:
+        """What happened last, newest first.
+
+        Args:
+            who: For whom.
+            kinds: Of these types only.
+            limit: At most so many.
+            sandbox: What happened to that one only.
+        """
+        found: list[EventRecord] = []
+        end, width = await self.last(), 4 * limit
+        while end > 0 and len(found) < limit:
+            page = await self.page(who, sandbox=sandbox, after=max(0, end - width), limit=width)
+            found += [record for record in reversed(page) if record.sequence <= end and record.event.type in kinds]
+            end, width = end - width, min(4 * width, MOST_PAGE)
+        return found[:limit]
 
     async def follow(self, who: Principal, *, sandbox: SandboxId | None = None, after: int | None = None) -> AsyncIterator[EventRecord]:
         """What happens, as it happens, for as long as it is iterated.

@@ -1,4 +1,7 @@
-"""Sandbase. ``COVERAGE.md`` lists every call."""
+"""Sandbase: sandboxes, commands and files by plain HTTP, lifecycle events and webhooks. ``COVERAGE.md`` lists every call.
+
+No client is published; its documentation shows programs with ``requests``, and these are what ``tests/compat/sandbase`` runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Failures as Sandbase tells them."""
+"""Failures as Sandbase tells them: ``{"code": <the status>, "message": ...}``.
+
+Callers see the status and the message. A few messages are words that its documentation quotes; where one of them stands, ``error`` says what
+happened and what to do.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,22 @@ from typing import Any
 from sandlot.doors.door import Failure, Kind
 from sandlot.model.errors import ErrorCode
 
-_INVALID = Kind(400, "invalid_request")
-_ABSENT = Kind(404, "not_found")
-_GONE = Kind(404, "session_not_found")  # a session is its sandbox: one that has ended is none
-_OVER = Kind(429, "quota_exceeded")
-_AWAY = Kind(503, "service_unavailable")
+_INVALID = Kind(400, "")
+_ABSENT = Kind(404, "")
+_GONE = Kind(404, "sandbox not found")
+_RESTS = Kind(409, "sandbox is not active")
+_CLASH = Kind(409, "")
+_OVER = Kind(429, "")
+_AWAY = Kind(503, "")
 
 TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
     {
         ErrorCode.INVALID_REQUEST: _INVALID,
         ErrorCode.PATH_INVALID: _INVALID,
-        ErrorCode.UNAUTHENTICATED: Kind(401, "unauthorized"),
-        ErrorCode.FORBIDDEN: Kind(403, "forbidden"),
-        ErrorCode.PERMISSION_DENIED: Kind(403, "forbidden"),
+        ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,
+        ErrorCode.UNAUTHENTICATED: Kind(401, ""),
+        ErrorCode.FORBIDDEN: Kind(403, ""),
+        ErrorCode.PERMISSION_DENIED: Kind(403, ""),
         ErrorCode.NOT_FOUND: _ABSENT,
         ErrorCode.SANDBOX_NOT_FOUND: _GONE,
         ErrorCode.SANDBOX_ENDED: _GONE,
@@ -32,26 +39,26 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: _ABSENT,
         ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
         ErrorCode.POOL_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_EXISTS: Kind(409, "conflict"),
-        ErrorCode.CONFLICT: Kind(409, "conflict"),
-        ErrorCode.SANDBOX_PAUSED: Kind(409, "conflict"),
-        ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "conflict"),
-        ErrorCode.TOO_LARGE: Kind(413, "too_large"),
+        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
+        ErrorCode.PATH_EXISTS: _CLASH,
+        ErrorCode.CONFLICT: _CLASH,
+        ErrorCode.SANDBOX_PAUSED: _RESTS,
+        ErrorCode.SNAPSHOT_UNUSABLE: _CLASH,
+        ErrorCode.TOO_LARGE: Kind(413, ""),
         ErrorCode.LIMIT_EXCEEDED: _OVER,
         ErrorCode.QUOTA_EXCEEDED: _OVER,
-        ErrorCode.DISK_FULL: Kind(507, "disk_full"),
-        ErrorCode.TIMEOUT: Kind(408, "timeout"),
-        ErrorCode.UNSUPPORTED: Kind(501, "not_supported"),
-        ErrorCode.TEMPLATE_NOT_FOUND: _AWAY,  # no request names one: the operator has to see to it
+        ErrorCode.DISK_FULL: Kind(507, ""),
+        ErrorCode.TIMEOUT: Kind(408, ""),
+        ErrorCode.UNSUPPORTED: Kind(501, ""),
         ErrorCode.HOST_NOT_READY: _AWAY,
         ErrorCode.BUSY: _AWAY,
         ErrorCode.SERVICE_UNAVAILABLE: _AWAY,
         ErrorCode.SERVICE_STOPPING: _AWAY,
-        ErrorCode.INTERNAL: Kind(500, "internal_error"),
+        ErrorCode.INTERNAL: Kind(500, ""),
     }
 )
 
 
 def body(failure: Failure) -> Mapping[str, Any]:
     """What callers read. Pure."""
-    return {"code": failure.kind.status, "message": failure.message, "error": failure.message}
+    return {"code": failure.kind.status, "message": failure.kind.word or failure.message, "error": failure.message}

@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-RAW: frozenset[str] = frozenset()
+from sandlot.doors.door import refuse
+from sandlot.doors.sandbase import inside, sandboxes, telling
+
+RAW = inside.RAW
 
 router = APIRouter()
+for _part in (inside, sandboxes, telling):
+    router.include_router(_part.router)
+
+_AGENTS = "Run the agent where you are, and give it tools that call /sandboxes/{id}/processes and /files."
+_MODELS = "Ask the model's own service; Sandlot runs code and serves no models."
+_TEMPLATES = "Install what is needed in a sandbox of a template that there is; GET /templates lists them."
+for _path in (
+    "/default/v1/agents",
+    "/default/v1/sessions",
+    "/default/v1/sessions/{session}/events",
+    "/v1/agents",
+    "/v1/sessions",
+    "/v1/environments",
+):
+    refuse(router, "POST", _path, _AGENTS)
+for _path in ("/v1/chat/completions", "/v1/messages", "/v1/embeddings"):
+    refuse(router, "POST", _path, _MODELS)
+refuse(router, "GET", "/v1/models", _MODELS)
+refuse(router, "POST", "/templates", _TEMPLATES)
+refuse(router, "POST", "/v3/templates", _TEMPLATES)
+refuse(router, "PATCH", "/events/webhooks/{webhook}", "Delete the webhook, and make another one.")

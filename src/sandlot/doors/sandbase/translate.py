@@ -1,5 +1,254 @@
-"""Sandbase's words into ours and back. Pure."""
+"""Sandbase's words into ours and back. Pure.
+
+Laws:
+- The template that was asked for is given back by that name; it is in the sandbox's metadata, among the service's own words, which are hidden here.
+- A sandbox is told with the vendor's fields and with E2B's, whose wire it is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+from sandlot.core.admission import OWN, NewSandbox, check_own
+from sandlot.core.limits import Used
+from sandlot.core.ports import Template
+from sandlot.core.runs.outcomes import Finished
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
+from sandlot.link.types import Entry
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.specs import MIB, WORKSPACE, Limits, Network, OnTimeout, ProcessSpec
+from sandlot.model.states import State
+
 NAME = "sandbase"
+DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
+
+CLIENT_ID: Final = "sandlot"
+ENVD_VERSION: Final = "0.6.4"
+"""As the E2B door says it, which is where E2B's client finds what runs inside."""
+
+TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
+"""What Sandbase calls a template -> ours, and its name for people."""
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+MOST_TIMEOUT_S: Final = 3600.0
+DEFAULT_PROCESS_S: Final = 60.0
+INLINE_BYTES: Final = MIB
+"""Of a file that is told inside of JSON."""
+
+STATUSES: Mapping[State, str] = MappingProxyType(
+    {
+        State.CREATING: "creating",
+        State.RUNNING: "running",
+        State.SNAPSHOTTING: "running",
+        State.PAUSING: "paused",
+        State.PAUSED: "paused",
+        State.HIBERNATING: "paused",
+        State.HIBERNATED: "paused",
+        State.WAKING: "paused",
+        State.STOPPING: "stopped",
+        State.STOPPED: "stopped",
+        State.FAILED: "error",
+    }
+)
+LIVE: Final = frozenset({"creating", "running", "paused"})
+NEVER = datetime(9999, 12, 31, tzinfo=UTC)
+"""When a sandbox ends that has no timeout."""
+
+
+def statuses(asked: str | None) -> Collection[str]:
+    """Which sandboxes a list is to hold.
+
+    Raises:
+        InvalidRequestError: There is no such status.
+    """
+    if asked is None:
+        return LIVE
+    if asked not in STATUSES.values():
+        known = ", ".join(dict.fromkeys(STATUSES.values()))
+        raise InvalidRequestError(f"invalid status filter: {asked[:64]}.", hint=f"There are: {known}.", fields={"field": "status"})
+    return {asked}
+
+
+def ours(template: str, known: Collection[str]) -> str:
+    """What we call a template.
+
+    Raises:
+        NotFoundError: ``template_not_found``: there is none of that name; says which there are.
+    """
+    name = TEMPLATES[template][0] if template in TEMPLATES else template
+    if name not in known:
+        raise NotFoundError(
+            f"unknown template: {template[:64]}.",
+            code=ErrorCode.TEMPLATE_NOT_FOUND,
+            hint=f"There are: {', '.join(names(known))}. Install what else is needed in one of these.",
+            fields={"template": template[:64]},
+        )
+    return name
+
+
+def names(known: Collection[str]) -> list[str]:
+    """What templates may be called, given ours."""
+    return sorted({*known, *(theirs for theirs, (own, _) in TEMPLATES.items() if own in known)})
+
+
+def template(theirs: str, about: Template) -> dict[str, Any]:
+    """A template."""
+    limits = Limits()
+    return {
+        "templateID": theirs,
+        "name": TEMPLATES[theirs][1] if theirs in TEMPLATES else theirs,
+        "description": about.description,
+        "defaultTimeout": int(DEFAULT_TIMEOUT_S),
+        "buildID": about.digest or "",
+        "buildStatus": "ready" if about.digest is not None else "building" if about.building else "waiting",
+        "cpuCount": max(1, round(limits.cpus)),
+        "memoryMB": limits.memory_bytes // MIB,
+        "diskSizeMB": limits.disk_bytes // MIB,
+        "public": True,
+        "aliases": [theirs],
+    }
+
+
+def templates(known: Sequence[Template]) -> list[tuple[str, Template]]:
+    """All templates, each by the name that Sandbase has for it, or ours where it has none."""
+    called = {own: theirs for theirs, (own, _) in TEMPLATES.items()}
+    return [(called.get(each.name, each.name), each) for each in known]
+
+
+def timeout(seconds: float | None, default_s: float = DEFAULT_TIMEOUT_S, field: str = "timeout") -> float:
+    """A timeout of a sandbox.
+
+    Raises:
+        InvalidRequestError: It is out of the vendor's bounds.
+    """
+    if seconds is None:
+        return default_s
+    if not 1 <= seconds <= MOST_TIMEOUT_S:
+        raise InvalidRequestError(f"{field} is {seconds:g}; it must be from 1 to {MOST_TIMEOUT_S:g} seconds.", fields={"field": field})
+    return seconds
+
+
+def new_sandbox(body: SandboxBody, known: Collection[str]) -> NewSandbox:
+    """A sandbox as core makes it.
+
+    Args:
+        body: As it was asked for.
+        known: Our templates.
+
+    Raises:
+        NotFoundError: ``template_not_found``.
+        InvalidRequestError: A timeout out of bounds, or a name in the metadata that is the service's own.
+        UnsupportedError: It asks for the internet.
+    """
+    metadata, name = body.metadata or {}, ours(body.template_id, known)
+    check_own(metadata)
+    if body.allow_internet_access:
+        raise UnsupportedError(
+            "allowInternetAccess: true cannot be had yet: it is refused rather than ignored.",
+            code=ErrorCode.UNSUPPORTED,
+            hint="Leave it out: pip, npm and apt work. Bring what else the code needs in as files.",
+            fields={"field": "allowInternetAccess"},
+        )
+    return NewSandbox(
+        template=name,
+        env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
+        metadata={**metadata, DOOR_WORD: NAME, TEMPLATE_WORD: body.template_id},
+        timeout_s=timeout(body.timeout),
+        network=Network.NONE if body.allow_internet_access is False else Network.PACKAGES,
+        on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
+        auto_resume=False,
+    )
+
+
+def sandbox(box: Sandbox, token: str | None = None) -> dict[str, Any]:
+    """A sandbox.
+
+    Args:
+        box: It.
+        token: What opens it to E2B's client; None is not told.
+    """
+    status, limits = STATUSES[box.state], box.spec.limits
+    if status in LIVE and (box.wanted.is_set() or box.ended.is_set()):
+        status = "stopped"
+    return {
+        "sandboxID": box.id,
+        "templateID": template_of(box),
+        "clientID": CLIENT_ID,
+        "status": status,
+        "state": status,
+        "metadata": {name: value for name, value in box.metadata.items() if not name.startswith(OWN)},
+        "startedAt": moment(box.created_at),
+        "endAt": moment(box.ended_at or box.expires_at or NEVER),
+        "cpuCount": max(1, round(limits.cpus)),
+        "memoryMB": limits.memory_bytes // MIB,
+        "diskSizeMB": limits.disk_bytes // MIB,
+        "envdVersion": ENVD_VERSION,
+        "domain": None,
+        **({} if token is None else {"envdAccessToken": token}),
+    }
+
+
+def template_of(box: Sandbox) -> str:
+    """What its template was called when it was asked for."""
+    return box.metadata.get(TEMPLATE_WORD, box.spec.template)
+
+
+def envs(box: Sandbox) -> dict[str, str]:
+    """What every process starts with besides the template's own environment."""
+    return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": box.id, "E2B_TEMPLATE_ID": template_of(box), **box.spec.env}
+
+
+def process(body: ProcessBody, box: Sandbox) -> ProcessSpec:
+    """A command as core runs it.
+
+    Raises:
+        InvalidRequestError: It is none, or out of bounds.
+    """
+    return ProcessSpec(
+        argv=(body.cmd, *(body.args or ())),
+        env={**envs(box), **(body.env_vars or {})},
+        cwd=body.cwd or WORKSPACE,
+        timeout_s=timeout(body.timeout, DEFAULT_PROCESS_S),
+    )
+
+
+def outcome(done: Finished) -> dict[str, Any]:
+    """How a command ended that ran to its end."""
+    return {
+        "stdout": done.stdout.text(),
+        "stderr": done.stderr.text(),
+        "exitCode": done.outcome.exit_code,
+        "processID": done.outcome.process,
+    }
+
+
+def entry(found: Entry) -> dict[str, Any]:
+    """What is at a path."""
+    folder = found.kind == "directory"
+    return {"name": found.name, "path": found.path, "isDir": folder, "type": "dir" if folder else "file", "size": 0 if folder else found.size}
+
+
+def metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
+    """What a sandbox uses; of the processor the average over its life."""
+    usage, limits = used.usage, used.limits
+    return {
+        "ts": int(now.timestamp()),
+        "cpu_count": max(1, round(limits.cpus)),
+        "cpu_used_pct": round(100 * usage.cpu_s / max(0.001, lived_s), 2),
+        "mem_total": limits.memory_bytes,
+        "mem_used": usage.memory_bytes,
+        "mem_cache": 0,
+        "mem_total_mib": limits.memory_bytes // MIB,
+        "mem_used_mib": usage.memory_bytes // MIB,
+        "disk_total": limits.disk_bytes,
+        "disk_used": usage.disk_bytes,
+    }
+
+
+def moment(at: datetime) -> str:
+    """A time as JSON carries it."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,160 @@
+"""Sandboxes: made, listed, looked at, prolonged, paused, resumed, ended; their templates.
+
+Laws:
+- Pausing is hibernating, where the isolation can: the vendor's pause takes nothing of the host. Where it cannot, a sandbox is frozen.
+- One that is paused is not resumed by what is asked of it: that is refused (409) until somebody resumes it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.lives.updates import Update
+from sandlot.core.ports import Template
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.sandbase import translate
+from sandlot.doors.sandbase.wire import RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done, told
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ports import Ability
+from sandlot.model.states import is_terminal
+from sandlot.web.asking import core_of, principal_of, sandbox_of, unless_gone
+
+router = APIRouter()
+
+
+@router.post("/sandboxes")
+async def create(body: SandboxBody, request: Request) -> Response:
+    """Create a sandbox. A client that goes away meanwhile leaves none behind."""
+    core = core_of(request)
+    asked = translate.new_sandbox(body, core.sandboxes.supply.names())
+    box = await unless_gone(request, core.sandboxes.create(asked, principal_of(request)))
+    return told(_opened(core, box), 201)
+
+
+@router.get("/sandboxes")
+async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Request) -> Response:
+    """List sandboxes, newest first: those that live, or those of a status."""
+    wanted = translate.statuses(query.status)
+    boxes = core_of(request).sandboxes.all(principal_of(request), ended=not translate.LIVE.issuperset(wanted))
+    found = [translate.sandbox(box) for box in reversed(boxes)]
+    return told([each for each in found if each["status"] in wanted])
+
+
+@router.get("/sandboxes/{sandbox}")
+async def get(sandbox: str, request: Request) -> Response:
+    """Look at a sandbox, also at one that has ended, for as long as it is known."""
+    core = core_of(request)
+    box = await core.sandboxes.look(sandbox, principal_of(request))
+    return told(translate.sandbox(box) if is_terminal(box.state) else _opened(core, box))
+
+
+@router.delete("/sandboxes/{sandbox}")
+@router.post("/sandboxes/{sandbox}/shutdown")
+async def kill(sandbox: str, request: Request) -> Response:
+    """End a sandbox; answered when its processes are dead."""
+    core, who = core_of(request), principal_of(request)
+    await core.sandboxes.kill(live(request, sandbox).id, who)
+    return done()
+
+
+@router.post("/sandboxes/{sandbox}/pause")
+async def pause(sandbox: str, request: Request) -> Response:
+    """Keep a sandbox, memory and files, until it is resumed. It goes on where the client goes away meanwhile."""
+    core, who = core_of(request), principal_of(request)
+    box = live(request, sandbox)
+    can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
+    if can.can(Ability.SNAPSHOT):
+        await core.sandboxes.hibernate(box.id, who)
+    else:
+        await core.sandboxes.pause(box.id, who)
+    return done()
+
+
+@router.post("/sandboxes/{sandbox}/resume")
+@router.post("/sandboxes/{sandbox}/connect")
+async def resume(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+    """Let a sandbox go on where it was, with its timeout anew; where a timeout is given, from now on that one holds."""
+    core, who = core_of(request), principal_of(request)
+    box = live(request, sandbox)
+    if body is None or body.timeout is None:
+        await core.sandboxes.resume(box.id, who)
+    else:
+        seconds = translate.timeout(body.timeout)
+        if translate.STATUSES[box.state] == "paused":
+            await core.sandboxes.resume(box.id, who, timeout_s=seconds)
+        else:
+            await core.sandboxes.update(box.id, who, Update(timeout_s=seconds))
+    return told(_opened(core, box))
+
+
+@router.post("/sandboxes/{sandbox}/timeout")
+async def set_timeout(sandbox: str, body: TimeoutBody, request: Request) -> Response:
+    """Let a sandbox time out so many seconds from now."""
+    return await _prolonged(sandbox, request, translate.timeout(body.timeout))
+
+
+@router.post("/sandboxes/{sandbox}/refreshes")
+async def refresh(sandbox: str, body: RefreshBody, request: Request) -> Response:
+    """The same, in the words of older pages."""
+    return await _prolonged(sandbox, request, translate.timeout(body.duration, field="duration"))
+
+
+@router.get("/templates")
+async def list_templates(request: Request) -> Response:
+    """List what a sandbox can be started from."""
+    known = await core_of(request).sandboxes.supply.templates()
+    return told([translate.template(name, about) for name, about in translate.templates(known)])
+
+
+@router.get("/templates/aliases/{alias}")
+async def alias(alias: str, request: Request) -> Response:
+    """Which template a name is."""
+    name, _ = await _template(request, alias)
+    return told({"templateID": name, "public": True})
+
+
+@router.get("/templates/{template}")
+async def get_template(template: str, request: Request) -> Response:
+    """Look at a template."""
+    name, about = await _template(request, template)
+    return told(translate.template(name, about))
+
+
+def live(request: Request, sandbox: str) -> Sandbox:
+    """The sandbox that a request is about.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+        SandboxEndedError: It has ended.
+    """
+    box = sandbox_of(request, sandbox)
+    if box.ended.is_set() or box.wanted.is_set():
+        raise box.ended_error()
+    return box
+
+
+async def _template(request: Request, asked: str) -> tuple[str, Template]:
+    known = await core_of(request).sandboxes.supply.templates()
+    for name, about in translate.templates(known):
+        if asked in {name, about.name}:
+            return name, about
+    raise NotFoundError(
+        f"unknown template: {asked[:64]}.",
+        code=ErrorCode.NOT_FOUND,
+        hint=f"There are: {', '.join(translate.names([each.name for each in known]))}.",
+        fields={"template": asked[:64]},
+    )
+
+
+async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Response:
+    core, who = core_of(request), principal_of(request)
+    await core.sandboxes.update(live(request, sandbox).id, who, Update(timeout_s=timeout_s))
+    return done()
+
+
+def _opened(core: Core, box: Sandbox) -> dict[str, object]:
+    """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
+    return translate.sandbox(box, core.signer.token(box.owner, box.id))

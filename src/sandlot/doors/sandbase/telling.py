@@ -1,0 +1,67 @@
+"""Events, listed; and webhooks, to which they are sent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.doors.sandbase import events, translate
+from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, done, told
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.web.asking import core_of, principal_of
+
+router = APIRouter()
+
+
+@router.get("/events/sandboxes")
+async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
+    """What happened to sandboxes, newest first."""
+    found = await core_of(request).events.latest(principal_of(request), kinds=events.TYPES, limit=query.limit)
+    return told([events.event(record) for record in found])
+
+
+@router.get("/events/sandboxes/{sandbox}")
+async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], request: Request) -> Response:
+    """What happened to one sandbox, newest first; also to one that has ended, for as long as it is known."""
+    core, who = core_of(request), principal_of(request)
+    box = await core.sandboxes.look(sandbox, who)
+    found = await core.events.latest(who, kinds=events.TYPES, limit=query.limit, sandbox=box.id)
+    return told([events.event(record) for record in found])
+
+
+@router.post("/events/webhooks")
+async def create_webhook(body: WebhookBody, request: Request) -> Response:
+    """Have an address told of what happens. Its secret is in this answer and nowhere else."""
+    made = await core_of(request).webhooks.create(
+        principal_of(request),
+        url=body.url,
+        events=events.ours(body.events or ()),
+        secret=body.signature_secret,
+        name=body.name,
+        shape=translate.NAME,
+    )
+    return told({**events.webhook(made), "signatureSecret": made.secret}, 201)
+
+
+@router.get("/events/webhooks")
+async def list_webhooks(request: Request) -> Response:
+    """The webhooks that were made here, oldest first."""
+    found = await core_of(request).webhooks.listing(principal_of(request))
+    return told([events.webhook(record) for record in found if record.shape == translate.NAME])
+
+
+@router.delete("/events/webhooks/{webhook}")
+async def remove_webhook(webhook: str, request: Request) -> Response:
+    """Tell an address nothing more."""
+    core, who = core_of(request), principal_of(request)
+    record = await core.webhooks.get(who, webhook)
+    if record.shape != translate.NAME:
+        raise NotFoundError(
+            f"There is no webhook {webhook[:64]!r} of Sandbase's.",
+            code=ErrorCode.NOT_FOUND,
+            hint="The native API has it.",
+            fields={"webhook": webhook[:64]},
+        )
+    await core.webhooks.remove(who, record.id)
+    return done()

@@ -1,0 +1,124 @@
+"""What Sandbase's clients send, and how they are answered.
+
+Law: A field of E2B's that means nothing here has the one value that does nothing; any other is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fastapi import Response
+from pydantic import Field
+
+from sandlot.web.bodies import Body, Query, Text, Texts, Words
+
+
+class SandboxBody(Body):
+    """A sandbox to create."""
+
+    template_id: Text = Field(alias="templateID")
+    timeout: float | None = None
+    metadata: Words | None = None
+    env_vars: Words | None = Field(default=None, alias="envVars")
+    allow_internet_access: bool | None = Field(default=None, alias="allowInternetAccess")
+    auto_pause: bool = Field(default=False, alias="autoPause")
+
+
+class TimeoutBody(Body):
+    """How long a sandbox lives from now on."""
+
+    timeout: float
+
+
+class RefreshBody(Body):
+    """The same, in the words of older pages."""
+
+    duration: float
+
+
+class ResumeBody(Body):
+    """How long a sandbox lives once it goes on."""
+
+    timeout: float | None = None
+
+
+class ProcessBody(Body):
+    """A command to run: a program and its arguments, and no shell."""
+
+    cmd: Text
+    args: Texts | None = None
+    env_vars: Words | None = Field(default=None, alias="envVars")
+    cwd: Text | None = None
+    timeout: float | None = None
+
+
+class ContentBody(Body):
+    """A file to write."""
+
+    path: Text
+    content: Text
+
+
+class FolderBody(Body):
+    """A folder to make."""
+
+    path: Text
+
+
+class MoveBody(Body):
+    """Something to move."""
+
+    source: Text
+    destination: Text
+
+
+class PathQuery(Query):
+    """Where."""
+
+    path: Text
+
+
+class FolderQuery(Query):
+    """Where; the working folder unless it is said."""
+
+    path: Text = "/workspace"
+
+
+class StatusQuery(Query):
+    """Which sandboxes."""
+
+    status: Text | None = None
+
+
+class EventsQuery(Query):
+    """How many events."""
+
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+class WebhookBody(Body):
+    """A webhook to make."""
+
+    url: Text
+    name: Text | None = None
+    events: Texts | None = None
+    resource_type: Literal["sandbox"] = Field(default="sandbox", alias="resourceType")
+    enabled: Literal[True] = True
+    signature_secret: Text | None = Field(default=None, alias="signatureSecret")
+
+
+def told(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:  # noqa: ANN401 - JSON
+    """JSON as a response."""
+    content = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return Response(content, status_code=status, headers=dict(headers or {}), media_type="application/json")
+
+
+NOTHING = 204
+"""The status of what was done and has no answer."""
+
+
+def done() -> Response:
+    """It was done, and there is nothing to say."""
+    return Response(status_code=NOTHING)

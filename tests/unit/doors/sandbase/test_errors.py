@@ -1,0 +1,26 @@
+"""Failures in Sandbase's shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.doors.sandbase import DOOR
+from sandlot.model.errors import ErrorCode, class_of
+
+
+@pytest.mark.parametrize(
+    "code, status, message",
+    [
+        (ErrorCode.SANDBOX_NOT_FOUND, 404, "sandbox not found"),
+        (ErrorCode.SANDBOX_ENDED, 404, "sandbox not found"),
+        (ErrorCode.SANDBOX_PAUSED, 409, "sandbox is not active"),
+        (ErrorCode.TEMPLATE_NOT_FOUND, 400, "It happened. Do this."),
+        (ErrorCode.PATH_NOT_FOUND, 404, "It happened. Do this."),
+        (ErrorCode.QUOTA_EXCEEDED, 429, "It happened. Do this."),
+        (ErrorCode.INTERNAL, 500, "It happened. Do this."),
+    ],
+)
+def test_a_failure_is_a_number_and_a_message(code: ErrorCode, status: int, message: str) -> None:
+    told = DOOR.tell(class_of(code)("It happened.", code=code, hint="Do this."), "abc", None)
+    assert told.status == status
+    assert told.body == {"code": status, "message": message, "error": "It happened. Do this."}

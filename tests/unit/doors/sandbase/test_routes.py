@@ -1,0 +1,475 @@
+"""Sandbase's routes on a service in the test's process: every field, what its callers never send, whose sandboxes are whose, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandlot.doors.sandbase import inside, translate
+from sandlot.model.access import OPERATOR
+from sandlot.server.settings import Settings
+from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.until import until
+
+HERE = "/sandbase"
+OBJECT = {
+    *("sandboxID", "templateID", "clientID", "status", "state", "metadata", "startedAt", "endAt", "cpuCount", "memoryMB", "diskSizeMB"),
+    *("envdVersion", "domain"),
+}
+
+
+@pytest.fixture
+async def box(at: Bench) -> str:
+    """One that was made elsewhere: what the guest of the driver without isolation needs is said there."""
+    return str((await at.sandbox()).id)
+
+
+def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    assert response.headers["content-type"] == "application/json"
+    told = ok(response, status)
+    assert set(told) == {"code", "message", "error"}
+    assert told["code"] == status
+    return str(told["message"])
+
+
+def gone(response: httpx.Response) -> None:
+    assert refused(response, 404) == "sandbox not found"
+
+
+async def run(http: httpx.AsyncClient, box: str, *argv: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    done: dict[str, Any] = ok(await http.post(f"{HERE}/sandboxes/{box}/processes", json={"cmd": argv[0], "args": list(argv[1:]), **more}))
+    return done
+
+
+async def test_a_sandbox_is_made_and_told_with_the_vendors_fields_and_e2bs(http: httpx.AsyncClient) -> None:
+    asked = {"templateID": "base", "timeout": 600, "metadata": {"project": "x"}, "envVars": {"MY_VAR": "value"}}
+    made = ok(await http.post(f"{HERE}/sandboxes", json=asked), 201)
+    assert set(made) == OBJECT | {"envdAccessToken"}
+    assert (made["templateID"], made["status"], made["state"], made["metadata"]) == ("base", "running", "running", {"project": "x"})
+    assert made["startedAt"].endswith("Z")
+    assert made["endAt"] > made["startedAt"]
+    path = f"{HERE}/sandboxes/{made['sandboxID']}"
+    assert ok(await http.get(path))["sandboxID"] == made["sandboxID"]
+    assert ok(await http.get(f"{path}/envs")) == {
+        "E2B_SANDBOX": "true",
+        "E2B_SANDBOX_ID": made["sandboxID"],
+        "E2B_TEMPLATE_ID": "base",
+        "MY_VAR": "value",
+    }
+    assert (await http.delete(path)).status_code == 204
+    gone(await http.delete(path))
+    gone(await http.post(f"{path}/processes", json={"cmd": "true"}))
+    assert ok(await http.get(path))["status"] == "stopped"
+    assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes", params={"status": "stopped"}))] == [made["sandboxID"]]
+    assert ok(await http.get(f"{HERE}/sandboxes")) == []
+
+
+async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.AsyncClient, at: Bench) -> None:
+    ids = [(await at.sandbox()).id for _ in range(2)]
+    assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes"))] == ids[::-1]
+    assert all(set(each) == OBJECT for each in ok(await http.get(f"{HERE}/sandboxes")))
+    assert (await http.post(f"{HERE}/sandboxes/{ids[0]}/pause")).status_code == 204
+    for status, expected in (("paused", ids[:1]), ("running", ids[1:]), ("creating", []), ("error", [])):
+        assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes", params={"status": status}))] == expected
+    assert "invalid status filter: nope" in refused(await http.get(f"{HERE}/sandboxes", params={"status": "nope"}), 400)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            {},
+            {"templateID": 1},
+            {"templateID": "base", "timeout": "1"},
+            {"templateID": "base", "timeout": 3601},
+            {"templateID": "base", "timeout": 0},
+        ),
+        *({"templateID": "base", "surplus": 1}, {"templateID": "base", "metadata": {"a": 1}}, {"templateID": "base", "envVars": {"A=B": "x"}}),
+        *({"templateID": "base", "metadata": {"sandlot.door": "x"}}, [], None, "x", {"templateID": "\ud800"}, {"templateID": "base", "envVars": [1]}),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_and_nothing_is_made(http: httpx.AsyncClient, at: Bench, body: object) -> None:
+    headers = {"Content-Type": "application/json"}
+    refused(await http.post(f"{HERE}/sandboxes", content=json.dumps(body), headers=headers), 400)
+    assert at.sandboxes.held == 0
+
+
+async def test_what_is_not_enforced_is_refused_with_the_reason(http: httpx.AsyncClient) -> None:
+    assert "unknown template: claude." in refused(await http.post(f"{HERE}/sandboxes", json={"templateID": "claude"}), 400)
+    asked = {"templateID": "base", "allowInternetAccess": True}
+    assert "refused rather than ignored" in refused(await http.post(f"{HERE}/sandboxes", json=asked), 501)
+
+
+async def test_a_command_is_a_program_and_its_arguments(http: httpx.AsyncClient, box: str) -> None:
+    done = await run(http, box, "printf", "%s|", "$HOME", "a b", "*")
+    assert (done["stdout"], done["stderr"], done["exitCode"]) == ("$HOME|a b|*|", "", 0)
+    assert isinstance(done["processID"], str)
+    failed = await run(http, box, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (failed["stdout"], failed["stderr"], failed["exitCode"]) == ("out\n", "err\n", 3)
+    assert (await run(http, box, "sh", "-c", "kill -9 $$"))["exitCode"] == 137
+    assert (await run(http, box, "sh", "-c", "echo $A $E2B_SANDBOX_ID $E2B_SANDBOX", envVars={"A": "1"}))["stdout"] == f"1 {box} true\n"
+
+
+async def test_a_command_that_cannot_be_run_or_takes_too_long_is_502(http: httpx.AsyncClient, box: str) -> None:
+    url = f"{HERE}/sandboxes/{box}/processes"
+    for asked in ({"cmd": "no-such-program"}, {"cmd": "/etc/passwd"}, {"cmd": "true", "cwd": "/no/such/folder"}):
+        refused(await http.post(url, json=asked), 502)
+    late = ok(await http.post(url, json={"cmd": "sh", "args": ["-c", "echo a; sleep 60"], "timeout": 1}), 502)
+    assert (late["code"], late["stdout"]) == (502, "a\n")
+    assert "1 seconds" in late["message"]
+    for wrong in (
+        {},
+        {"cmd": ""},
+        {"cmd": "true", "timeout": 0},
+        {"cmd": "true", "timeout": 3601},
+        {"cmd": "a\0"},
+        {"cmd": "true", "cwd": "relative"},
+    ):
+        refused(await http.post(url, json=wrong), 400)
+
+
+async def test_a_command_is_killed_when_its_client_goes_away(http: httpx.AsyncClient, box: str) -> None:
+    asked = {"cmd": "sleep", "args": ["1000"]}
+    with pytest.raises(httpx.ReadTimeout):
+        await http.post(f"{HERE}/sandboxes/{box}/processes", json=asked, timeout=1)
+
+    async def none_left() -> bool:
+        listed = (await http.get(f"/v1/sandboxes/{box}/processes")).json()["processes"]
+        return not any(each["running"] for each in listed)
+
+    await until(none_left)
+
+
+@pytest.mark.parametrize("where", ["files", "filesystem/upload"])
+async def test_a_file_is_uploaded_whichever_field_comes_first(http: httpx.AsyncClient, box: str, where: str) -> None:
+    url, content = f"{HERE}/sandboxes/{box}/{where}", bytes(range(256)) * 2000
+    first, second = "/workspace/a/first.bin", "/workspace/b/second.bin"
+    told = ok(await http.post(url, data={"path": first}, files={"file": ("x.bin", content)}))
+    assert (told["path"], told["size"], told["name"], told["isDir"]) == (first, len(content), "first.bin", False)
+    told = ok(await http.post(url, content=form(("file", "x.bin", content), ("path", None, second.encode())), headers=FORM))
+    assert (told["path"], told["size"]) == (second, len(content))
+    for path in (first, second):
+        assert (await http.get(f"{HERE}/sandboxes/{box}/files", params={"path": path})).content == content
+    assert await beside(http, box) == []
+
+
+async def beside(http: httpx.AsyncClient, box: str) -> list[str]:
+    """What uploads have left."""
+    listed = ok(await http.get(f"{HERE}/sandboxes/{box}/files", params={"path": "/tmp"}))
+    return [each["name"] for each in listed if each["name"].startswith((".sandlot-upload", "never"))]
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=bound"}
+
+
+def form(*parts: tuple[str, str | None, bytes]) -> bytes:
+    made = b""
+    for name, filename, content in parts:
+        file = "" if filename is None else f'; filename="{filename}"'
+        made += f'--bound\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content + b"\r\n"
+    return made + b"--bound--\r\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        form(("file", "x", b"x")),
+        form(("file", "x", b"x"), ("path", None, b"relative")),
+        form(("path", None, b"/tmp/never"), ("other", "x", b"x")),
+        form(("path", None, b"/" + b"x" * 10_000), ("file", "x", b"x")),
+        form(("path", None, b"\xff"), ("file", "x", b"x")),
+        form(("path", "named", b"/tmp/never"), ("file", "x", b"x")),
+        form(("path", None, b"/tmp/never"), ("file", "x", b"x"))[:-4],
+        b"",
+        b"nonsense",
+    ],
+)
+async def test_an_upload_that_is_none_leaves_nothing(http: httpx.AsyncClient, box: str, content: bytes) -> None:
+    refused(await http.post(f"{HERE}/sandboxes/{box}/files", content=content, headers=FORM), 400)
+    assert await beside(http, box) == []
+
+
+async def test_what_is_uploaded_is_no_larger_than_the_service_allows(folder: Path) -> None:
+    async with bench(folder, Settings(upload_max_bytes=1 << 20)) as here, client(here.service) as http:
+        made = (await here.sandbox()).id
+        sent = {"data": {"path": "/workspace/large"}, "files": {"file": ("x", b"x" * (3 << 20))}}
+        refused(await http.post(f"{HERE}/sandboxes/{made}/files", **sent), 413)  # type: ignore[arg-type]
+        assert ok(await http.get(f"{HERE}/sandboxes/{made}/files")) == []
+
+
+async def test_files_are_read_and_folders_listed(http: httpx.AsyncClient, box: str) -> None:
+    url, data = f"{HERE}/sandboxes/{box}/files", "/workspace/data.bin"
+    await run(http, box, "mkdir", "folder")
+    ok(await http.post(url, data={"path": data}, files={"file": ("x", b"\x00\xff" * 10)}))
+    read = await http.get(url, params={"path": data})
+    assert (read.status_code, read.headers["content-type"], read.content) == (200, "application/octet-stream", b"\x00\xff" * 10)
+    expected = [
+        {"name": "data.bin", "path": data, "isDir": False, "type": "file", "size": 20},
+        {"name": "folder", "path": "/workspace/folder", "isDir": True, "type": "dir", "size": 0},
+    ]
+    for where in (url, f"{HERE}/sandboxes/{box}/filesystem/list"):
+        assert ok(await http.get(where)) == ok(await http.get(where, params={"path": "/workspace"})) == expected
+    for path, status in (("/no/such", 404), ("relative", 400), ("/dev/null", 400)):
+        refused(await http.get(url, params={"path": path}), status)
+
+
+async def test_a_folder_is_listed_whole_up_to_a_bound(http: httpx.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run(http, box, "sh", "-c", "mkdir many && cd many && touch $(seq -w 0 1199)")
+    url, where = f"{HERE}/sandboxes/{box}/filesystem/list", {"path": "/workspace/many"}
+    assert [each["name"] for each in ok(await http.get(url, params=where))] == [f"{number:04}" for number in range(1200)]
+    monkeypatch.setattr(inside, "MOST_ENTRIES", 1000)
+    refused(await http.get(url, params=where), 413)
+
+
+async def test_the_filesystem_paths(http: httpx.AsyncClient, box: str) -> None:
+    url, file = f"{HERE}/sandboxes/{box}/filesystem", "/workspace/new/a ü.txt"
+    written = await http.post(url, json={"path": file, "content": base64.b64encode(b"hi\xff").decode()})
+    assert (written.status_code, written.content) == (200, b"")
+    assert ok(await http.get(url, params={"path": file})) == {"content": base64.b64encode(b"hi\xff").decode(), "path": file}
+    told = ok(await http.get(f"{url}/stat", params={"path": file}))
+    assert told == {"name": "a ü.txt", "path": file, "isDir": False, "type": "file", "size": 3}
+    down = await http.get(f"{url}/download", params={"path": file})
+    assert (down.content, down.headers["content-disposition"]) == (b"hi\xff", "attachment; filename*=UTF-8''a%20%C3%BC.txt")
+    made = ok(await http.post(f"{url}/mkdir", json={"path": "/workspace/x/y"}))
+    assert (made["name"], made["isDir"]) == ("y", True)
+    moved = ok(await http.post(f"{url}/move", json={"source": file, "destination": "/workspace/b"}))
+    assert (moved["path"], moved["size"]) == ("/workspace/b", 3)
+    refused(await http.post(f"{url}/move", json={"source": file, "destination": "/workspace/c"}), 404)
+    assert (await http.delete(url, params={"path": "/workspace/x"})).status_code == 204
+    refused(await http.get(f"{url}/stat", params={"path": "/workspace/x"}), 404)
+    refused(await http.delete(url, params={"path": "/workspace/x"}), 404)
+    await run(http, box, "truncate", "-s", str(translate.INLINE_BYTES + 1), "large")
+    assert "download" in refused(await http.get(url, params={"path": "/workspace/large"}), 400)
+    refused(await http.post(url, json={"path": file, "content": "no base64"}), 400)
+    for path in ("", "/stat", "/download"):
+        refused(await http.get(url + path), 400)
+
+
+async def test_timeouts_are_from_now(http: httpx.AsyncClient, box: str) -> None:
+    url = f"{HERE}/sandboxes/{box}"
+    before = ok(await http.get(url))["endAt"]
+    assert (await http.post(f"{url}/timeout", json={"timeout": 1800})).status_code == 204
+    later = ok(await http.get(url))["endAt"]
+    assert later > before
+    assert (await http.post(f"{url}/refreshes", json={"duration": 3600})).status_code == 204
+    assert ok(await http.get(url))["endAt"] > later
+    for path, body in (("timeout", {"timeout": 3601}), ("timeout", {}), ("refreshes", {"duration": 0}), ("refreshes", {"timeout": 5})):
+        refused(await http.post(f"{url}/{path}", json=body), 400)
+
+
+async def test_a_paused_one_is_not_active_until_it_is_resumed(http: httpx.AsyncClient) -> None:
+    made = ok(await http.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
+    url = f"{HERE}/sandboxes/{made}"
+    for _ in range(2):
+        assert (await http.post(f"{url}/pause")).status_code == 204
+    assert ok(await http.get(url))["status"] == "paused"
+    assert refused(await http.post(f"{url}/processes", json={"cmd": "true"}), 409) == "sandbox is not active"
+    assert refused(await http.get(f"{url}/health"), 409) == "sandbox is not active"
+    assert refused(await http.post(f"{url}/files", data={"path": "/tmp/x"}, files={"file": ("x", b"x")}), 409) == "sandbox is not active"
+    for path, body in (("resume", None), ("connect", {"timeout": 900}), ("resume", {})):
+        assert ok(await http.post(f"{url}/{path}", json=body) if body is not None else await http.post(f"{url}/{path}"))["status"] == "running"
+    assert (await http.get(f"{url}/health")).status_code == 204
+    refused(await http.post(f"{url}/resume", json={"timeout": 9999}), 400)
+
+
+async def test_what_it_uses_is_told(http: httpx.AsyncClient, box: str) -> None:
+    told = ok(await http.get(f"{HERE}/sandboxes/{box}/metrics"))
+    assert set(told) == {
+        *("ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_used", "mem_cache", "mem_total_mib", "mem_used_mib", "disk_total", "disk_used")
+    }
+    assert told["mem_total_mib"] == told["mem_total"] >> 20 == 1024
+
+
+async def test_templates_are_told_by_the_vendors_names(http: httpx.AsyncClient) -> None:
+    listed = {each["templateID"]: each for each in ok(await http.get(f"{HERE}/templates"))}
+    assert {"base", "code_interpreter"} <= set(listed)
+    assert {"templateID", "name", "description", "defaultTimeout", "buildID", "cpuCount", "memoryMB"} <= set(listed["base"])
+    for name in ("code_interpreter", "code-interpreter"):
+        assert ok(await http.get(f"{HERE}/templates/{name}")) == listed["code_interpreter"]
+        assert ok(await http.get(f"{HERE}/templates/aliases/{name}"))["templateID"] == "code_interpreter"
+    assert "unknown template: claude." in refused(await http.get(f"{HERE}/templates/claude"), 404)
+    refused(await http.get(f"{HERE}/templates/aliases/claude"), 404)
+
+
+async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.AsyncClient, at: Bench) -> None:
+    one, other = [(await at.sandbox()).id for _ in range(2)]
+    await at.sandboxes.pause(one, OPERATOR)
+    await at.sandboxes.kill(one, OPERATOR)
+    told = ok(await http.get(f"{HERE}/events/sandboxes/{one}"))
+    assert [each["type"] for each in told] == [f"sandbox.lifecycle.{word}" for word in ("killed", "paused", "created")]
+    assert {each["sandboxID"] for each in told} == {one}
+    whole = ok(await http.get(f"{HERE}/events/sandboxes"))
+    assert [each["sandboxID"] for each in whole] == [one, one, other, one]
+    assert ok(await http.get(f"{HERE}/events/sandboxes", params={"limit": 2})) == whole[:2]
+    for limit in (0, 1001, "x"):
+        refused(await http.get(f"{HERE}/events/sandboxes", params={"limit": limit}), 400)
+    gone(await http.get(f"{HERE}/events/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa"))
+
+
+@pytest.fixture
+async def hooked(folder: Path) -> AsyncIterator[Bench]:
+    """A service whose operator lets webhooks be on this machine."""
+    async with bench(folder, Settings(webhooks_allow=(ip_network("127.0.0.0/8"),))) as here:
+        yield here
+
+
+async def test_webhooks_are_told_what_happens_signed_and_in_the_vendors_words(hooked: Bench) -> None:
+    got: list[tuple[dict[str, str], bytes]] = []
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        got.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(receive, "127.0.0.1", 0) as server, client(hooked.service) as http:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+        asked = {"name": "Monitor", "url": url, "resourceType": "sandbox", "events": ["sandbox.lifecycle.created", "sandbox.lifecycle.killed"]}
+        made = ok(await http.post(f"{HERE}/events/webhooks", json=asked), 201)
+        secret = made.pop("signatureSecret")
+        assert {name: made[name] for name in ("name", "url", "resourceType", "events", "enabled")} == {**asked, "enabled": True}
+        assert ok(await http.get(f"{HERE}/events/webhooks")) == [made]
+        box = await hooked.sandbox()
+        await hooked.sandboxes.pause(box.id, OPERATOR)
+        await hooked.sandboxes.kill(box.id, OPERATOR)
+        await until(lambda: len(got) == 2)
+        for headers, body in got:
+            assert headers["X-Signature"] == hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+            assert json.loads(body)["id"] == headers["X-Event-ID"]
+            assert set(json.loads(body)) == {"id", "resourceType", "resourceID", "type", "sandboxID", "data", "createdAt"}
+        assert [json.loads(body)["type"] for _, body in got] == ["sandbox.lifecycle.created", "sandbox.lifecycle.killed"]
+        assert (await http.delete(f"{HERE}/events/webhooks/{made['id']}")).status_code == 204
+        refused(await http.delete(f"{HERE}/events/webhooks/{made['id']}"), 404)
+        assert ok(await http.get(f"{HERE}/events/webhooks")) == []
+
+
+async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) -> None:
+    url = "https://example.com/"
+    for body in (
+        {},
+        {"url": "http://127.0.0.1/"},
+        {"url": "http://localhost:8080/"},
+        {"url": "http://169.254.169.254/"},
+        {"url": "http://[::ffff:10.0.0.1]/"},
+        {"url": "ftp://example.com/"},
+        {"url": url, "events": ["session.error"]},
+        {"url": url, "resourceType": "session"},
+        {"url": url, "enabled": False},
+        {"url": url, "signatureSecret": "short"},
+    ):
+        refused(await http.post(f"{HERE}/events/webhooks", json=body), 400)
+    native = ok(await http.post("/v1/webhooks", json={"url": url}), 201)
+    assert ok(await http.get(f"{HERE}/events/webhooks")) == []
+    refused(await http.delete(f"{HERE}/events/webhooks/{native['id']}"), 404)
+    every = ok(await http.post(f"{HERE}/events/webhooks", json={"url": url, "name": "n", "events": []}), 201)
+    assert every["events"] == []
+
+
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        *(("POST", f"/default/v1/{path}") for path in ("agents", "sessions", "sessions/x/events")),
+        *(("POST", f"/v1/{path}") for path in ("agents", "sessions", "environments", "chat/completions", "messages", "embeddings")),
+        *(("GET", "/v1/models"), ("POST", "/templates"), ("POST", "/v3/templates"), ("PATCH", "/events/webhooks/x")),
+    ],
+)
+async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
+    assert "Sandlot does not have" in refused(await http.request(method, HERE + path, json={}), 501)
+
+
+async def test_what_belongs_to_another_key_is_not_found(at: Bench) -> None:
+    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs:
+        made = ok(await mine.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
+        hook = ok(await mine.post(f"{HERE}/events/webhooks", json={"url": "https://example.com/"}), 201)["id"]
+        url = f"{HERE}/sandboxes/{made}"
+        where = {"path": "/workspace"}
+        for path in ("", "/health", "/metrics", "/envs", "/files", "/filesystem/list"):
+            gone(await theirs.get(url + path))
+        for path in ("/filesystem", "/filesystem/stat", "/filesystem/download"):
+            gone(await theirs.get(url + path, params=where))
+        for path, body in (
+            *(("/pause", {}), ("/resume", {}), ("/connect", {}), ("/shutdown", {}), ("/timeout", {"timeout": 5}), ("/refreshes", {"duration": 5})),
+            *(("/processes", {"cmd": "true"}), ("/filesystem/mkdir", where), ("/filesystem", {**where, "content": ""})),
+            ("/filesystem/move", {"source": "/a", "destination": "/b"}),
+        ):
+            gone(await theirs.post(url + path, json=body))
+        for path in ("/files", "/filesystem/upload"):
+            gone(await theirs.post(url + path, data=where, files={"file": ("x", b"x")}))
+        gone(await theirs.delete(url))
+        gone(await theirs.delete(f"{url}/filesystem", params=where))
+        gone(await theirs.get(f"{HERE}/events/sandboxes/{made}"))
+        for path in ("/sandboxes", "/sandboxes?status=stopped", "/events/sandboxes", "/events/webhooks"):
+            assert ok(await theirs.get(HERE + path)) == []
+        refused(await theirs.delete(f"{HERE}/events/webhooks/{hook}"), 404)
+        assert ok(await mine.get(url))["status"] == "running"
+
+
+@pytest.mark.parametrize("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20", "..%2f.."])
+async def test_what_never_was_a_sandbox_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/files"), ("GET", "/envs")):
+        refused(await http.request(method, f"{HERE}/sandboxes/{id_}{path}"), 404)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+_FIELDS = (
+    "templateID",
+    "timeout",
+    "metadata",
+    "envVars",
+    "cmd",
+    "args",
+    "cwd",
+    "path",
+    "content",
+    "source",
+    "destination",
+    "duration",
+    "url",
+    "events",
+)
+_BODY = _JSON | st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4)
+_PATHS = (
+    "/sandboxes",
+    "/events/webhooks",
+    *(f"/sandboxes/BOX/{each}" for each in ("processes", "timeout", "refreshes", "filesystem", "filesystem/move")),
+)
+
+
+async def test_no_body_is_a_defect(http: httpx.AsyncClient, at: Bench) -> None:
+    box = (await at.sandboxes.create(replace(BASE, timeout_s=3600), OPERATOR)).id
+    loop = asyncio.get_running_loop()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from(_PATHS), body=_BODY)
+    def never(path: str, body: object) -> None:
+        sent = http.post(HERE + path.replace("BOX", box), content=json.dumps(body), headers={"Content-Type": "application/json"})
+        answer = asyncio.run_coroutine_threadsafe(sent, loop).result()
+        assert answer.status_code != 500, answer.text
+        assert answer.status_code in {200, 201, 204} or answer.headers["content-type"] == "application/json"
+
+    await asyncio.to_thread(never)

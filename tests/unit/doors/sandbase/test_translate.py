@@ -1,0 +1,98 @@
+"""Sandbase's words into ours and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.ports import Template
+from sandlot.doors.sandbase import events, translate
+from sandlot.doors.sandbase.wire import SandboxBody
+from sandlot.model.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.ids import SandboxId
+from sandlot.model.records import EventRecord
+from sandlot.model.specs import Network, OnTimeout
+from sandlot.model.states import State
+from sandlot.model.webhooks import EVENT_TYPES
+from sandlot.testing.stores.bench import event
+from sandlot.testing.stores.hooks import webhook
+
+KNOWN = ("base", "code-interpreter")
+
+
+def body(**fields: object) -> SandboxBody:
+    return SandboxBody.model_validate({"templateID": "code_interpreter", **fields})
+
+
+def test_a_sandbox_is_asked_for_as_core_makes_it() -> None:
+    asked = translate.new_sandbox(body(timeout=900, metadata={"a": "b"}, envVars={"X": "1", "E2B_TEMPLATE_ID": "mine"}), KNOWN)
+    assert (asked.template, asked.timeout_s, asked.network, asked.on_timeout, asked.auto_resume) == (
+        *("code-interpreter", 900, Network.PACKAGES, OnTimeout.KILL, False),
+    )
+    assert asked.env == {"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": "mine", "X": "1"}
+    assert asked.metadata == {"a": "b", "sandlot.door": "sandbase", "sandlot.door.template": "code_interpreter"}
+    bare = translate.new_sandbox(body(templateID="base"), KNOWN)
+    assert (bare.template, bare.timeout_s) == ("base", 300)
+    assert translate.new_sandbox(body(allowInternetAccess=False), KNOWN).network is Network.NONE
+    assert translate.new_sandbox(body(autoPause=True), KNOWN).on_timeout is OnTimeout.HIBERNATE
+
+
+@pytest.mark.parametrize("name", ["claude", "codex", "desktop", "hermes-agent", "opencode", "", "x" * 5000])
+def test_a_template_that_there_is_not_is_said_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        translate.ours(name, KNOWN)
+    assert refused.value.message == f"unknown template: {name[:64]}."
+    assert "base, code-interpreter, code_interpreter" in refused.value.hint
+
+
+def test_what_cannot_be_had_is_refused() -> None:
+    with pytest.raises(UnsupportedError):
+        translate.new_sandbox(body(allowInternetAccess=True), KNOWN)
+    with pytest.raises(InvalidRequestError):
+        translate.new_sandbox(body(metadata={"sandlot.door": "x"}), KNOWN)
+    for seconds in (0, -1, 0.5, 3600.5, float("inf"), float("nan"), 1e300):
+        with pytest.raises(InvalidRequestError):
+            translate.timeout(seconds)
+    assert translate.timeout(None) == 300
+
+
+def test_templates_have_the_vendors_names_where_it_has_some() -> None:
+    known = [Template(name, "About it.", None) for name in (*KNOWN, "other")]
+    told = [translate.template(name, about) for name, about in translate.templates(known)]
+    assert [(each["templateID"], each["name"], each["defaultTimeout"]) for each in told] == [
+        ("base", "Base", 300),
+        ("code_interpreter", "Code Interpreter", 300),
+        ("other", "other", 300),
+    ]
+
+
+def test_there_is_a_status_for_every_state() -> None:
+    assert set(translate.STATUSES) == set(State)
+    assert set(translate.STATUSES.values()) == {"creating", "running", "paused", "stopped", "error"}
+    assert translate.statuses(None) == {"creating", "running", "paused"}
+    assert translate.statuses("stopped") == {"stopped"}
+    with pytest.raises(InvalidRequestError, match="invalid status filter: gone"):
+        translate.statuses("gone")
+
+
+def test_an_event_is_told_in_the_vendors_words() -> None:
+    box = SandboxId("sb-node-aaaaaaaaaaaaaaaa")
+    assert events.event(EventRecord(7, event(1.5, type="sandbox.ended", sandbox=box, data={"reason": "killed"}))) == {
+        "id": "evt-7",
+        "resourceType": "sandbox",
+        "resourceID": box,
+        "type": "sandbox.lifecycle.killed",
+        "sandboxID": box,
+        "data": {"reason": "killed"},
+        "createdAt": "2026-01-01T12:00:01.500Z",
+    }
+    assert set(events.TYPES) <= set(EVENT_TYPES)
+
+
+def test_a_webhook_asks_for_the_vendors_events_and_is_told_so() -> None:
+    assert events.ours([]) == list(events.TYPES)
+    assert events.ours(["sandbox.lifecycle.paused", "sandbox.lifecycle.killed"]) == ["sandbox.paused", "sandbox.hibernated", "sandbox.ended"]
+    assert events.theirs(["sandbox.paused", "sandbox.hibernated", "snapshot.created"]) == ["sandbox.lifecycle.paused"]
+    with pytest.raises(InvalidRequestError, match=r"unknown event: session\.error"):
+        events.ours(["session.error"])
+    told = events.webhook(webhook())
+    assert set(told) == {"id", "name", "url", "resourceType", "events", "enabled", "createdAt"}, "its secret is not among them"
