@@ -134,6 +134,19 @@ def test_what_makes_no_sense_is_refused(opts: Opts) -> None:
         Sandbox.create(**{**opts, "api_key": "e2b_0000"})
 
 
+def test_volumes_are_mounted_by_their_names(service: TcpService, opts: Opts) -> None:
+    with httpx.Client(headers={"X-API-KEY": opts["api_key"]}) as http:
+        volume = http.post(f"{service.url}/v1/volumes", json={"name": "shared"}).raise_for_status().json()["id"]
+        for says, expected in (("echo kept > /mnt/v/file", ""), ("cat /mnt/v/file", "kept\n")):
+            with Sandbox.create(volume_mounts={"/mnt/v": "shared"}, **opts) as made:
+                assert made.commands.run(says).stdout == expected
+                assert made.get_info().volume_mounts == [{"name": volume, "path": "/mnt/v"}]
+        with pytest.raises(SandboxException) as absent:
+            Sandbox.create(volume_mounts={"/mnt/v": "none"}, **opts)
+        assert absent.value.status_code == 404
+        settle(lambda: http.delete(f"{service.url}/v1/volumes/{volume}").status_code, 204)
+
+
 def test_a_request_that_is_sent_again_makes_nothing_anew(opts: Opts) -> None:
     once, again = (Sandbox.create(idempotency_key="k-1", **opts) for _ in range(2))
     assert once.sandbox_id == again.sandbox_id

@@ -1,0 +1,68 @@
+"""Every error as E2B's clients read it."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from e2b.api import handle_api_exception
+from e2b.envd.api import format_envd_api_exception
+from e2b.exceptions import (
+    AuthenticationException,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    NotFoundException,
+    RateLimitException,
+    SandboxNotRunningException,
+    ServiceBusyException,
+)
+
+from sandlot.doors.e2b import DOOR
+from sandlot.model.errors import ErrorCode, class_of
+from sandlot.web.errors import answer
+
+
+def told(code: ErrorCode) -> tuple[int, str]:
+    """What a client is answered: status and message."""
+    answered = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
+    body = json.loads(bytes(answered.body))
+    assert set(body) == {"code", "message"}
+    assert body["code"] == answered.status_code
+    return answered.status_code, body["message"]
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_message_says_what_happened_and_what_to_do(code: ErrorCode) -> None:
+    status, message = told(code)
+    assert message.endswith("It happened. Do this.")
+    assert ("was not found" in message) == (status == 502)
+
+
+@pytest.mark.parametrize(
+    "code, raised",
+    [
+        (ErrorCode.UNAUTHENTICATED, AuthenticationException),
+        (ErrorCode.QUOTA_EXCEEDED, RateLimitException),
+        (ErrorCode.BUSY, ServiceBusyException),
+    ],
+)
+def test_the_control_planes_client_raises_its_own(code: ErrorCode, raised: type[Exception]) -> None:
+    status, message = told(code)
+    response = httpx.Response(status, json={"code": status, "message": message})
+    assert isinstance(handle_api_exception(response), raised)
+
+
+@pytest.mark.parametrize(
+    "code, raised",
+    [
+        (ErrorCode.PATH_INVALID, InvalidArgumentException),
+        (ErrorCode.UNAUTHENTICATED, AuthenticationException),
+        (ErrorCode.PATH_NOT_FOUND, NotFoundException),
+        (ErrorCode.DISK_FULL, NotEnoughSpaceException),
+        (ErrorCode.SANDBOX_ENDED, SandboxNotRunningException),
+        (ErrorCode.SANDBOX_PAUSED, SandboxNotRunningException),
+    ],
+)
+def test_the_insides_client_raises_its_own(code: ErrorCode, raised: type[Exception]) -> None:
+    assert isinstance(format_envd_api_exception(*told(code)), raised)

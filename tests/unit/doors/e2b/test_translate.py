@@ -1,0 +1,208 @@
+"""E2B's words into ours and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sandlot.core.runs.code import Outcome
+from sandlot.doors.e2b import translate
+from sandlot.doors.e2b.access import is_inside
+from sandlot.doors.e2b.control import records
+from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
+from sandlot.doors.e2b.interpreter import results, running
+from sandlot.link.types import CellError, Display
+from sandlot.model.access import OwnerId
+from sandlot.model.errors import InvalidRequestError, UnsupportedError
+from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.specs import Network, OnTimeout, VolumeMount
+from sandlot.model.states import State, is_terminal
+from sandlot.web.streams import Event
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+
+
+def body(**more: Any) -> CreateBody:  # noqa: ANN401 - JSON
+    return CreateBody.model_validate({"templateID": "base", **more})
+
+
+def test_a_sandbox_is_asked_for_with_everything_that_was_said() -> None:
+    asked = translate.new_sandbox(
+        body(
+            timeout=60,
+            metadata={"a": "b"},
+            envVars={"C": "d"},
+            autoPause=True,
+            autoResume={"enabled": True},
+            allow_internet_access=False,
+            volumeMounts=[{"name": "v", "path": "/mnt"}],
+        ),
+        300,
+    )
+    assert (asked.template, asked.timeout_s, asked.env, asked.network) == ("base", 60, {"C": "d"}, Network.NONE)
+    assert (asked.on_timeout, asked.auto_resume, asked.volumes) == (OnTimeout.HIBERNATE, True, (VolumeMount("v", "/mnt"),))
+    assert translate.shown(asked.metadata) == {"a": "b"}
+    plain = translate.new_sandbox(body(), 300)
+    assert (plain.timeout_s, plain.network, plain.on_timeout, plain.auto_resume) == (300, Network.PACKAGES, OnTimeout.KILL, False)
+    assert translate.new_sandbox(body(timeout=0), 300).timeout_s == 1
+    assert translate.new_sandbox(body(templateID="x"), 300, snapshot="x").snapshot == "x"
+
+
+@pytest.mark.parametrize(
+    "name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("mine:v2", "mine:v2")]
+)
+def test_templates_have_two_names(name: str, ours: str) -> None:
+    assert translate.ours(name) == ours
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"autoPauseMemory": False},
+        {"mcp": {"x": {}}},
+        {"iam": {"tokens": {"x": {}}}},
+        {"allow_internet_access": True},
+        {"network": {"allowOut": ["1.1.1.1"]}},
+        {"network": {"denyOut": ["1.1.1.1"]}},
+        {"network": {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1"]}},
+        {"network": {"dnsServers": ["1.1.1.1"]}},
+        {"network": {"egressProxy": {"address": "x"}}},
+        {"network": {"httpsPorts": [443]}},
+        {"network": {"rules": {"x": []}}},
+        {"network": {"maskRequestHost": "x"}},
+        {"network": {"allowPublicTraffic": True}},
+    ],
+)
+def test_what_is_not_enforced_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        translate.new_sandbox(body(**more), 300)
+
+
+@pytest.mark.parametrize("more", [{"mcp": None}, {"iam": {}}, {"secure": True}, {"network": {}}, {"network": {"allowPublicTraffic": False}}])
+def test_what_does_nothing_is_taken(more: dict[str, Any]) -> None:
+    assert translate.new_sandbox(body(**more), 300) == translate.new_sandbox(body(), 300)
+
+
+@pytest.mark.parametrize(
+    "more", [{"timeout": -1}, {"timeout": "60"}, {"timeout": float("nan")}, {"envVars": {"a": 1}}, {"metadata": []}, {"other": 1}]
+)
+def test_what_is_no_request_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises((ValidationError, InvalidRequestError)):
+        translate.new_sandbox(body(**more), 300)
+
+
+def test_the_network_is_closed_by_either_word() -> None:
+    assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) is Network.NONE
+    assert translate.network_of(allow=False, network=None) is Network.NONE
+    assert translate.network_of(allow=None, network=None) is None
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))
+def test_a_filter_is_read_as_the_client_writes_it(entries: dict[str, str]) -> None:
+    written = urlencode({quote(name): quote(value) for name, value in entries.items()})  # e2b, sandbox_sync/paginator.py
+    sent = parse_qs(urlencode({"metadata": written}), keep_blank_values=True)["metadata"][0]
+    assert translate.metadata_filter(sent) == entries
+
+
+def test_a_filter_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        translate.metadata_filter("name")
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_sandbox_that_lives_is_running_or_paused(state: State) -> None:
+    assert (state in translate.STATES) == (not is_terminal(state) and state not in {State.CREATING, State.STOPPING})
+
+
+@pytest.mark.parametrize(
+    "path, inside",
+    [
+        ("/e2b/health", True),
+        ("/e2b/files", True),
+        ("/files", True),
+        ("/e2b/contexts/ctx-1/restart", True),
+        ("/e2b/process.Process/Start", True),
+        ("/e2b/sandboxes", False),
+        ("/e2b/v2/sandboxes", False),
+        ("/e2b/templates/files", False),
+        ("/e2b/", False),
+        ("/v1/files", False),
+    ],
+)
+def test_a_token_is_for_the_inside_alone(path: str, *, inside: bool) -> None:
+    assert is_inside(path) is inside
+
+
+# ------------------------------------------------------------------------------------------------------------------------------ code
+
+
+@pytest.mark.parametrize("text, told", [("'ab'", "ab"), ('"a\'b"', "a'b"), ("'", "'"), ("''", ""), ("[1]", "[1]"), ("'a", "'a"), ("", "")])
+def test_a_quoted_string_is_told_without_its_quotes(text: str, told: str) -> None:
+    assert results.result(Display({"text/plain": text}, main=True)) == {"type": "result", "text": told, "is_main_result": True, "extra": {}}
+
+
+def test_every_form_has_its_field() -> None:
+    told = results.result(
+        Display(
+            {
+                "image/png": b"\x89",
+                "image/svg+xml": b"<svg/>",
+                "application/json": '{"a": NaN, "b": [1]}',
+                results.CHART: '{"type": "line"}',
+                "application/geo+json": "{}",
+                "application/x": b"x",
+                "text/x": "x",
+            },
+            main=False,
+        )
+    )
+    assert (told["png"], told["svg"], told["json"], told["chart"]) == ("iQ==", "<svg/>", {"a": None, "b": [1]}, {"type": "line"})
+    assert told["extra"] == {"application/geo+json": {}, "application/x": "eA==", "text/x": "x"}
+
+
+def test_what_is_no_json_is_told_as_text_and_is_no_chart() -> None:
+    told = results.result(Display({"application/json": "{", results.CHART: "[1]"}, main=False))
+    assert told["json"] == "{"
+    assert "chart" not in told
+
+
+def test_output_is_text_whatever_it_is() -> None:
+    said = Event("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
+    assert results.output(said, NOW) == {"type": "stdout", "text": "\ufffd", "timestamp": "2026-01-02T03:04:05.678Z"}
+    assert "5 bytes" in results.output(Event("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
+
+
+def test_an_end_without_an_exception_is_an_error() -> None:
+    for status in ("timeout", "killed", "died", "oom", "aborted", "error"):
+        told = results.end(Outcome(ProcessId("p"), status, 1, 0.1))
+        assert told is not None
+        assert told["type"] == "error"
+    assert results.end(Outcome(ProcessId("p"), "ok", 1, 0.1)) is None
+    assert results.error(CellError("N", "v", ("a", "b"))) == {"type": "error", "name": "N", "value": "v", "traceback": "a\nb"}
+
+
+def test_code_without_a_context_runs_in_its_languages_own() -> None:
+    default = running.DEFAULTS["python"]
+    assert running.context_of(None, None) == running.context_of("default", None) == running.context_of(default, None) == (default, "python")
+    assert running.context_of(None, "JS") == (running.DEFAULTS["javascript"], "javascript")
+    assert running.context_of("ctx-1", None) == ("ctx-1", None)
+    with pytest.raises(InvalidRequestError):
+        running.context_of("ctx-1", "python")
+    with pytest.raises(InvalidRequestError):
+        running.context_of(None, "r")
+
+
+def test_a_run_is_lines_of_a_log() -> None:
+    run = ExecutionRecord(
+        ExecutionId("e"), OwnerId("o"), SandboxId("s"), "command", NOW, "exited", argv=("echo", "x"), stdout="a\nb\n", stderr="c", error="E: e"
+    )
+    told = [(at, entry["level"], entry["message"]) for at, entry in records.lines(run)]
+    at = int(NOW.timestamp() * 1000)
+    assert told == [(at, "debug", "command exited: echo x"), (at, "info", "a"), (at, "info", "b"), (at, "warn", "c"), (at, "error", "E: e")]
