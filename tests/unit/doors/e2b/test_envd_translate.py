@@ -1,0 +1,215 @@
+"""Words of a sandbox's inside: paths, modes, ends, events, users, signatures."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any
+
+import pytest
+from e2b.sandbox.signature import get_signature
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, Event
+from sandlot.core.notes import NOTHING, Note
+from sandlot.core.runs.outcomes import Outcome
+from sandlot.doors.e2b.envd import errors, signatures, translate
+from sandlot.doors.e2b.envd.wire import Input, Pty, Size, StartMessage, StreamInputMessage
+from sandlot.link.types import Entry, ProcessInfo
+from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, SandlotError, UnsupportedError
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import MAX_TIMEOUT_S, User
+
+PROCESS = ProcessId("0" * 32)
+CONNECT_CODES = {
+    *("canceled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists", "permission_denied", "resource_exhausted"),
+    *("failed_precondition", "aborted", "out_of_range", "unimplemented", "internal", "unavailable", "data_loss", "unauthenticated"),
+}
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_is_one_of_connects(code: ErrorCode) -> None:
+    told = errors.told(SandlotError("It went wrong.", code=code, hint="Do this."))
+    assert set(told) == {"code", "message"}
+    assert told["code"] in CONNECT_CODES
+    assert told["message"].endswith("It went wrong. Do this.")
+    assert ("was not found" in told["message"]) == (code in {ErrorCode.SANDBOX_ENDED, ErrorCode.SANDBOX_PAUSED})
+    assert errors.status(SandlotError("x", code=code)) >= 400
+
+
+@pytest.mark.parametrize(
+    "path, user, meant",
+    [
+        ("", "user", "/home/user"),
+        (".", "user", "/home/user"),
+        ("~", "root", "/root"),
+        ("~/x", "user", "/home/user/x"),
+        ("~//etc", "user", "/home/user/etc"),
+        ("a/b/", "root", "/root/a/b"),
+        ("./a", "user", "/home/user/./a"),
+        ("../a", "user", "/home/user/../a"),
+        ("/a/../b", "user", "/a/../b"),
+        ("/", "root", "/"),
+        ("~user", "user", "/home/user/~user"),
+    ],
+)
+def test_paths_begin_at_home(path: str, user: str, meant: str) -> None:
+    assert translate.absolute(path, User(user)) == meant
+
+
+@given(st.text(max_size=50))
+def test_every_path_becomes_an_absolute_one(path: str) -> None:
+    assert translate.absolute(path, User.USER).startswith("/")
+
+
+@pytest.mark.parametrize(
+    "kind, mode, told",
+    [
+        ("file", 0o644, "-rw-r--r--"),
+        ("directory", 0o755, "drwxr-xr-x"),
+        ("symlink", 0o777, "Lrwxrwxrwx"),
+        ("directory", 0o1777, "dtrwxrwxrwx"),
+        ("file", 0o4755, "urwxr-xr-x"),
+        ("file", 0o2000, "g---------"),
+        ("file", 0o7000, "ugt---------"),
+    ],
+)
+def test_modes_are_written_as_go_writes_them(kind: str, mode: int, told: str) -> None:
+    assert translate.permissions(kind, mode) == told
+
+
+def entry(**more: object) -> Entry:
+    known = {"name": "x", "path": "/a/x", "kind": "file", "size": 1 << 40, "mode": 0o4640, "uid": 1000, "gid": 7, "modified_ns": 1, "target": None}
+    return Entry(**{**known, **more})  # type: ignore[arg-type]
+
+
+def test_an_entry_is_told_in_proto3s_json() -> None:
+    assert translate.entry(entry()) == {
+        "name": "x",
+        "type": "FILE_TYPE_FILE",
+        "path": "/a/x",
+        "size": "1099511627776",
+        "mode": 0o640,
+        "permissions": "urw-r-----",
+        "owner": "user",
+        "group": "7",
+        "modifiedTime": "1970-01-01T00:00:00.000000001Z",
+    }
+    assert translate.entry(entry(kind="other"))["type"] == "FILE_TYPE_UNSPECIFIED"
+    for target, meant in (("y", "/a/y"), ("../y", "/y"), ("/y", "/y"), ("", "/a"), (None, "/a")):
+        told = translate.entry(entry(kind="symlink", target=target))
+        assert (told["isSymlink"], told["symlinkTarget"]) == (True, meant)
+
+
+@given(st.integers(-(1 << 62), (1 << 63) - 1))
+def test_every_time_that_a_guest_can_tell_is_a_date(ns: int) -> None:
+    told = translate.entry(entry(modified_ns=ns))["modifiedTime"]
+    assert datetime.fromisoformat(told[:19]).year <= 9999
+
+
+def test_an_end_is_gos() -> None:
+    def end(exit_code: int = 0, signal: int | None = None, reason: str = "exited") -> Any:  # noqa: ANN401 - JSON
+        outcome = Outcome(process=PROCESS, exit_code=exit_code, signal=signal, reason=reason, duration_s=1.0)
+        return translate.ended(outcome)["event"]["end"]
+
+    assert end() == {"exitCode": 0, "exited": True, "status": "exit status 0"}
+    assert end(exit_code=2) == {"exitCode": 2, "exited": True, "status": "exit status 2", "error": "exit status 2"}
+    assert end(exit_code=139, signal=11) == {
+        "exitCode": -1,
+        "exited": False,
+        "status": "signal: segmentation fault",
+        "error": "signal: segmentation fault",
+    }
+    out_of_memory = end(exit_code=137, signal=9, reason="oom")
+    assert (out_of_memory["status"], "memory" in out_of_memory["error"]) == ("signal: killed", True)
+    assert end(signal=64) != end(signal=63)
+
+
+def test_a_process_is_told_with_what_is_known() -> None:
+    info = ProcessInfo(
+        process=PROCESS, pid=5, argv=("a", "b"), running=True, reason=None, exit_code=None, signal=None, duration_s=0.0, pty=False, stdin=False,
+        stdin_bytes=0, stdout_bytes=0, stderr_bytes=0,
+    )  # fmt: skip
+    assert translate.process(info, NOTHING) == {"pid": 5, "config": {"cmd": "a", "args": ["b"], "envs": {}}}
+    told = translate.process(info, Note("t", "/c", {"E": "f"}))
+    assert told == {"pid": 5, "tag": "t", "config": {"cmd": "a", "args": ["b"], "envs": {"E": "f"}, "cwd": "/c"}}
+
+
+def test_a_command_is_what_was_asked_for() -> None:
+    asked = StartMessage.model_validate_json('{"process": {"cmd": "a", "args": ["b"], "envs": {"C": "d"}}, "pty": {"size": {"cols": 7}}}')
+    spec = translate.spec(asked, User.ROOT, None)
+    assert (spec.argv, spec.env, spec.cwd, spec.user) == (("a", "b"), {"C": "d"}, "/root", User.ROOT)
+    assert (spec.stdin, spec.timeout_s, spec.rows, spec.cols, spec.tag) == (True, None, 24, 7, None)
+    assert translate.spec(asked, User.USER, 0.0).timeout_s is None
+    assert translate.spec(asked, User.USER, 9e9).timeout_s == MAX_TIMEOUT_S
+    with pytest.raises(InvalidRequestError):
+        translate.spec(StartMessage.model_validate({"process": {}}), User.USER, None)
+    assert translate.screen(Pty(size=Size(cols=1, rows=2))) == (2, 1)
+
+
+def test_events_are_e2bs() -> None:
+    def told(kind: str, path: str, source: str | None = None) -> list[tuple[str, str]]:
+        return [(each["name"], each["type"]) for each in translate.happened(Event(kind, path, source=source), "/w")]
+
+    assert told(CREATED, "/w/a") == [("a", "EVENT_TYPE_CREATE")]
+    assert told(MODIFIED, "/w/b/c") == [("b/c", "EVENT_TYPE_WRITE")]
+    assert told(REMOVED, "/w/a") == [("a", "EVENT_TYPE_REMOVE")]
+    assert told(MOVED, "/w/b", "/w/a") == [("a", "EVENT_TYPE_RENAME"), ("b", "EVENT_TYPE_CREATE")]
+    assert (told(OVERFLOW, ""), told(GONE, "/w")) == ([], [])
+    part = f"/w/.{'a' * 32}.part"
+    assert (told(CREATED, part), told(MODIFIED, part), told(REMOVED, part)) == ([], [], [])
+    assert told(MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
+    assert [each["name"] for each in translate.happened(Event(CREATED, "/a"), "/")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")]
+)
+def test_a_user_is_named_by_basic(header: str, user: str) -> None:
+    assert translate.basic_user(header) is User(user)
+
+
+@pytest.mark.parametrize("header", ["Basic %", "Basic /w==", "Basic " + base64.b64encode(b"nobody:").decode()])
+def test_nobody_else_is_known(header: str) -> None:
+    with pytest.raises(AuthenticationError):
+        translate.basic_user(header)
+
+
+def test_signals_are_two() -> None:
+    assert [translate.signal(each) for each in ("SIGNAL_SIGTERM", "SIGNAL_SIGKILL", 15, 9)] == [15, 9, 15, 9]
+    for other in ("SIGTERM", "SIGNAL_UNSPECIFIED", 0, 1):
+        with pytest.raises(UnsupportedError):
+            translate.signal(other)
+
+
+@pytest.mark.parametrize("given_s, meant", [("", 50.0), ("1", 1.0), ("999999999", 3600.0)])
+def test_an_interval_is_whole_seconds(given_s: str, meant: float) -> None:
+    assert translate.ping_s(given_s) == meant
+    for wrong in ("0", "-1", "1.5", "x", "9999999999"):
+        with pytest.raises(InvalidRequestError):
+            translate.ping_s(wrong)
+
+
+@given(st.binary(max_size=100))
+def test_bytes_are_base64_of_either_alphabet_padded_or_not(data: bytes) -> None:
+    for text in (base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode(), base64.b64encode(data).rstrip(b"=").decode()):
+        assert Input.model_validate({"stdin": text}).data == data
+
+
+def test_of_some_fields_there_is_one() -> None:
+    for wrong in ({}, {"stdin": "", "pty": ""}, {"stdin": "%%%"}, {"stdin": "ä"}):
+        with pytest.raises(ValidationError):
+            Input.model_validate(wrong)
+    with pytest.raises(ValidationError):
+        StreamInputMessage.model_validate({"keepalive": {}, "start": {"process": {"pid": 1}}})
+
+
+@given(
+    path=st.text(min_size=1, max_size=30), user=st.sampled_from([None, "user", "root"]), writes=st.booleans(), seconds=st.none() | st.integers(1, 999)
+)
+def test_a_signature_is_what_the_client_makes(path: str, user: str | None, writes: bool, seconds: int | None) -> None:  # noqa: FBT001 - hypothesis
+    made = get_signature(path, "write" if writes else "read", user, "token", seconds)
+    expires = "" if made["expiration"] is None else str(made["expiration"])
+    assert signatures.signature(path, "write" if writes else "read", user or "", "token", expires) == made["signature"]
