@@ -53,6 +53,7 @@ NAMES: Mapping[str, str] = {
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshots": "Snapshots",
     "AsyncTerminal": "Terminal",
+    "AsyncVolumes": "Volumes",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

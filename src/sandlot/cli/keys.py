@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
 
-_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "snapshot_bytes"
+_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "snapshot_bytes", "volume_bytes"
 
 
 @keys.command("create")
@@ -49,6 +49,10 @@ def create_key(  # noqa: PLR0913 - each is an option
     max_snapshot_size: Annotated[
         str | None, typer.Option("--max-snapshot-size", metavar="SIZE", help="What they take on the disk together, such as 20G.")
     ] = None,
+    max_volumes: Annotated[int | None, typer.Option("--max-volumes", metavar="N", min=0, help="Volumes that it has.")] = None,
+    max_volume_size: Annotated[
+        str | None, typer.Option("--max-volume-size", metavar="SIZE", help="What may be written to them together, such as 20G.")
+    ] = None,
     installs: Annotated[
         bool, typer.Option("--installs/--no-installs", help="Whether installing opens the package indexes to a sandbox without network.")
     ] = True,
@@ -69,6 +73,8 @@ def create_key(  # noqa: PLR0913 - each is an option
         executions_per_month=max_executions,
         snapshots=max_snapshots,
         snapshot_bytes=None if max_snapshot_size is None else size_bytes(max_snapshot_size),
+        volumes=max_volumes,
+        volume_bytes=None if max_volume_size is None else size_bytes(max_volume_size),
         installs=installs,
     )
 

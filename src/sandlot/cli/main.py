@@ -28,7 +28,7 @@ from sandlot.cli.processes import commands as processes
 from sandlot.cli.processes import install, once
 from sandlot.cli.records import filestore, history
 from sandlot.cli.repl import contexts, repl
-from sandlot.cli.saved import forks, resting, snapshots
+from sandlot.cli.saved import forks, resting, snapshots, volumes
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -65,6 +65,7 @@ app.command("resume")(resting.resume)
 app.command("hibernate")(resting.hibernate)
 app.command("wake")(resting.wake)
 app.add_typer(snapshots.snapshots, name="snapshot")
+app.add_typer(volumes.volumes, name="volume")
 app.command("fork")(forks.fork)
 app.command("tree")(forks.tree)
 app.command("promote")(forks.promote)

@@ -9,6 +9,7 @@ import typer
 
 from sandlot.cli.arguments import InJson, Metadata, SandboxId, TemplateName, asking, live_ids, snapshot_names
 from sandlot.cli.output import age, as_json, note, pairs, size, table
+from sandlot.cli.saved.volumes import mounts
 
 if TYPE_CHECKING:
     from sandlot.sdk import SandboxInfo
@@ -48,6 +49,10 @@ def create(  # noqa: PLR0913 - one for each option
     files: Annotated[
         list[str] | None, typer.Option("--file-id", metavar="FILE", help="Put this file of the file store into /workspace; may be given again.")
     ] = None,
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option("--volume", "-v", metavar="NAME:/PATH[:ro]", help="Give it this volume, as that folder; may be given again."),
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", metavar="KEY", help="The same key gives the same sandbox, however often this is called.")
     ] = None,
@@ -77,6 +82,7 @@ def create(  # noqa: PLR0913 - one for each option
         "snapshot": snapshot,
         "on_timeout": on_timeout,
         "auto_resume": auto_resume,
+        "volumes": mounts(volumes),
         "idempotency_key": idempotency_key,
     }
     anyio.run(partial(_create, template, options, in_json=in_json))

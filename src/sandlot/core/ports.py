@@ -134,10 +134,6 @@ class VolumeDisks(Protocol):
         """All that there are, half made ones included."""
         ...
 
-    def close(self) -> None:
-        """Leave nothing on the host of what it needs to mount, where nothing is mounted. Idempotent."""
-        ...
-
 
 class Greet(Protocol):
     """Makes a link out of a byte stream to a guest: ``Link.greet`` outside tests."""

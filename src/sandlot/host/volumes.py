@@ -126,6 +126,7 @@ class VolumeFiles:
                 _umount(place)
             with contextlib.suppress(FileNotFoundError):
                 place.rmdir()
+            self._take_down()
 
     def used_bytes(self, volume: str) -> int | None:
         """What is in it; None while it is not mounted."""
@@ -148,9 +149,9 @@ class VolumeFiles:
         """All that there are, half made ones included."""
         return frozenset(file.name.removesuffix(".img") for file in self.folder.glob("vol-*.img"))
 
-    def close(self) -> None:
-        """Take away what the mounts are below, where nothing is mounted there. Idempotent."""
-        with self._lock, contextlib.suppress(OSError):
+    def _take_down(self) -> None:
+        """Take away what the mounts are below, where nothing is mounted there."""
+        with contextlib.suppress(OSError):
             if self._has_mounts():
                 _umount(self.mounts)
             self.mounts.rmdir()

@@ -34,6 +34,7 @@ from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.operating.pools import AsyncPools
 from sandlot.sdk._async.sandbox import AsyncSandbox
 from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
+from sandlot.sdk._async.saved.volumes import AsyncVolumes
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
 from sandlot.sdk._async.watch import AsyncFileWatch
@@ -48,6 +49,7 @@ from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.operating.pools import Pools
 from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.saved.snapshots import Snapshots
+from sandlot.sdk._sync.saved.volumes import Volumes
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
 from sandlot.sdk._sync.watch import FileWatch
@@ -60,6 +62,7 @@ from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResul
 from sandlot.sdk.operating.pools import PoolInfo
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.saved.snapshots import Branch, ForkTree, SnapshotInfo
+from sandlot.sdk.saved.volumes import Mounted, VolumeInfo
 from sandlot.sdk.transfer.sending import Progress
 
 __all__ = [
@@ -80,6 +83,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSnapshots",
     "AsyncTerminal",
+    "AsyncVolumes",
     "AuthenticationError",
     "BatchItem",
     "Branch",
@@ -117,6 +121,7 @@ __all__ = [
     "Keys",
     "LimitError",
     "Limits",
+    "Mounted",
     "NewKey",
     "NotFoundError",
     "Output",
@@ -145,6 +150,8 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "Usage",
+    "VolumeInfo",
+    "Volumes",
     "Whoami",
     "execute",
     "execute_batch",

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from sandlot.model.access import Quota
 from sandlot.model.specs import Limits
+from sandlot.sdk.saved.volumes import Mounted
 
 Json = Mapping[str, Any]
 """One object of the API, as decoded."""
@@ -165,6 +166,7 @@ class SandboxInfo:
         snapshot: The id of the snapshot that it was started from.
         parent: The id of the sandbox whose fork it is.
         restored: What it began with: ``memory`` and files of another, ``files`` of another, or None: it booted.
+        volumes: Its volumes.
     """
 
     id: str
@@ -189,6 +191,7 @@ class SandboxInfo:
     snapshot: str | None = None
     parent: str | None = None
     restored: str | None = None
+    volumes: tuple[Mounted, ...] = ()
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -217,6 +220,7 @@ class SandboxInfo:
             snapshot=raw.get("snapshot"),
             parent=raw.get("parent"),
             restored=raw.get("restored"),
+            volumes=tuple(Mounted.parse(each) for each in raw.get("volumes") or ()),
         )
 
 
@@ -326,6 +330,8 @@ class Taken:
         executions_per_month: Runs that were begun this month (UTC).
         snapshots: Snapshots that are kept.
         snapshot_bytes: What they take on the service's disk.
+        volumes: Volumes that there are.
+        volume_bytes: Their sizes together.
     """
 
     sandboxes: int
@@ -335,6 +341,8 @@ class Taken:
     executions_per_month: int
     snapshots: int = 0
     snapshot_bytes: int = 0
+    volumes: int = 0
+    volume_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

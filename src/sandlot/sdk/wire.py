@@ -29,6 +29,7 @@ from sandlot.model.errors import (
 from sandlot.model.specs import GIB, KIB, MAX_TIMEOUT_S, MIB
 from sandlot.model.states import State
 from sandlot.sdk.info import Entry, SandboxInfo
+from sandlot.sdk.saved.volumes import mounts_body
 
 ENDED = frozenset({State.STOPPED, State.FAILED})
 RESTING = frozenset({State.PAUSING, State.PAUSED, State.HIBERNATING, State.HIBERNATED, State.WAKING})
@@ -152,6 +153,7 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     snapshot: str | None = None,
     on_timeout: str | None = None,
     auto_resume: bool | None = None,
+    volumes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The body that creates a sandbox."""
     return given(
@@ -169,6 +171,7 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
         snapshot=snapshot,
         on_timeout=on_timeout,
         auto_resume=auto_resume,
+        volumes=None if volumes is None else mounts_body(volumes),
     )
 
 

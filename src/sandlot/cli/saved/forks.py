@@ -22,6 +22,7 @@ def fork(
     metadata: Metadata = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Added to its environment; may be given again.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End them after that long. (default: as its own)")] = None,
+    share_volumes: Annotated[bool, typer.Option("--share-volumes", help="Let them write to the volumes that it writes to.")] = False,
     in_json: InJson = False,
 ) -> None:
     """Make sandboxes that are what one is at this moment, variables and processes included, and print their ids.
@@ -33,7 +34,7 @@ def fork(
     words = pairs(metadata, "--metadata") if metadata else None
     with asking() as client:
         parent = Sandbox.connect(sandbox, client=client, resume=False)
-        made = parent.fork(count, name=name, metadata=words, envs=pairs(env, "--env") or None, timeout=timeout)
+        made = parent.fork(count, name=name, metadata=words, envs=pairs(env, "--env") or None, timeout=timeout, share_volumes=share_volumes)
         if in_json:
             typer.echo(as_json([child.info() for child in made]))
             return

@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 
 from sandlot.core.lives.means import Means, check, step, turn, unless_ended
-from sandlot.core.lives.starts import Restored, Started, answering, based, shape_of
+from sandlot.core.lives.starts import Restored, Started, answering, attach, based, shape_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Blank, Instance
@@ -66,6 +66,7 @@ class Litter:
             blank = await step("prepare", means.driver.prepare(shape_of(box, base)))
             holdings.append(blank)
             check(box)
+            await attach(box, means, blank)
             with contextlib.suppress(UnsupportedError):
                 await step("start", blank.warm())
         await self._image_of(box)  # without a turn: to be written, the parent may need one, where it is being woken or taken over
@@ -81,6 +82,7 @@ class Litter:
                 blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=self._image))
                 holdings.append(blank)
                 check(box)
+                await attach(box, means, blank)
                 instance = await step("restore", blank.restore(self._image, box.spec))
             return await answering(box, means, holdings, instance, base)
 

@@ -45,8 +45,8 @@ def shown(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable
         hub = None if box.instance is None else box.instance.hub
         if hub is None:
             return
-        pairs = [[f"{hub}/{slot}", mount.path] for slot, mount in enumerate(there)]
-        program = await programs.start(box, PROGRAM, {"gone": [mount.path for mount in gone], "there": pairs}, user=User.ROOT)
+        places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in enumerate(there)]
+        program = await programs.start(box, PROGRAM, {"gone": [mount.path for mount in gone], "there": places}, user=User.ROOT)
         try:
             await program.result()
         finally:

@@ -131,11 +131,9 @@ class Volumes:
                 self._spawn(self._unmount(volume))
 
     async def aclose(self) -> None:
-        """Wait for what is being unmounted; leave nothing mounted unless a sandbox that lives on sees it."""
+        """Wait for what is being unmounted; what a sandbox that lives on sees stays."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
-        if not any(self._users.values()):
-            await run_apart(self._disks.close)
 
     async def create(self, who: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
         """Make a volume, empty.

@@ -91,6 +91,11 @@ def hub(target: str, count: int) -> None:
     mount("none", target, "none", MS_SHARED)
 
 
+def umask(mask: int) -> None:
+    """What nobody is allowed of what this process, and what it starts, makes from now on (umask(2))."""
+    os.umask(mask)
+
+
 def mkdir(path: str, mode: int = 0o700) -> None:
     """A folder, and its parents, which are private."""
     os.makedirs(path, 0o700, exist_ok=True)
@@ -253,7 +258,7 @@ def limit(name: str, soft: int, hard: int) -> None:
 
 OPERATIONS: dict[str, Callable[..., None]] = {
     operation.__name__: operation
-    for operation in (join, private_mounts, forget, tmpfs, hub, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
+    for operation in (join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
 }
 SOURCES = {"bind", "disk", "idmapped"}
 """Operations whose first argument is looked up as soon as the mount namespace is private: later mounts may hide it, and a

@@ -20,6 +20,7 @@ from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.oneshot import AsyncOneShots
 from sandlot.sdk._async.operating.pools import AsyncPools
 from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
+from sandlot.sdk._async.saved.volumes import AsyncVolumes
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -164,6 +165,11 @@ class AsyncClient(AsyncOneShots):
     def snapshots(self) -> AsyncSnapshots:
         """Snapshots of sandboxes."""
         return AsyncSnapshots(self)
+
+    @property
+    def volumes(self) -> AsyncVolumes:
+        """Files that outlive sandboxes, as folders of theirs."""
+        return AsyncVolumes(self)
 
     @property
     def events(self) -> AsyncEvents:

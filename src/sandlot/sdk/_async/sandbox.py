@@ -65,6 +65,7 @@ class AsyncSandbox(AsyncLasting):
         snapshot: str | None = None,
         on_timeout: str | None = None,
         auto_resume: bool | None = None,
+        volumes: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -90,6 +91,7 @@ class AsyncSandbox(AsyncLasting):
             snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
             on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
             auto_resume: Whether the next request resumes it while it is paused or hibernated, as by default; otherwise :meth:`resume` does.
+            volumes: Its volumes: path -> name or id, followed by ``:ro`` where it may not write, as in ``{"/data": "sets:ro"}``.
             idempotency_key: A name for this very request, by default a new one: where the connection breaks, the request is sent again under
                 the same, and the service makes one sandbox. With your own, that holds for your program's repetitions as well.
             url: The service's address, by default ``SANDLOT_URL`` or the local service.
@@ -97,7 +99,7 @@ class AsyncSandbox(AsyncLasting):
             client: A connection pool to share, instead of an address and a key; it stays open when the sandbox is closed.
 
         Raises:
-            NotFoundError: There is no such template.
+            NotFoundError: There is no such template, or volume.
             InvalidRequestError: A limit, the environment or the timeout is out of bounds.
             UnsupportedError: The service cannot enforce what was asked for, and therefore does not pretend to.
             UnavailableError: No service answers, or its host is full.
@@ -118,6 +120,7 @@ class AsyncSandbox(AsyncLasting):
             snapshot=snapshot,
             on_timeout=on_timeout,
             auto_resume=auto_resume,
+            volumes=volumes,
         )
         headers = wire.once() if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         pool = client or AsyncClient(url=url, api_key=api_key)

@@ -21,6 +21,7 @@ from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.oneshot import OneShots
 from sandlot.sdk._sync.operating.pools import Pools
 from sandlot.sdk._sync.saved.snapshots import Snapshots
+from sandlot.sdk._sync.saved.volumes import Volumes
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk.config import Target, resolve
 from sandlot.sdk.info import SandboxInfo, Stopping
@@ -163,6 +164,11 @@ class Client(OneShots):
     def snapshots(self) -> Snapshots:
         """Snapshots of sandboxes."""
         return Snapshots(self)
+
+    @property
+    def volumes(self) -> Volumes:
+        """Files that outlive sandboxes, as folders of theirs."""
+        return Volumes(self)
 
     @property
     def events(self) -> Events:

@@ -44,7 +44,8 @@ async def who_am_i(request: Request) -> Response:
     """Tell who sends this request, what they may take, and what of it is taken."""
     who, core = principal_of(request), core_of(request)
     live = [box.spec.limits for box in core.sandboxes.all(who) if box.owner == who.owner]
-    return reply(SelfAnswer.of(who, taken(live), core.monthly.used(who.owner), await core.snapshots.totals(who.owner)))
+    snapshots, volumes = await core.snapshots.totals(who.owner), await core.volumes.totals(who.owner)
+    return reply(SelfAnswer.of(who, taken(live), core.monthly.used(who.owner), snapshots, volumes))
 
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)

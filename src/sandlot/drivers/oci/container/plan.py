@@ -70,5 +70,7 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         ("ids", VIEW_IDS, place.first_id, IDS),
         ("idmapped", str(shape.root.path), VIEW_LOWER, VIEW_IDS),
         ("disk", str(folder.disk_image), VIEW_DISK),
+        # crun makes the folders that volumes are put at; those inside are to pass through them, whatever the service's own mask.
+        ("umask", 0o022),
         ("overlay", VIEW_LOWER, VIEW_DISK, VIEW_ROOT, place.first_id),
     )

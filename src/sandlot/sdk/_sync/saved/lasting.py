@@ -100,6 +100,7 @@ class Lasting(Coding, ABC):
         metadata: Mapping[str, str] | None = None,
         envs: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        share_volumes: bool = False,
         idempotency_key: str | None = None,
     ) -> list[Self]:
         """Make sandboxes that are what it is at this moment: kernels with their variables, processes, files. It goes on undisturbed.
@@ -112,6 +113,7 @@ class Lasting(Coding, ABC):
             metadata: Words of yours, in place of its own.
             envs: Added to its environment, for what is started in the forks.
             timeout: Seconds until they end, by default its own.
+            share_volumes: Whether they share the volumes that it writes to; without it such a fork is refused. Read-only ones are shared.
             idempotency_key: As in :meth:`create`.
 
         Returns:
@@ -119,6 +121,7 @@ class Lasting(Coding, ABC):
 
         Raises:
             SandboxEndedError: It has ended.
+            ConflictError: It writes to a volume, and that is not to be shared.
             UnsupportedError: Its isolation cannot; says why.
             UnavailableError: The node has no room for so many now.
         """
@@ -128,6 +131,7 @@ class Lasting(Coding, ABC):
             metadata=None if metadata is None else dict(metadata),
             env=None if envs is None else dict(envs),
             timeout=timeout,
+            share_volumes=share_volumes or None,
         )
         answer = self._made("fork", body, idempotency_key)
         return [self._another(SandboxInfo.parse(raw)) for raw in answer["sandboxes"]]

@@ -127,6 +127,8 @@ class UsedAnswer(Answer):
     executions_per_month: int = Field(description="Begun this month (UTC).")
     snapshots: int
     snapshot_bytes: int
+    volumes: int
+    volume_bytes: int = Field(description="Their sizes together.")
 
 
 class SelfAnswer(Answer):
@@ -139,7 +141,7 @@ class SelfAnswer(Answer):
     used: UsedAnswer
 
     @classmethod
-    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int]) -> SelfAnswer:
+    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int]) -> SelfAnswer:
         """What is told of somebody."""
         used = UsedAnswer(
             sandboxes=taken.sandboxes,
@@ -149,5 +151,7 @@ class SelfAnswer(Answer):
             executions_per_month=executions,
             snapshots=snapshots[0],
             snapshot_bytes=snapshots[1],
+            volumes=volumes[0],
+            volume_bytes=volumes[1],
         )
         return cls(id=who.owner, name=who.name, operator=who.operator, quota=QuotaAnswer.of(who.quota), used=used)

@@ -1,0 +1,320 @@
+"""Volumes on gVisor and in containers: seen, sized, read-only, shared, followed into sleep, and there when every sandbox is gone.
+
+Every test leaves nothing on the host: no mount in any namespace, no loop device (``place``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.pools.kinds import Sizes
+from sandlot.core.runs import processes
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.saved.forks import NewFork
+from sandlot.host.disks import loops_below
+from sandlot.link.payload import INTERPRETER_ARGV
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ConflictError
+from sandlot.model.specs import MIB, ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.server.compose import Service
+from tests.support.localservice import local_service
+from tests.support.saving import BASE, IN_CONTAINER, cell, make, place, real_service, shell
+from tests.support.traces import sandbox_pids, settle
+from tests.support.until import until
+
+SIZE = 16 * MIB
+DATA = VolumeMount("data", "/data")
+READ_ONLY = replace(DATA, read_only=True)
+WITH = replace(BASE, volumes=(DATA,))
+ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container")])
+
+
+async def made(service: Service, name: str = "data") -> str:
+    return (await service.core.volumes.create(OPERATOR, name=name, size_bytes=SIZE)).id
+
+
+async def fails(box: Sandbox, command: str, user: User = User.USER) -> str:
+    """What a command line says that must not succeed."""
+    done = await processes.run(box, ProcessSpec(("/bin/sh", "-c", command), user=user, timeout_s=60))
+    output = "".join(capture.text() for capture in (done.stdout, done.stderr))
+    assert done.outcome.exit_code != 0, output
+    return output
+
+
+async def all_let_go(folder: Path) -> None:
+    """Return once no volume is mounted; it may be mounted again then."""
+
+    async def nothing() -> bool:
+        return not loops_below(folder / "volumes")
+
+    await until(nothing)
+
+
+@ISOLATIONS
+async def test_what_one_sandbox_writes_the_next_one_reads(base: NewSandbox) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            volumes, id_ = service.core.volumes, await made(service)
+            first = await make(service, replace(base, volumes=(DATA,)))
+            assert (await shell(first, "stat -c %U:%G:%a /data; ls -A /data; echo hello > /data/word; mkdir /data/folder")).split() == [
+                "user:user:755"
+            ]
+            seen = await volumes.get(OPERATOR, "data")
+            assert (seen.attached, seen.used_bytes > 0) == ((first.id,), True)
+            with pytest.raises(ConflictError, match=first.id):
+                await volumes.remove(OPERATOR, id_)
+            await service.sandboxes.kill(first.id, OPERATOR)
+            await all_let_go(folder)
+            second = await make(service, replace(base, volumes=(replace(DATA, volume=id_, path="/srv/new/place"),)))
+            assert await shell(second, "cat /srv/new/place/word; rmdir /srv/new/place/folder") == "hello\n"
+            assert await fails(second, "ls /data")
+            await service.sandboxes.kill(second.id, OPERATOR)
+            await all_let_go(folder)
+        async with real_service(folder) as service:
+            third = await make(service, replace(base, volumes=(DATA,)))
+            assert await shell(third, "ls /data; cat /data/word") == "word\nhello\n"
+            await service.sandboxes.kill(third.id, OPERATOR)
+            await until(lambda: _unused(service))
+            await service.core.volumes.remove(OPERATOR, "data")
+        assert list((folder / "volumes").iterdir()) == []
+
+
+async def _unused(service: Service) -> bool:
+    return not (await service.core.volumes.get(OPERATOR, "data")).attached
+
+
+@ISOLATIONS
+async def test_its_size_is_all_that_can_be_written_and_the_sandbox_lives(base: NewSandbox) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service, replace(base, volumes=(DATA,)))
+            for user in User:
+                said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=64", user)
+                assert "No space left on device" in said
+                written = int(await shell(box, f"stat -c %s /data/{user}; rm -f /data/{user}"))
+                assert SIZE <= written < 1.1 * SIZE
+            assert await shell(box, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
+            image = next((folder / "volumes").glob("*.img"))
+
+            async def given_back() -> bool:
+                return image.stat().st_blocks * 512 < SIZE
+
+            await shell(box, "sync")
+            await until(given_back)
+
+
+@ISOLATIONS
+async def test_what_is_read_only_is_for_root_inside_as_well(base: NewSandbox) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
+            await shell(writer, "echo one > /data/word")
+            assert await shell(reader, "cat /data/word") == "one\n"
+            for user in User:
+                for command in (
+                    "touch /data/x",
+                    "rm /data/word",
+                    "echo two > /data/word",
+                    "chmod 777 /data",
+                    "mkdir /data/y",
+                    "mv /data/word /data/z",
+                ):
+                    assert "Read-only file system" in await fails(reader, command, user)
+            tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
+            await processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
+            await fails(reader, "touch /data/x", User.ROOT)
+            await shell(writer, "echo two > /data/word; echo three > /data/new")
+            assert await shell(reader, "cat /data/word /data/new") == "two\nthree\n"
+
+
+@ISOLATIONS
+async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(base: NewSandbox) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            id_ = await made(service)
+            box = await make(service, replace(base, volumes=(DATA,)))
+            targets = {"host": folder, "root": "/", "up": "../../../../../../etc/machine-id", "image": folder / "volumes" / f"{id_}.img"}
+            links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
+            await shell(box, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
+            planted = await processes.run(
+                box, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
+            )
+            assert planted.outcome.exit_code == 0
+            for name in ("host/sandlot.db", "image", "disk"):
+                await fails(box, f"head -c 1 /data/{name}", User.ROOT)
+            assert "uid=1000" in await shell(box, "/data/id")
+            assert (await shell(box, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
+            assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
+            await service.sandboxes.kill(box.id, OPERATOR)
+            await until(lambda: _unused(service))
+            await service.core.volumes.remove(OPERATOR, id_)
+            assert folder.joinpath("sandlot.db").is_file()
+
+
+@ISOLATIONS
+async def test_a_sandbox_without_it_sees_nothing_of_it(base: NewSandbox) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
+            await shell(with_it, "echo hidden-word > /data/word")
+            for box in (without, await make(service, base)):
+                assert "ext4" not in await shell(box, "cat /proc/mounts")
+                assert "hidden-word" not in await shell(box, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
+                if base is BASE:
+                    for path in ("0/x", "x", "7/x"):
+                        assert "Read-only file system" in await fails(box, f"touch /.sandlot/volumes/{path}", User.ROOT)
+                assert await fails(box, "ls /data")
+
+
+async def test_two_sandboxes_of_different_kinds_write_at_once() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
+            loop = "i=0; while [ $i -lt 100 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
+            await asyncio.gather(*(shell(box, loop.format(name)) for box, name in ((one, "one"), (other, "other"))))
+            for box in (one, other):
+                assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == [
+                    "200",
+                    "100",
+                ]
+            assert len(loops_below(folder / "volumes")) == 1
+
+
+async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            await made(service, "second")
+            pools = service.sandboxes.pools
+            pool = (await pools.create(BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
+
+            async def ready() -> bool:
+                return len(pool.ready) == 1
+
+            await until(ready)
+            asked = replace(BASE, volumes=(DATA, VolumeMount("second", "/workspace/second", read_only=True)))
+            box = await make(service, asked)
+            assert pool.claims["hot"] == 1
+            assert await shell(box, "echo 1 > /data/x; cat /data/x; ls -A /workspace/second") == "1\n"
+            assert "Read-only" in await fails(box, "touch /workspace/second/x")
+            await until(ready)
+            assert await fails(await make(service, BASE), "ls /data")
+
+
+async def test_what_sleeps_finds_its_volumes_when_it_wakes() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            id_ = await made(service)
+            box = await make(service, WITH)
+            await shell(box, "echo before > /data/word")
+            await cell(box, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            await all_let_go(folder)
+            assert (await service.core.volumes.get(OPERATOR, id_)).attached == (box.id,)
+            with pytest.raises(ConflictError):
+                await service.core.volumes.remove(OPERATOR, id_)
+            other = await make(service, WITH)
+            assert await shell(other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
+            await service.sandboxes.resume(box.id, OPERATOR)
+            assert await shell(box, "cat /data/word /data/new") == "after\nnew\n"
+            await cell(box, "file.write('two\\n')\nfile.close()")
+            assert await shell(other, "cat /data/log") == "one\ntwo\n"
+            await service.sandboxes.kill(other.id, OPERATOR)
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            await all_let_go(folder)
+            assert await shell(box, "cat /data/new") == "new\n"
+
+
+async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_for() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            forks, writer = service.core.forks, await make(service, WITH)
+            await shell(writer, "echo 1 > /data/word")
+            with pytest.raises(ConflictError, match="share_volumes"):
+                await forks.fork(writer.id, OPERATOR, NewFork())
+            (child,) = await forks.fork(writer.id, OPERATOR, NewFork(share_volumes=True))
+            assert child.spec.volumes == writer.spec.volumes
+            assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
+            assert await shell(writer, "cat /data/word") == "2\n"
+            reader = await make(service, replace(BASE, volumes=(READ_ONLY,)))
+            children = await forks.fork(reader.id, OPERATOR, NewFork(count=2))
+            for box in children:
+                assert await shell(box, "cat /data/word") == "2\n"
+                assert "Read-only" in await fails(box, "touch /data/x")
+            assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 5
+
+
+async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            await made(service, "other")
+            snapshots, box = service.core.snapshots, await make(service, WITH)
+            await shell(box, "echo 1 > /data/word; echo kept > /workspace/kept")
+            for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
+                await snapshots.take(box.id, OPERATOR, name=str(kind), kind=kind)
+                none = await snapshots.create(NewSandbox(snapshot=str(kind)), OPERATOR)
+                assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
+                assert await shell(none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
+                mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
+                some = await snapshots.create(NewSandbox(snapshot=str(kind), volumes=mounts), OPERATOR)
+                assert await shell(some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
+                for each in (none, some):
+                    await service.sandboxes.kill(each.id, OPERATOR)
+            await service.sandboxes.kill(box.id, OPERATOR)
+            await until(lambda: _unused(service))
+            await service.core.volumes.remove(OPERATOR, "data")
+            assert await shell(await snapshots.create(NewSandbox(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+
+
+def test_a_killed_service_is_followed_by_one_that_mounts_nothing_twice_and_leaves_nothing() -> None:
+    with local_service({"SANDLOT_POOLS": "none"}) as service:
+        folder = service.data_dir / "volumes"
+        made = service.client.volumes.create("data", "16M")
+        service.client.volumes.create("unused", "16M")
+        with service.create("base", volumes={"/data": "data"}) as first:
+            assert first.commands.run("echo 1 > /data/word").exit_code == 0
+            for _ in range(2):
+                service.end(signal.SIGKILL)
+                service.start()
+                again = service.client.volumes.get("data")
+                assert (again.id, again.attached) == (made.id, (first.id,))
+                assert first.commands.run("cat /data/word").stdout == "1\n"
+                with service.create("base", volumes={"/data": "data:ro"}) as second:
+                    assert second.commands.run("cat /data/word").stdout == "1\n"
+                    assert len(loops_below(folder)) == 1
+                    assert len({line.split()[2] for line in _mounts(folder) if made.id in line}) == 1  # one file system
+                with pytest.raises(ConflictError):
+                    service.client.volumes.delete("data")
+            service.end(signal.SIGKILL)
+            for pid in sandbox_pids(service.data_dir):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            service.start()  # what it had mounted is nobody's now
+            settle(lambda: len(loops_below(folder)), 0)
+        with service.create("base", volumes={"/data": "data"}) as third:
+            assert third.commands.run("cat /data/word").stdout == "1\n"
+            service.end()  # it lives on
+            assert len(loops_below(folder)) == 1
+            service.start()
+            assert third.commands.run("cat /data/word").stdout == "1\n"
+        settle(lambda: len(service.client.volumes.get("data").attached), 0)
+        service.client.volumes.delete("data")
+        assert [each.name for each in service.client.volumes.list()] == ["unused"]
+
+
+def _mounts(folder: Path) -> list[str]:
+    return [line for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines() if str(folder) in line]
