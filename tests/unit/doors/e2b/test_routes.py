@@ -1,0 +1,320 @@
+"""E2B's control plane and code interpreter on a service in the test's process: what its clients never send, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2b.interpreter.running import DEFAULTS
+from sandlot.model.access import OPERATOR
+from sandlot.model.specs import OnTimeout
+from tests.support.service import BASE, Bench
+from tests.support.until import until
+
+HERE = "/e2b"
+MADE = {"templateID", "alias", "sandboxID", "clientID", "envdVersion", "envdAccessToken", "trafficAccessToken", "domain"}
+LISTED = {
+    *("templateID", "alias", "sandboxID", "clientID", "envdVersion", "startedAt", "endAt", "cpuCount", "memoryMB", "diskSizeMB", "state"),
+    *("metadata", "volumeMounts"),
+}
+
+
+def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    assert response.status_code == status, response.text
+    return response.json() if response.content else None
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a failure, which must be one in the vendor's shape."""
+    assert response.headers["content-type"] == "application/json"
+    told = ok(response, status)
+    assert set(told) == {"code", "message"}
+    assert told["code"] == status
+    return str(told["message"])
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    """What code gave; there is no line that is none."""
+    assert response.status_code == 200, response.text
+    assert response.content.endswith(b"\n")
+    return [json.loads(line) for line in response.content.splitlines()]
+
+
+@pytest.fixture
+async def made(http: httpx.AsyncClient) -> dict[str, Any]:
+    told: dict[str, Any] = ok(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base", "metadata": {"a": "b"}}), 201)
+    return told
+
+
+@pytest.fixture
+def inside(made: dict[str, Any]) -> dict[str, str]:
+    return {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49999"}
+
+
+async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
+    assert set(made) == MADE
+    assert made["envdAccessToken"] == made["trafficAccessToken"]
+    (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
+    assert set(listed) == LISTED
+    assert (listed["metadata"], listed["templateID"], listed["state"]) == ({"a": "b"}, "base", "running")
+    detail = ok(await http.get(f"{HERE}/sandboxes/{made['sandboxID']}"))
+    assert set(detail) == LISTED | {"envdAccessToken", "domain", "allowInternetAccess", "lifecycle"}
+    assert detail["envdAccessToken"] == made["envdAccessToken"]
+
+
+async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at: Bench) -> None:
+    body = {"template": "base", "persistent": True, "on_timeout": "hibernate", "limits": {"pids": 32768}, "metadata": {"x": "y"}}
+    id_ = ok(await http.post("/v1/sandboxes", json=body), 201)["id"]
+    (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
+    assert (listed["sandboxID"], listed["endAt"], listed["metadata"], listed["templateID"]) == (id_, "9999-12-31T00:00:00.000Z", {"x": "y"}, "base")
+    assert ok(await http.get(f"{HERE}/sandboxes/{id_}"))["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
+    assert ok(await http.post(f"{HERE}/v2/sandboxes/{id_}/connect", json={"timeout": 10}))["sandboxID"] == id_
+    assert at.sandboxes.find(id_, OPERATOR).expires_at is None  # connecting shortens nothing
+
+
+async def test_what_is_asked_for_is_what_core_has(http: httpx.AsyncClient, at: Bench) -> None:
+    body = {"templateID": "base", "autoPause": True, "autoResume": {"enabled": True}, "timeout": 100, "allow_internet_access": False}
+    id_ = ok(await http.post(f"{HERE}/sandboxes", json=body), 201)["sandboxID"]
+    spec = at.sandboxes.find(id_, OPERATOR).spec
+    assert (spec.on_timeout, spec.auto_resume, spec.timeout_s, str(spec.network)) == (OnTimeout.HIBERNATE, True, 100, "none")
+    ok(await http.put(f"{HERE}/sandboxes/{id_}/network", json={"allow_internet_access": False}), 204)
+    refused(await http.put(f"{HERE}/sandboxes/{id_}/network", json={}), 501)
+    old = ok(await http.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
+    assert at.sandboxes.find(old, OPERATOR).spec.timeout_s == 15
+
+
+async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+    here = f"{HERE}/sandboxes/{made['sandboxID']}"
+    for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"templateID": 1}', b'"x"', b"[" * 5000):
+        for path in (f"{HERE}/v2/sandboxes", f"{HERE}/sandboxes", f"{here}/timeout", f"{HERE}/execute"):
+            refused(await http.post(path, content=content, headers={"Content-Type": "application/json", **inside}), 400)
+    for asked in (
+        *({"timeout": -1}, {"timeout": 1e9}, {"timeout": "1"}, {"envVars": {"a=b": "c"}}, {"envVars": {"a": "\0"}}, {"metadata": {"sandlot.x": "y"}}),
+        *({"metadata": {"a": "b" * 20000}}, {"surplus": 1}, {"network": {"surplus": 1}}, {"autoResume": {}}, {"volumeMounts": [{"name": "v"}]}),
+    ):
+        refused(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base", **asked}), 400)
+    for path, body in (
+        *(("timeout", {}), ("timeout", {"timeout": -1}), ("refreshes", {"duration": 3601}), ("fork", {"count": 0}), ("fork", {"count": 21})),
+        *(("snapshots", {"name": "a/b:c"}), ("snapshots", {"x": 1}), ("connect", {}), ("connect", {"timeout": 1e9})),
+    ):
+        refused(await http.post(f"{here}/{path}", json=body), 400)
+    for query in (
+        "state=gone",
+        "limit=0",
+        "limit=1001",
+        "nextToken=x",
+        "order=up",
+        "metadata=a",
+        "startedAfter=x",
+        "startedAfter=2026-01-01T00:00:00",
+        "x=1",
+    ):
+        refused(await http.get(f"{HERE}/v2/sandboxes?{query}"), 400)
+    for query in ("limit=0", "nextToken=x", "x=1"):
+        refused(await http.get(f"{HERE}/snapshots?{query}"), 400)
+    refused(await http.get(f"{HERE}/sandboxes/metrics"), 400)
+    refused(await http.get(f"{HERE}/sandboxes/metrics?sandbox_ids={','.join(['x'] * 101)}"), 400)
+    refused(await http.get(f"{here}/metrics?start=-1"), 400)
+    refused(await http.get(f"{HERE}/v2/sandboxes/{made['sandboxID']}/logs?level=loud"), 400)
+    refused(await http.patch(f"{HERE}/v2/sandboxes", json={}), 405)
+    refused(await http.get(f"{HERE}/nothing"), 404)
+    refused(await http.post(f"{HERE}/execute", json={"code": "1"}), 400)  # of which sandbox
+
+
+async def test_a_template_that_there_is_not_is_told_with_those_that_there_are(http: httpx.AsyncClient) -> None:
+    for asked in (
+        http.post(f"{HERE}/v2/sandboxes", json={"templateID": "none"}),
+        http.get(f"{HERE}/templates/none"),
+        http.delete(f"{HERE}/templates/none"),
+    ):
+        assert "base, code-interpreter, code-interpreter-v1" in refused(await asked, 404)
+    refused(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": ""}), 404)
+    refused(await http.delete(f"{HERE}/templates/base"), 403)
+
+
+async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench
+) -> None:
+    here = f"{HERE}/sandboxes/{made['sandboxID']}"
+    refused(await http.post(f"{here}/pause", json={"memory": False}), 501)
+    ok(await http.post(f"{here}/pause", json={}), 204)
+    assert at.sandboxes.find(made["sandboxID"], OPERATOR).state in {"paused", "hibernated"}
+    refused(await http.post(f"{here}/pause"), 409)
+    assert "was not found" in refused(await http.post(f"{HERE}/execute", json={"code": "1"}, headers=inside), 502)
+    assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
+    assert ok(await http.get(f"{HERE}/sandboxes")) == []
+    refused(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", json={"memory": False}), 501)
+    ok(await http.post(f"{here}/timeout", json={"timeout": 50}), 204)  # which does not resume it
+    ok(await http.post(f"{here}/refreshes"), 204)
+    assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
+    ok(await http.post(f"{here}/connect", json={"timeout": 100}), 201)
+    refused(await http.post(f"{here}/resume", json={}), 409)
+    ok(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect"), 200)
+
+
+async def test_a_sandbox_that_ended_is_not_found(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+    here = f"{HERE}/sandboxes/{made['sandboxID']}"
+    ok(await http.delete(here), 204)
+    for method, path, body in (
+        *(("DELETE", here, None), ("GET", here, None), ("POST", f"{here}/timeout", {"timeout": 5}), ("POST", f"{here}/pause", {})),
+        *(
+            ("POST", f"{here}/connect", {"timeout": 5}),
+            ("POST", f"{here}/snapshots", {}),
+            ("POST", f"{here}/fork", {}),
+            ("GET", f"{here}/metrics", None),
+        ),
+        *(("POST", f"{here}/resume", {}), ("POST", f"{here}/refreshes", {}), ("PUT", f"{here}/network", {}), ("GET", f"{here}/logs", None)),
+    ):
+        refused(await http.request(method, path, json=body), 404)
+    for method, path in (
+        ("POST", "execute"),
+        ("GET", "contexts"),
+        ("POST", "contexts"),
+        ("DELETE", "contexts/default"),
+        ("POST", "contexts/x/restart"),
+    ):
+        assert "was not found" in refused(
+            await http.request(method, f"{HERE}/{path}", json={"code": "1"} if path == "execute" else {}, headers=inside), 502
+        )
+    assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
+
+
+async def test_code_is_told_a_line_for_each_thing(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
+    code = "import sys\nprint('out')\nsys.stdout.flush()\nsys.stderr.write('err')\nsys.stderr.flush()\n'a' 'b'"
+    asked = {"code": code, "context_id": None, "language": None, "env_vars": None}
+    started, *told = lines(await http.post(f"{HERE}/execute", json=asked, headers=inside))
+    assert started == {"type": "number_of_executions", "execution_count": 1}
+    assert sorted(each["type"] for each in told) == ["result", "stderr", "stdout"]
+    assert [each["text"] for each in told if each["type"] == "stdout"] == ["out\n"]
+    assert [(each["text"], each["is_main_result"]) for each in told if each["type"] == "result"] == [("ab", True)]
+    _, error = lines(await http.post(f"{HERE}/execute", json={"code": "1/0"}, headers=inside))
+    assert (error["type"], error["name"], error["value"]) == ("error", "ZeroDivisionError", "division by zero")
+    assert "1/0" in error["traceback"]
+
+
+async def test_code_that_cannot_be_begun_is_refused(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
+    for asked, status in (
+        ({"code": "1", "language": "r"}, 400),
+        ({"code": "1", "context_id": "ctx-0123456789abcdef"}, 404),
+        ({"code": "1", "context_id": "no id"}, 404),
+        ({"code": "1", "context_id": "ctx-0123456789abcdef", "language": "python"}, 400),
+        ({"code": "\0"}, 400),
+        ({"code": "x" * ((4 << 20) + 1)}, 413),
+        ({"code": "1", "env_vars": {"a=": "b"}}, 400),
+        ({"code": 1}, 400),
+        ({"code": "1", "timeout": 1}, 400),
+    ):
+        refused(await http.post(f"{HERE}/execute", json=asked, headers=inside), status)
+    for body, status in (({"language": "java"}, 400), ({"cwd": "relative"}, 400), ({"cwd": "/no/such"}, 404), ({"x": 1}, 400)):
+        refused(await http.post(f"{HERE}/contexts", json=body, headers=inside), status)
+
+
+async def test_a_default_context_that_another_api_removed_is_made_anew(
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench
+) -> None:
+    lines(await http.post(f"{HERE}/execute", json={"code": "x = 1"}, headers=inside))
+    box = at.sandboxes.find(made["sandboxID"], OPERATOR)
+    await http.delete(f"/v1/sandboxes/{box.id}/contexts/{DEFAULTS['python']}")
+    box.contexts.add(DEFAULTS["python"])  # as where somebody removed it behind the service's back
+    told = lines(await http.post(f"{HERE}/execute", json={"code": "x"}, headers=inside))
+    assert told[-1]["type"] == "error"
+    box.contexts.clear()  # as after a restart of the service
+    assert lines(await http.post(f"{HERE}/execute", json={"code": "2"}, headers=inside))[-1]["text"] == "2"
+
+
+async def test_a_client_that_goes_away_interrupts_its_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+    await until_said(http, inside, "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)")
+
+    async def idle() -> bool:
+        found = ok(await http.get(f"/v1/sandboxes/{made['sandboxID']}/contexts"))["contexts"]
+        return all(each["state"] == "idle" for each in found)
+
+    await until(idle)
+
+
+async def test_a_sandbox_that_ends_cuts_its_code(at: Bench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+    async def kill() -> None:
+        await at.sandboxes.kill(made["sandboxID"], OPERATOR)
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await until_said(http, inside, "import time\nprint('on', flush=True)\ntime.sleep(600)", kill)
+
+
+async def until_said(http: httpx.AsyncClient, inside: dict[str, str], code: str, then: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Run code until it has written something; then leave it, or do something and read on."""
+    async with http.stream("POST", f"{HERE}/execute", json={"code": code}, headers=inside) as answer:
+        async for line in answer.aiter_lines():
+            if json.loads(line)["type"] == "stdout":
+                if then is None:
+                    return
+                await then()
+
+
+async def test_a_client_that_goes_away_from_a_create_leaves_none(at: Bench, http: httpx.AsyncClient) -> None:
+    asking = asyncio.ensure_future(http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}))
+    await until(lambda: at.sandboxes.held == 1)
+    asking.cancel()
+    await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_pages_hold_all_of_them_once(http: httpx.AsyncClient, at: Bench) -> None:
+    boxes: list[Sandbox] = [await at.sandboxes.create(BASE, OPERATOR) for _ in range(3)]
+    ids = [box.id for box in boxes]
+    for order, expected in (("asc", ids), ("desc", ids[::-1])):
+        token, found = "", []
+        while True:
+            answer = await http.get(f"{HERE}/v2/sandboxes?limit=1&order={order}{token}")
+            found += [each["sandboxID"] for each in ok(answer)]
+            if "x-next-token" not in answer.headers:
+                break
+            token = f"&nextToken={answer.headers['x-next-token']}"
+        assert found == expected
+
+
+_TEXT = st.text(max_size=20)
+_SMALL = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | _TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=3)
+_FIELDS = [
+    "templateID",
+    "timeout",
+    "metadata",
+    "envVars",
+    "autoPause",
+    "autoResume",
+    "network",
+    "code",
+    "context_id",
+    "language",
+    "cwd",
+    "name",
+    "count",
+]
+_BODY = st.dictionaries(st.sampled_from([*_FIELDS, "memory", "duration", "other"]), _SMALL, max_size=5)
+_PATHS = [
+    *("/v2/sandboxes", "/sandboxes", "/sandboxes/x", "/sandboxes/x/timeout", "/sandboxes/x/pause", "/v2/sandboxes/x/connect", "/sandboxes/metrics"),
+    *("/sandboxes/x/fork", "/sandboxes/x/snapshots", "/snapshots", "/templates", "/templates/x", "/templates/aliases/x", "/sandboxes/x/logs", "/"),
+    *("/execute", "/contexts", "/contexts/x", "/contexts/x/restart", "/volumes", "/v3/templates", "/sandboxes/x/network"),
+]
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
+    path=st.sampled_from(_PATHS),
+    content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
+)
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+    headers = {"Content-Type": "application/json", "E2b-Sandbox-Id": "sb-none"}
+    response = await http.request(method, HERE + path, content=content, headers=headers)
+    assert response.status_code < 500 or response.status_code in {501, 502}
+    assert response.headers["content-type"] == "application/json"
+    response.json()
+    if response.status_code == 201:
+        await http.delete(f"{HERE}/sandboxes/{response.json()['sandboxID']}")
