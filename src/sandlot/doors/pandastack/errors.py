@@ -1,7 +1,15 @@
-"""Failures as PandaStack tells them."""
+"""Failures as PandaStack tells them: ``{"error": "<sentence>"}`` and a status, by which its client chooses what to raise.
+
+Laws (``client.py`` and ``sandbox.py`` of its client):
+- 401 is a bad key, 404 what there is not, any other 4xx a bad request, 5xx a failure of the server.
+- A 5xx whose text has the word "timeout" or "deadline exceeded" is a command that took too long, so nothing else has them; and one of a few
+  words of Go's network library is tried again for twenty seconds, so nothing has these.
+- A 503 with ``Retry-After`` and a 507 to a request that makes sandboxes are sent again: both are told only where nothing was made.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,11 +17,13 @@ from typing import Any
 from sandlot.doors.door import Failure, Kind
 from sandlot.model.errors import ErrorCode
 
+SERVERS = 500
+
 _INVALID = Kind(400, "invalid_request")
 _ABSENT = Kind(404, "not_found")
-_GONE = Kind(404, "session_not_found")  # a session is its sandbox: one that has ended is none
+_CONFLICT = Kind(409, "conflict")
 _OVER = Kind(429, "quota_exceeded")
-_AWAY = Kind(503, "service_unavailable")
+_AWAY = Kind(503, "unavailable")
 
 TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
     {
@@ -23,8 +33,9 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.FORBIDDEN: Kind(403, "forbidden"),
         ErrorCode.PERMISSION_DENIED: Kind(403, "forbidden"),
         ErrorCode.NOT_FOUND: _ABSENT,
-        ErrorCode.SANDBOX_NOT_FOUND: _GONE,
-        ErrorCode.SANDBOX_ENDED: _GONE,
+        ErrorCode.SANDBOX_NOT_FOUND: _ABSENT,
+        ErrorCode.SANDBOX_ENDED: _ABSENT,
+        ErrorCode.TEMPLATE_NOT_FOUND: _ABSENT,
         ErrorCode.FILE_NOT_FOUND: _ABSENT,
         ErrorCode.EXECUTION_NOT_FOUND: _ABSENT,
         ErrorCode.CONTEXT_NOT_FOUND: _ABSENT,
@@ -32,17 +43,17 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: _ABSENT,
         ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
         ErrorCode.POOL_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_EXISTS: Kind(409, "conflict"),
-        ErrorCode.CONFLICT: Kind(409, "conflict"),
-        ErrorCode.SANDBOX_PAUSED: Kind(409, "conflict"),
-        ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "conflict"),
+        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
+        ErrorCode.PATH_EXISTS: _CONFLICT,
+        ErrorCode.CONFLICT: _CONFLICT,
+        ErrorCode.SANDBOX_PAUSED: _CONFLICT,
+        ErrorCode.SNAPSHOT_UNUSABLE: _CONFLICT,
         ErrorCode.TOO_LARGE: Kind(413, "too_large"),
         ErrorCode.LIMIT_EXCEEDED: _OVER,
         ErrorCode.QUOTA_EXCEEDED: _OVER,
         ErrorCode.DISK_FULL: Kind(507, "disk_full"),
-        ErrorCode.TIMEOUT: Kind(408, "timeout"),
+        ErrorCode.TIMEOUT: Kind(500, "timeout"),
         ErrorCode.UNSUPPORTED: Kind(501, "not_supported"),
-        ErrorCode.TEMPLATE_NOT_FOUND: _AWAY,  # no request names one: the operator has to see to it
         ErrorCode.HOST_NOT_READY: _AWAY,
         ErrorCode.BUSY: _AWAY,
         ErrorCode.SERVICE_UNAVAILABLE: _AWAY,
@@ -51,7 +62,25 @@ TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
     }
 )
 
+_MEANT_OTHERWISE: Mapping[str, str] = MappingProxyType(
+    {
+        "connection refused": "connection not accepted",
+        "no route to host": "host not reached",
+        "deadline exceeded": "time is up",
+        "timeout": "time limit",
+    }
+)
+"""Words of its client's -> the same for everybody else."""
+_WORDS = re.compile("|".join(_MEANT_OTHERWISE), re.IGNORECASE)
+
 
 def body(failure: Failure) -> Mapping[str, Any]:
-    """What callers read. Pure."""
-    return {"code": failure.kind.status, "message": failure.message, "error": failure.message}
+    """What its client reads, and what helps whoever asks the operator. Pure."""
+    return {"error": said(failure.message, failure.kind, failure.code), "code": failure.kind.word, "request_id": failure.request_id}
+
+
+def said(message: str, kind: Kind, code: ErrorCode) -> str:
+    """A message in words that mean to the client what they mean."""
+    if kind.status < SERVERS or code is ErrorCode.TIMEOUT:
+        return message
+    return _WORDS.sub(lambda found: _MEANT_OTHERWISE[found[0].lower()], message)

@@ -1,5 +1,224 @@
-"""PandaStack's words into ours and back. Pure."""
+"""PandaStack's words into ours and back. Pure.
+
+Laws:
+- A sandbox there is one here, whoever made it and by which API.
+- What the service itself needs to know of one is in its metadata, under names that no client can set or see.
+"""
 
 from __future__ import annotations
 
+import math
+import stat
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+
+from sandlot.core.admission import OWN, NewSandbox
+from sandlot.core.lives.updates import Update
+from sandlot.core.ports import Template
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes.volumes import Volume
+from sandlot.doors.pandastack.wire import (
+    CreateBody,
+    EntryAnswer,
+    LifecycleAnswer,
+    LifecycleBody,
+    SandboxAnswer,
+    SnapshotAnswer,
+    TemplateAnswer,
+    VolumeAnswer,
+)
+from sandlot.link.types import Entry
+from sandlot.model.access import Quota
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
+from sandlot.model.records import SnapshotRecord
+from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
+from sandlot.model.states import State
+from sandlot.model.storage import Position
+
 NAME = "pandastack"
+DOOR_WORD, TREE_WORD, TTL_WORD = "sandlot.door", "sandlot.tree", "sandlot.ttl"
+
+DEFAULT_TTL_S = 3600.0
+"""The vendor's (its page on the life of a sandbox)."""
+MOUNTED = "/mnt"
+"""The folder of volumes (the vendor's page on files)."""
+
+_STATUSES: Mapping[State, str] = MappingProxyType(
+    {
+        State.SNAPSHOTTING: "running",
+        State.PAUSING: "paused",
+        State.HIBERNATING: "hibernated",
+        State.WAKING: "hibernated",
+        State.FAILED: "failed",
+    }
+)
+"""Those that the vendor has another word for."""
+
+
+# -- sandboxes ------------------------------------------------------------------------------------------------------
+
+
+def new_sandbox(body: CreateBody, quota: Quota) -> NewSandbox:
+    """A sandbox as it was asked for. As at the vendor's, one that is persistent has no deadline, and its ``ttl_seconds`` waits until it is not.
+
+    Raises:
+        InvalidRequestError: Out of bounds.
+    """
+    own = {DOOR_WORD: NAME}
+    if body.persistent and body.ttl_seconds is not None:
+        own[TTL_WORD] = str(_ttl(body.ttl_seconds))
+    return NewSandbox(
+        template=body.template or DEFAULT_TEMPLATE,
+        snapshot=body.from_snapshot,
+        metadata={**checked(body.metadata), **own},
+        timeout_s=None if body.persistent else default_ttl(quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
+        volumes=tuple(VolumeMount(each.name, f"{MOUNTED}/{each.name}", each.read_only) for each in body.volumes),
+    )
+
+
+def default_ttl(quota: Quota) -> float:
+    """How long a sandbox lives where nobody said it."""
+    return DEFAULT_TTL_S if quota.lifetime_s is None else min(DEFAULT_TTL_S, quota.lifetime_s)
+
+
+def _ttl(seconds: int) -> int:
+    if not 1 <= seconds <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(f"ttl_seconds is {seconds}; it must be from 1 to {MAX_TIMEOUT_S:g}.", fields={"field": "ttl_seconds"})
+    return seconds
+
+
+def checked(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Metadata as a client may give it.
+
+    Raises:
+        InvalidRequestError: A name in it is the service's own.
+    """
+    for name in metadata:
+        if name.startswith(OWN):
+            raise InvalidRequestError(
+                f"{name[:64]!r} cannot be set: names in the metadata that begin with {OWN!r} are the service's own.",
+                hint="Choose another name.",
+                fields={"field": "metadata"},
+            )
+    return metadata
+
+
+def forked(parent: Sandbox, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
+    """The metadata of a fork: what was given, or its parent's, and the tree that it is of."""
+    words = {name: value for name, value in parent.metadata.items() if not name.startswith(OWN)} if metadata is None else checked(metadata)
+    kept = {TTL_WORD: parent.metadata[TTL_WORD]} if TTL_WORD in parent.metadata else {}
+    return {**words, **kept, DOOR_WORD: NAME, TREE_WORD: tree}
+
+
+def update(box: Sandbox, body: LifecycleBody, quota: Quota) -> Update:
+    """What a change of its lifecycle comes to.
+
+    Raises:
+        InvalidRequestError: Out of bounds, or a deadline for what has none.
+    """
+    persistent = box.spec.timeout_s is None
+    if body.ttl_seconds is not None and (body.persistent or (persistent and body.persistent is None)):
+        raise InvalidRequestError("A persistent sandbox has no ttl_seconds.", hint="Send it with persistent=false.", fields={"field": "ttl_seconds"})
+    if body.persistent:
+        return Update(persistent=True)
+    if body.ttl_seconds is not None:
+        return Update(timeout_s=float(_ttl(body.ttl_seconds)))
+    if persistent and body.persistent is False:
+        return Update(timeout_s=float(box.metadata[TTL_WORD]) if TTL_WORD in box.metadata else default_ttl(quota))
+    return Update()
+
+
+def sandbox(box: Sandbox, boot_s: float | None = None) -> SandboxAnswer:
+    """What is told of a sandbox."""
+    spec = box.spec
+    words = {name: value for name, value in box.metadata.items() if not name.startswith(OWN)}
+    if spec.parent is not None:
+        words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(box)}
+    return SandboxAnswer(
+        id=box.id,
+        template=spec.template,
+        cpu=max(1, math.ceil(spec.limits.cpus)),
+        memory_mb=spec.limits.memory_bytes // MIB,
+        status=status(box),
+        created_at=time(box.created_at),
+        metadata=words,
+        persistent=spec.timeout_s is None,
+        ttl_seconds=ttl_of(box),
+        from_snapshot=spec.snapshot,
+        boot_ms=None if boot_s is None else round(boot_s * 1000),
+    )
+
+
+def tree_of(box: Sandbox) -> str:
+    """The tree that a fork is of; its parent's id where it was made by another API."""
+    return box.metadata.get(TREE_WORD) or box.spec.parent or ""
+
+
+def status(box: Sandbox) -> str:
+    """A state in the vendor's words."""
+    return _STATUSES.get(box.state, str(box.state))
+
+
+def ttl_of(box: Sandbox) -> int:
+    """How long it was given; 0 where it is persistent and was given nothing."""
+    return int(box.metadata.get(TTL_WORD, 0)) if box.spec.timeout_s is None else math.ceil(box.spec.timeout_s)
+
+
+def lifecycle(box: Sandbox, monotonic_s: float) -> LifecycleAnswer:
+    """How long it lives.
+
+    Args:
+        box: It.
+        monotonic_s: The time, by the clock that its idleness is measured with.
+    """
+    idle_s = 0.0 if box.activity.held else max(0.0, monotonic_s - box.activity.quiet_since_s)
+    return LifecycleAnswer(ttl_seconds=ttl_of(box), persistent=box.spec.timeout_s is None, idle_seconds=int(idle_s))
+
+
+def no_fork(box: Sandbox) -> ConflictError:
+    """What is said of one that is to be promoted and is nobody's fork."""
+    return ConflictError(f"Sandbox {box.id} is nobody's fork.", code=ErrorCode.CONFLICT, hint="Promote one that fork or fork-tree gave.")
+
+
+# -- files, snapshots, volumes, templates -----------------------------------------------------------------------------
+
+
+def entry(found: Entry) -> EntryAnswer:
+    """What is told of a file, a folder or a link."""
+    kinds = {"directory": stat.S_IFDIR, "symlink": stat.S_IFLNK, "file": stat.S_IFREG}
+    mode = stat.filemode(kinds.get(found.kind, 0) | found.mode)
+    return EntryAnswer(name=found.name, is_dir=found.kind == "directory", size=found.size, mode=mode, mtime=found.modified_ns // 1_000_000_000)
+
+
+def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
+    """What is told of a snapshot."""
+    return SnapshotAnswer(
+        id=record.id,
+        snapshot_id=record.id,
+        sandbox_id=record.spec.id,
+        template=record.spec.template,
+        size_bytes=record.size_bytes,
+        created_at=time(record.created_at),
+    )
+
+
+def volume(found: Volume) -> VolumeAnswer:
+    """What is told of a volume."""
+    return VolumeAnswer(id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=time(found.created_at))
+
+
+def template(found: Template) -> TemplateAnswer:
+    """What is told of a template: a sandbox of it has the limits that nobody has asked to be others."""
+    limits = Limits()
+    return TemplateAnswer(name=found.name, description=found.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)
+
+
+def time(at: datetime) -> str:
+    """A time as JSON carries it."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def position(record: SnapshotRecord) -> Position:
+    """Where a list of snapshots goes on after one."""
+    return Position(record.created_at, record.id)

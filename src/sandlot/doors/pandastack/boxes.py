@@ -1,0 +1,128 @@
+"""Sandboxes and what is done with them as wholes: what core is asked to do, in which order.
+
+Law: A sandbox that has ended is not found; to end it once more is no failure.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.saved.forks import NewFork
+from sandlot.core.service import Core
+from sandlot.doors.pandastack import translate
+from sandlot.doors.pandastack.wire import (
+    CreateBody,
+    LifecycleAnswer,
+    LifecycleBody,
+    PromoteBody,
+    PromotedAnswer,
+    SandboxAnswer,
+    SnapshotAnswer,
+    TreeAnswer,
+)
+from sandlot.model.access import Principal
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.records import SnapshotRecord
+
+PAGE = 1000
+
+
+def find(core: Core, who: Principal, sandbox: str) -> Sandbox:
+    """A sandbox that has not ended.
+
+    Raises:
+        NotFoundError: ``sandbox_not_found``: there is none, or it is somebody else's.
+        SandboxEndedError: It has ended; says why.
+    """
+    box = core.sandboxes.find(sandbox, who)
+    if box.wanted.is_set() or box.ended.is_set():
+        raise box.ended_error()
+    return box
+
+
+async def create(core: Core, who: Principal, body: CreateBody) -> SandboxAnswer:
+    """Make a sandbox, of a template or of a snapshot, whose own template counts: the client always names one.
+
+    Raises:
+        SandlotError: It could not be made; then nothing is left of it.
+    """
+    began_s, asked = core.clock.monotonic_s(), translate.new_sandbox(body, who.quota)
+    if asked.snapshot is None:
+        box = await core.sandboxes.create(asked, who)
+    else:
+        core.sandboxes.supply.check_template(asked.template)
+        box = await core.snapshots.create(asked, who)
+    return translate.sandbox(box, core.clock.monotonic_s() - began_s)
+
+
+def listing(core: Core, who: Principal) -> list[SandboxAnswer]:
+    """All sandboxes that somebody has, oldest first."""
+    return [translate.sandbox(box) for box in core.sandboxes.all(who) if not box.wanted.is_set()]
+
+
+def lifecycle(core: Core, who: Principal, sandbox: str) -> LifecycleAnswer:
+    """How long a sandbox lives."""
+    return translate.lifecycle(find(core, who, sandbox), core.clock.monotonic_s())
+
+
+async def change(core: Core, who: Principal, sandbox: str, body: LifecycleBody) -> LifecycleAnswer:
+    """Change how long a sandbox lives.
+
+    Raises:
+        InvalidRequestError: Out of bounds, or a deadline for what has none.
+        LimitError: ``quota_exceeded``.
+    """
+    box = find(core, who, sandbox)
+    await core.sandboxes.update(box.id, who, translate.update(box, body, who.quota))
+    return lifecycle(core, who, sandbox)
+
+
+async def fork(core: Core, who: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
+    """Fork a sandbox; there are all children, or none.
+
+    Raises:
+        SandlotError: As core's.
+    """
+    parent = find(core, who, sandbox)
+    tree = f"tree-{secrets.token_hex(8)}"
+    made = await core.forks.fork(parent.id, who, NewFork(count=count, metadata=translate.forked(parent, metadata, tree)))
+    return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
+
+
+async def promote(core: Core, who: Principal, sandbox: str, body: PromoteBody) -> PromotedAnswer:
+    """Keep a fork; with ``cleanup_siblings`` the others of its tree are ended, with all that was forked from them.
+
+    Raises:
+        ConflictError: It is nobody's fork.
+        InvalidRequestError: It is of another tree.
+    """
+    box = find(core, who, sandbox)
+    if box.spec.parent is None:
+        raise translate.no_fork(box)
+    tree = translate.tree_of(box)
+    if body.tree_id not in {None, tree}:
+        raise InvalidRequestError(f"Sandbox {box.id} is of another tree.", hint=f"Its tree_id is {tree}.", fields={"field": "tree_id"})
+    if not body.cleanup_siblings:
+        return PromotedAnswer(winner=box.id, tree_id=tree, deleted=[], failures={})
+    among = {translate.TREE_WORD: tree} if translate.TREE_WORD in box.metadata else {}
+    done = await core.forks.promote(box.id, who, among=among)
+    return PromotedAnswer(winner=box.id, tree_id=tree, deleted=list(done.ended), failures={str(id_): why for id_, why in done.failed.items()})
+
+
+async def snapshots(core: Core, who: Principal, sandbox: str | None) -> list[SnapshotAnswer]:
+    """All snapshots, newest first.
+
+    Args:
+        core: Who has them.
+        who: For whom.
+        sandbox: Those of that one only.
+    """
+    found: list[SnapshotRecord] = []
+    after, more = None, True
+    while more:
+        page, more = await core.snapshots.page(who, after=after, limit=PAGE)
+        found += page
+        after = translate.position(found[-1]) if found else None
+    return [translate.snapshot(record) for record in reversed(found) if sandbox in {None, record.spec.id}]

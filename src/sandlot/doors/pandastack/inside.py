@@ -1,0 +1,198 @@
+"""What is done inside a sandbox: commands, code in sessions, files, and what its runs wrote.
+
+Laws:
+- A client that goes away takes its command along, and interrupts its code.
+- A stream of a command has exactly one exit, or says why it has none; where its sandbox ends it has neither, and its client says that the
+  outcome is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import structlog
+from starlette.requests import Request
+
+from sandlot.core.content import files
+from sandlot.core.records.executions import Label
+from sandlot.core.records.logs import reading
+from sandlot.core.records.logs.reading import Missed, Over
+from sandlot.core.runs import code, processes
+from sandlot.core.runs.code import Cell
+from sandlot.core.runs.processes import Run
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.doors.pandastack import running, translate
+from sandlot.doors.pandastack.running import Command, Decoder
+from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
+from sandlot.link.types import Lost
+from sandlot.model.access import Principal
+from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.specs import KIB, MAX_TIMEOUT_S, User
+from sandlot.web import errors
+from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
+
+LONGEST_LINE = 64 * KIB
+"""Characters that one who follows is told at once, where no line ends."""
+
+_UNBUFFERED = {"X-Accel-Buffering": "no"}
+_log = structlog.get_logger("sandlot.doors")
+
+
+async def execute(box: Sandbox, body: ExecBody) -> ExecAnswer:
+    """Run a command to its end.
+
+    Raises:
+        TimeoutExceededError: It took too long, and was ended.
+        SandlotError: It could not be run. A command that fails is no error.
+    """
+    async with _ready(box, body, running.DEFAULT_EXEC_S) as command:
+        done = await processes.run(box, command.spec(), label=_label(command))
+    if done.outcome.reason == "timeout":
+        raise running.late(command.timeout_s)
+    return running.exec_answer(done)
+
+
+async def stream(request: Request, box: Sandbox, body: ExecBody) -> Stream:
+    """Run a command and tell what it writes as it writes it.
+
+    Raises:
+        SandlotError: It could not be started.
+    """
+    async with AsyncExitStack() as stack:
+        command = await stack.enter_async_context(_ready(box, body, running.DEFAULT_STREAM_S))
+        run = await processes.start(box, command.spec(), label=_label(command))
+        stack.push_async_callback(run.close)
+        close = stack.pop_all().aclose
+    return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+
+
+async def run_cell(box: Sandbox, session: str, body: RunBody) -> RunAnswer:
+    """Run code in a session.
+
+    Raises:
+        NotFoundError: ``context_not_found``.
+        TimeoutExceededError: It took too long, and was interrupted; variables stay.
+    """
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else running.DEFAULT_EXEC_S
+    cell = Cell(body.code, language=None, context=session, timeout_s=timeout_s)
+    return running.run_answer(await code.execute(box, cell, label=Label(origin=translate.NAME)), timeout_s)
+
+
+async def folder(box: Sandbox, path: str) -> list[EntryAnswer]:
+    """All that is in a folder, by name.
+
+    Raises:
+        NotFoundError: ``path_not_found``.
+    """
+    found: list[EntryAnswer] = []
+    more = True
+    while more:
+        listed = await files.listing(box, path, user=User.ROOT, offset=len(found))
+        found += map(translate.entry, listed.entries)
+        more = listed.more and bool(listed.entries)
+    return found
+
+
+async def logs(core: Core, who: Principal, box: Sandbox, stream_: str) -> str:
+    """What the runs of a sandbox wrote, as one text."""
+    entries, _ = await reading.read(core.executions, box, who, reading.CHANNELS[stream_])
+    return "".join(entry.text if entry.text.endswith("\n") else f"{entry.text}\n" for entry in entries)
+
+
+def follow(core: Core, who: Principal, box: Sandbox, stream_: str) -> Stream:
+    """What they wrote, and what they write, line by line, until the sandbox ends."""
+
+    async def close() -> None:
+        """One who reads a log holds nothing."""
+
+    told = _lines(core, who, box, stream_)
+    return Stream(told, close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
+
+
+@asynccontextmanager
+async def _ready(box: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
+    """A command, its file inside where it needs one."""
+    timeout_s = min(body.timeout_seconds or default_s, MAX_TIMEOUT_S)
+    command = running.command(body.cmd, timeout_s, secrets.token_hex(8))
+    if command.file is None:
+        yield command
+        return
+    await files.write(box, command.file, _once(command.content), user=User.ROOT, mode=0o600)
+    try:
+        yield command
+    finally:
+        box.keep(asyncio.create_task(_tidy(box, command.file)))
+
+
+async def _tidy(box: Sandbox, path: str) -> None:
+    """Remove the file of a command that has run."""
+    with suppress(SandlotError):
+        await files.remove(box, path, user=User.ROOT)
+
+
+async def _told(request: Request, run: Run, command: Command) -> AsyncIterator[bytes]:
+    """The events of a command."""
+    decoders = {name: Decoder() for name in STREAM_NAMES.values()}
+    try:
+        async for item in run:
+            name = STREAM_NAMES[item.channel]
+            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, Lost) else decoders[name].text(item.data)
+            if text:
+                yield running.event(name, {"chunk": text})
+        outcome = await run.outcome()
+        for name, decoder in decoders.items():
+            if rest := decoder.text(b"", last=True):
+                yield running.event(name, {"chunk": rest})
+        if outcome.reason == "timeout":
+            raise running.late(command.timeout_s)  # noqa: TRY301 - told like all that fails
+        if note := running.note_of(outcome.reason):
+            yield running.event("stderr", {"chunk": note})
+        yield running.event("exit", {"exit_code": outcome.exit_code})
+    except (SandboxEndedError, UnavailableError) as error:
+        errors.note(request.scope, error)
+        yield running.broke_off(error)
+    except SandlotError as error:
+        errors.note(request.scope, error)
+        yield running.event("error", {"error": str(error)})
+    except Exception:  # noqa: BLE001 - the client is told that there was one
+        _log.exception("request.defect", request=errors.request_id(request))
+        errors.note(request.scope, defect := errors.defect())
+        yield running.event("error", {"error": str(defect)})
+
+
+async def _lines(core: Core, who: Principal, box: Sandbox, stream_: str) -> AsyncIterator[bytes]:
+    """Lines as events; what has no end is told when its run ends, or when it is long."""
+    rest: dict[tuple[str, int], str] = {}
+    with suppress(UnavailableError):  # the service stops: the stream ends
+        async for item in reading.follow(core.executions, box, who, reading.CHANNELS[stream_]):
+            if isinstance(item, Over):
+                for key in [key for key in rest if key[0] == item.execution]:
+                    yield _line(rest.pop(key))
+                continue
+            key = (item.execution, item.channel)
+            text = f"[... {item.bytes} bytes omitted ...]\n" if isinstance(item, Missed) else item.text
+            *lines, tail = (rest.pop(key, "") + text).split("\n")
+            for line in lines:
+                yield _line(line)
+            if len(tail) > LONGEST_LINE or (tail and getattr(item, "end", 0) is None):
+                yield _line(tail)
+            elif tail:
+                rest[key] = tail
+    for tail in rest.values():
+        yield _line(tail)
+
+
+def _line(text: str) -> bytes:
+    return running.event("line", {"line": text})
+
+
+def _label(command: Command) -> Label:
+    return Label(origin=translate.NAME, argv=command.said)
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content

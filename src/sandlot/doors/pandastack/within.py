@@ -1,0 +1,132 @@
+"""The routes of PandaStack's API that reach inside a sandbox: commands, sessions, files, ports, logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.content import files, listening
+from sandlot.core.runs import contexts
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.pandastack import boxes, inside, translate
+from sandlot.doors.pandastack.wire import (
+    ExecBody,
+    FolderAnswer,
+    FolderQuery,
+    LogsQuery,
+    PathQuery,
+    PortsAnswer,
+    RunBody,
+    SessionAnswer,
+    SessionBody,
+    SessionsAnswer,
+    WrittenAnswer,
+)
+from sandlot.model.specs import User
+from sandlot.web.asking import body_of, core_of, principal_of, unless_gone, while_connected
+from sandlot.web.bodies import reply
+from sandlot.web.streams import Stream
+
+router = APIRouter()
+
+
+@router.post("/v1/sandboxes/{sandbox}/exec")
+async def execute(sandbox: str, body: ExecBody, request: Request) -> Response:
+    """Run a command; it is killed when its client goes away."""
+    return reply(await unless_gone(request, inside.execute(_box(request, sandbox), body)))
+
+
+@router.post("/v1/sandboxes/{sandbox}/exec/stream")
+async def stream(sandbox: str, body: ExecBody, request: Request) -> Response:
+    """Run a command and tell what it writes as it writes it; it is killed when its client goes away."""
+    return await unless_gone(request, inside.stream(request, _box(request, sandbox), body))
+
+
+@router.post("/v1/sandboxes/{sandbox}/repl/sessions")
+async def create_session(sandbox: str, request: Request, body: SessionBody | None = None) -> Response:
+    """Begin a session, in which variables stay."""
+    box = _box(request, sandbox)
+    made = await unless_gone(request, contexts.create(box, (body or SessionBody()).language.lower()))
+    return reply(SessionAnswer(id=made.id, sandbox_id=box.id, language=made.language), 201)
+
+
+@router.get("/v1/sandboxes/{sandbox}/repl/sessions")
+async def list_sessions(sandbox: str, request: Request) -> Response:
+    """All sessions."""
+    box = _box(request, sandbox)
+    return reply(SessionsAnswer(items=[SessionAnswer(id=each.id, sandbox_id=box.id, language=each.language) for each in await contexts.listing(box)]))
+
+
+@router.post("/v1/sandboxes/{sandbox}/repl/sessions/{context}/run")
+async def run(sandbox: str, context: str, body: RunBody, request: Request) -> Response:
+    """Run code in a session; it is interrupted when its client goes away, and its variables stay."""
+    return reply(await unless_gone(request, inside.run_cell(_box(request, sandbox), context, body)))
+
+
+@router.delete("/v1/sandboxes/{sandbox}/repl/sessions/{context}")
+async def delete_session(sandbox: str, context: str, request: Request) -> Response:
+    """End a session and what runs in it."""
+    await contexts.remove(_box(request, sandbox), context)
+    return Response(status_code=204)
+
+
+@router.get("/v1/sandboxes/{sandbox}/logs")
+async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
+    """What its runs wrote, or follow what they write; it may have ended."""
+    core, who = core_of(request), principal_of(request)
+    box = await core.sandboxes.look(sandbox, who)
+    if query.follow:
+        return inside.follow(core, who, box, query.stream)
+    return Response(await inside.logs(core, who, box, query.stream), media_type="text/plain; charset=utf-8")
+
+
+@router.get("/v1/sandboxes/{sandbox}/ports")
+async def ports(sandbox: str, request: Request) -> Response:
+    """On which TCP ports something listens inside."""
+    found = await listening.ports(_box(request, sandbox))
+    return reply(PortsAnswer(ports=sorted({each.port for each in found})))
+
+
+@router.get("/v1/sandboxes/{sandbox}/fs")
+async def read(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """A file's bytes."""
+    reading = await files.read(_box(request, sandbox), query.path, user=User.ROOT)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        async for piece in reading:
+            yield piece
+
+    return Stream(pieces(), reading.aclose, media_type="application/octet-stream")
+
+
+@router.put("/v1/sandboxes/{sandbox}/fs")
+async def write(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """Write a file, and the folders above it. Where the upload breaks off, the old file stays."""
+    work = files.write(_box(request, sandbox), query.path, body_of(request), user=User.ROOT)
+    return reply(WrittenAnswer(path=query.path, bytes=(await while_connected(request, work)).size))
+
+
+@router.delete("/v1/sandboxes/{sandbox}/fs")
+async def remove(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """Remove a file, or a folder and what is in it."""
+    await files.remove(_box(request, sandbox), query.path, user=User.ROOT, recursive=True)
+    return Response(status_code=204)
+
+
+@router.get("/v1/sandboxes/{sandbox}/fs/dir")
+async def list_folder(sandbox: str, query: Annotated[FolderQuery, Query()], request: Request) -> Response:
+    """What is in a folder."""
+    entries = await unless_gone(request, inside.folder(_box(request, sandbox), query.path))
+    return reply(FolderAnswer(path=query.path, entries=entries))
+
+
+@router.get("/v1/sandboxes/{sandbox}/fs/stat")
+async def stat(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """What is at a path; a link is told as itself."""
+    return reply(translate.entry(await files.stat(_box(request, sandbox), query.path, user=User.ROOT, follow=False)))
+
+
+def _box(request: Request, sandbox: str) -> Sandbox:
+    return boxes.find(core_of(request), principal_of(request), sandbox)

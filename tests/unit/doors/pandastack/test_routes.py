@@ -1,0 +1,295 @@
+"""PandaStack's routes on a service in the test's process: what its client never sends, whose sandboxes are whose, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.ports import Exit, ExitReason
+from tests.support.service import Bench, tcp_client
+from tests.support.until import until
+
+HERE = "/pandastack/v1"
+
+
+@pytest.fixture
+async def box(at: Bench) -> Sandbox:
+    return await at.sandbox()
+
+
+@pytest.fixture
+async def url(box: Sandbox) -> str:
+    return f"{HERE}/sandboxes/{box.id}"
+
+
+def ok(response: httpx.Response, status: int = 200) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a failure, which must be one in the vendor's shape."""
+    assert response.headers["content-type"] == "application/json"
+    told = ok(response, status)
+    assert told["request_id"] == response.headers["x-request-id"]
+    assert isinstance(told["error"], str)
+    assert told["error"]
+    return str(told["error"])
+
+
+async def run(http: httpx.AsyncClient, url: str, cmd: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return ok(await http.post(f"{url}/exec", json={"cmd": cmd, **more}))
+
+
+@pytest.mark.parametrize("path", ["apps", "functions", "schedules", "databases", "me/tokens", "preview-repos"])
+async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert "Sandlot does not have" in refused(await http.request(method, f"{HERE}/{path}", json={}), 501)
+    refused(await http.post(f"{HERE}/templates/build", data={"name": "x"}), 501)
+    for other in ("apps/x", "billing", "repos/1/preview-env", "orgs", "templates/builds/x/logs", "sandboxes/x/mcp"):
+        assert "move-from-pandastack" in refused(await http.get(f"{HERE}/{other}"), 404)
+    refused(await http.put(f"{HERE}/sandboxes", json={}), 405)
+
+
+async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, url: str) -> None:
+    posts = ("exec", "exec/stream", "repl/sessions", "repl/sessions/default/run", "fork", "fork-tree", "promote")
+    for content in (b"{", b"[]", b"\xff", b'{"cmd": 1, "code": 1, "language": 1, "metadata": 1, "count": "1", "tree_id": 1}', b'"x"', b"[" * 5000):
+        for path in (f"{HERE}/sandboxes", f"{HERE}/volumes", *(f"{url}/{post}" for post in posts)):
+            refused(await http.post(path, content=content, headers={"Content-Type": "application/json"}), 400)
+        if b"cmd" not in content:
+            refused(await http.patch(f"{url}/lifecycle", content=content, headers={"Content-Type": "application/json"}), 400)
+    bodies: list[dict[str, Any]] = [
+        *({"surplus": 1}, {"metadata": {"a": 1}}, {"metadata": {"sandlot.door": "x"}}, {"ttl_seconds": 0}, {"ttl_seconds": 1.5}),
+        *({"persistent": "yes"}, {"volumes": [{}]}, {"volumes": [{"name": "../x"}]}, {"cpu": 1}, {"memory_mb": 512}),
+    ]
+    for body in bodies:
+        assert refused(await http.post(f"{HERE}/sandboxes", json=body), 400)
+    assert "base" in refused(await http.post(f"{HERE}/sandboxes", json={"template": "agent"}), 404)
+    refused(await http.post(f"{HERE}/sandboxes", json={"template": "agent", "from_snapshot": "x"}), 404)
+    refused(await http.post(f"{HERE}/sandboxes", json={"from_snapshot": "x"}), 404)
+    for count in (0, 17, -1):
+        refused(await http.post(f"{url}/fork-tree", json={"count": count}), 400)
+    for cmd in ("", "  ", "a\0b"):
+        refused(await http.post(f"{url}/exec", json={"cmd": cmd}), 400)
+    refused(await http.post(f"{url}/exec", json={"cmd": "x" * (4 << 20) + "x"}), 413)
+    refused(await http.post(f"{url}/exec", json={"cmd": "x" * (9 << 20)}), 413)
+    refused(await http.post(f"{url}/exec", json={"cmd": "true", "timeout_seconds": -1}), 400)
+    for path in ("fs", "fs/stat"):
+        refused(await http.get(f"{url}/{path}"), 400)
+        refused(await http.get(f"{url}/{path}", params={"path": "relative"}), 400)
+        refused(await http.get(f"{url}/{path}", params={"path": "/none"}), 404)
+    refused(await http.get(f"{url}/fs", params={"path": "/etc"}), 400)
+    refused(await http.get(f"{url}/logs", params={"stream": "all"}), 400)
+    refused(await http.get(f"{url}/logs", params={"tail": "5"}), 400)
+    refused(await http.post(f"{HERE}/volumes", json={"name": "v", "size_mb": 65537}), 400)
+    refused(await http.post(f"{url}/promote", json={"cleanup_siblings": True}), 409)
+
+
+async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient) -> None:
+    made = ok(await http.post(f"{HERE}/sandboxes", json={"template": "base", "metadata": {"a": "b"}, "ttl_seconds": 60}), 201)
+    assert {name: made[name] for name in ("template", "cpu", "memory_mb", "status", "metadata", "persistent", "ttl_seconds", "guest_ip")} == {
+        "template": "base",
+        "cpu": 1,
+        "memory_mb": 1024,
+        "status": "running",
+        "metadata": {"a": "b"},
+        "persistent": False,
+        "ttl_seconds": 60,
+        "guest_ip": None,
+    }
+    assert made["created_at"].endswith("Z")
+    assert ok(await http.get(f"{HERE}/sandboxes/{made['id']}")) == {**made, "boot_ms": None}
+    assert ok(await http.get(f"{HERE}/sandboxes"))["items"] == [{**made, "boot_ms": None}]
+    native = (await http.get(f"/v1/sandboxes/{made['id']}")).json()
+    assert (native["timeout"], native["metadata"]["sandlot.door"]) == (60, "pandastack")
+
+
+async def test_a_sandbox_that_has_ended_is_not_found_and_ends_again(http: httpx.AsyncClient, url: str) -> None:
+    assert (await http.delete(url)).status_code == 204
+    assert (await http.delete(url)).status_code == 204
+    for path in ("", "/lifecycle", "/ports", "/repl/sessions", "/fs?path=/etc/passwd", "/fs/dir", "/fs/stat?path=/etc"):
+        refused(await http.get(url + path), 404)
+    for path in ("pause", "resume", "hibernate", "wake", "fork", "fork-tree", "promote", "snapshots", "repl/sessions"):
+        refused(await http.post(f"{url}/{path}"), 404)
+    refused(await http.post(f"{url}/exec", json={"cmd": "true"}), 404)
+    refused(await http.post(f"{url}/exec/stream", json={"cmd": "true"}), 404)
+    assert (await http.get(f"{url}/logs")).status_code == 200  # the log outlives it
+
+
+async def test_what_is_anothers_is_not_found(at: Bench) -> None:
+    secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
+    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs, tcp_client(at.service) as stranger:
+        refused(await stranger.get(f"{HERE}/me"), 401)
+        made = ok(await mine.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
+        refused(await theirs.delete(f"{HERE}/sandboxes/{made}"), 404)
+        refused(await theirs.get(f"{HERE}/sandboxes/{made}/logs?follow=true"), 404)
+        assert ok(await theirs.get(f"{HERE}/sandboxes"))["items"] == []
+        assert ok(await theirs.get(f"{HERE}/me"))["name"] == "other"
+        assert ok(await mine.get(f"{HERE}/sandboxes/{made}"))["id"] == made
+
+
+async def test_how_long_it_lives_is_changed(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    assert ok(await http.patch(f"{url}/lifecycle", json={})) == ok(await http.get(f"{url}/lifecycle"))
+    assert ok(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77}))["ttl_seconds"] == 77
+    assert ok(await http.patch(f"{url}/lifecycle", json={"persistent": True})) == {"ttl_seconds": 0, "persistent": True, "idle_seconds": 0}
+    assert box.spec.timeout_s is None
+    refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77}), 400)
+    refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77, "persistent": True}), 400)
+    assert ok(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 78, "persistent": False}))["ttl_seconds"] == 78
+    await http.patch(f"{url}/lifecycle", json={"persistent": True})
+    assert ok(await http.patch(f"{url}/lifecycle", json={"persistent": False}))["ttl_seconds"] == 3600
+    refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 0}), 400)
+
+
+async def test_a_command_is_told_and_logged(http: httpx.AsyncClient, url: str) -> None:
+    done = await run(http, url, "echo out; echo err >&2; exit 4")
+    assert (done["stdout"], done["stderr"], done["exit_code"]) == ("out\n", "err\n", 4)
+    assert (await run(http, url, "kill -9 $$"))["exit_code"] == 137
+    assert "timeout" in refused(await http.post(f"{url}/exec", json={"cmd": "sleep 60", "timeout_seconds": 0.3}), 500)
+    assert (await run(http, url, f"echo {'x' * 200_000} | wc -c", timeout_seconds=20))["stdout"] == "200001\n"
+    logged = (await http.get("/v1/executions")).json()["executions"]
+    assert {entry["origin"] for entry in logged} == {"pandastack"}
+    assert [entry["argv"][:2] for entry in logged] == [["/bin/sh", "-c"]] * 4
+
+
+async def events(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    async with http.stream("POST", f"{url}/exec/stream", json=body) as answer:
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        raw = (await answer.aread()).decode("ascii")
+    told = []
+    for block in raw.strip().split("\n\n"):
+        if not block.startswith(":"):
+            name, data = block.split("\n")
+            told.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return told
+
+
+async def test_a_stream_has_one_exit_or_one_error(http: httpx.AsyncClient, url: str) -> None:
+    told = await events(http, url, {"cmd": "printf 'a\\303'; printf b >&2; exit 2"})
+    assert told[-1] == ("exit", {"exit_code": 2})
+    texts = {name: "".join(data["chunk"] for each, data in told if each == name) for name in ("stdout", "stderr")}
+    assert texts == {"stdout": "a\ufffd", "stderr": "b"}
+    late = await events(http, url, {"cmd": "echo early; sleep 60", "timeout_seconds": 0.5})
+    assert [name for name, _ in late] == ["stdout", "error"]
+    assert "timeout" in late[-1][1]["error"]
+    assert (await events(http, url, {"cmd": "none-such"}))[-1] == ("exit", {"exit_code": 127})
+
+
+async def test_a_stream_whose_sandbox_ends_has_neither(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    async with http.stream("POST", f"{url}/exec/stream", json={"cmd": "echo begun; sleep 60"}) as answer:
+        lines = answer.aiter_lines()
+        assert [await anext(lines) for _ in range(2)] == ["event: stdout", 'data: {"chunk": "begun\\n"}']
+        box.end(Exit(ExitReason.OOM, "it took too much memory"))
+        rest = [line async for line in lines if line]
+    assert [line.startswith(": ") and "memory" in line for line in rest] == [True]
+
+
+async def test_a_command_whose_client_goes_away_is_ended(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    for path in ("exec", "exec/stream"):
+        left = asyncio.create_task(http.post(f"{url}/{path}", json={"cmd": "sleep 61.5"}))
+        await until(lambda: box.activity.held > 0)
+        left.cancel()
+        await asyncio.wait([left])
+        await until(lambda: box.activity.held == 0)
+
+    async def ended() -> bool:
+        return all(not each["running"] for each in (await http.get(f"/v1/sandboxes/{box.id}/processes")).json()["processes"])
+
+    await until(ended)
+
+
+async def test_a_session_is_made_run_in_and_removed(http: httpx.AsyncClient, url: str) -> None:
+    made = ok(await http.post(f"{url}/repl/sessions"), 201)
+    assert made["language"] == "python"
+    there = f"{url}/repl/sessions/{made['id']}"
+    assert ok(await http.post(f"{there}/run", json={"code": "x = 2\nx"}))["results"] == [{"type": "text/plain", "data": "2"}]
+    failed = ok(await http.post(f"{there}/run", json={"code": "print(x); 1 / 0"}))
+    assert (failed["stdout"], failed["exit"], "ZeroDivisionError" in failed["error"]) == ("2\n", 1, True)
+    assert "timeout" in refused(await http.post(f"{there}/run", json={"code": "while True: pass", "timeout_ms": 300}), 500)
+    assert ok(await http.post(f"{there}/run", json={"code": "x", "timeout_ms": 0}))["results"][0]["data"] == "2"
+    assert (await http.delete(there)).status_code == 204
+    refused(await http.delete(there), 404)
+    refused(await http.post(f"{there}/run", json={"code": "x"}), 404)
+    refused(await http.post(f"{url}/repl/sessions", json={"language": "ruby"}), 400)
+
+
+async def test_files_are_taken_as_they_come(http: httpx.AsyncClient, url: str) -> None:
+    path = {"path": "/tmp/folder/data"}
+    content = bytes(range(256)) * 40_000
+    assert ok(await http.put(f"{url}/fs", params=path, content=content)) == {"path": path["path"], "bytes": len(content)}
+    got = await http.get(f"{url}/fs", params=path)
+    assert (got.content, got.headers["content-type"]) == (content, "application/octet-stream")
+    assert ok(await http.get(f"{url}/fs/stat", params=path))["size"] == len(content)
+    (entry,) = ok(await http.get(f"{url}/fs/dir", params={"path": "/tmp/folder"}))["entries"]
+    assert set(entry) == {"name", "is_dir", "size", "mode", "mtime"}
+    assert {each["name"] for each in ok(await http.get(f"{url}/fs/dir"))["entries"]} >= {"etc", "usr"}
+    assert (await http.delete(f"{url}/fs", params={"path": "/tmp/folder"})).status_code == 204
+    refused(await http.delete(f"{url}/fs", params=path), 404)
+
+
+async def test_lines_of_the_log_are_told_whole(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+    await run(http, url, "printf 'one\\ntwo'; echo bad >&2")
+    assert (await http.get(f"{url}/logs")).text == "one\ntwo\nbad\n"
+    assert (await http.get(f"{url}/logs?stream=stdout&follow=0")).text == "one\ntwo\n"
+    lines: list[str] = []
+    async with http.stream("GET", f"{url}/logs?follow=true") as answer:
+        following = answer.aiter_lines()
+        while len(lines) < 3:
+            if (line := await anext(following)).startswith("data: "):
+                lines.append(json.loads(line.removeprefix("data: "))["line"])
+        await run(http, url, "printf half; sleep 0.1; printf ' line\\nrest'")
+        box.end(Exit(ExitReason.KILLED, "a test"))
+        lines += [json.loads(line.removeprefix("data: "))["line"] async for line in following if line.startswith("data: ")]
+    assert lines == ["one", "two", "bad", "half line", "rest"]
+
+
+async def test_what_its_isolation_cannot_is_refused_with_the_reason(http: httpx.AsyncClient, url: str) -> None:
+    for path in ("fork", "fork-tree", "snapshots", "hibernate"):
+        assert "isolation" in refused(await http.post(f"{url}/{path}"), 501)
+    refused(await http.post(f"{url}/fork", json={"metadata": {"sandlot.tree": "x"}}), 400)
+
+
+async def test_one_that_rests_is_told_as_such(http: httpx.AsyncClient, url: str) -> None:
+    assert (await http.post(f"{url}/pause")).status_code == 204
+    assert ok(await http.get(url))["status"] == "paused"
+    assert (await http.post(f"{url}/resume")).status_code == 204
+    assert ok(await http.post(f"{url}/wake")) == {"status": "running"}
+
+
+_TEXT = st.text(max_size=20)
+_SMALL = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | _TEXT, lambda inner: st.lists(inner, max_size=3), max_leaves=3)
+_NAMES = ["template", "ttl_seconds", "metadata", "volumes", "cmd", "timeout_seconds", "code", "language", "count", "tree_id", "name", "other"]
+_BODY = st.dictionaries(st.sampled_from(_NAMES), _SMALL, max_size=5)
+_WITHIN = ("exec", "exec/stream", "fs", "fs/dir", "lifecycle", "logs", "fork", "fork-tree", "promote", "repl/sessions")
+_PATHS = ["", "sandboxes", "sandboxes/none", *(f"sandboxes/none/{path}" for path in _WITHIN)]
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH"]),
+    path=st.sampled_from([*_PATHS, "volumes", "volumes/x", "snapshots", "snapshots/x", "templates", "templates/x", "me", "apps"]),
+    content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
+)
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+    response = await http.request(method, f"{HERE}/{path}", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500 or response.status_code in {501, 503}, response.text
+    if response.status_code == 204:
+        return
+    assert response.headers["content-type"] == "application/json"
+    assert isinstance(response.json(), dict)
+    if response.status_code == 201:
+        await http.delete(f"{HERE}/{path}/{response.json()['id']}")
+
+
+async def test_what_was_made_is_there_for_the_operator_too(http: httpx.AsyncClient, at: Bench) -> None:
+    made = ok(await http.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
+    assert [box.id for box in at.sandboxes.all(OPERATOR)] == [made]

@@ -1,0 +1,205 @@
+"""PandaStack's words into ours and back."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandlot.core.node.budget import Budget
+from sandlot.core.runs.code import Executed
+from sandlot.core.runs.code import Outcome as CellOutcome
+from sandlot.core.runs.outcomes import Finished, Outcome
+from sandlot.core.sandbox import Sandbox
+from sandlot.doors.pandastack import running, translate
+from sandlot.doors.pandastack.running import Decoder
+from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody, VolumeUse
+from sandlot.link.types import CellError, Display, Entry
+from sandlot.model.access import UNBOUNDED, OwnerId, Quota
+from sandlot.model.capture import Capture
+from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
+from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
+from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User, VolumeMount
+from tests.support.clock import ManualClock
+
+LONG = "x" * MAX_ARG_BYTES
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def kept(text: str = "") -> Capture:
+    capture = Capture()
+    capture.add(text.encode())
+    return capture
+
+
+# ---------------------------------------------------------------------------------------------------------------------- sandboxes
+
+
+def test_a_sandbox_lives_as_long_as_it_was_asked_for() -> None:
+    assert translate.new_sandbox(CreateBody(), UNBOUNDED).timeout_s == 3600
+    assert translate.new_sandbox(CreateBody(), Quota(lifetime_s=60)).timeout_s == 60
+    assert translate.new_sandbox(CreateBody(ttl_seconds=7), UNBOUNDED).timeout_s == 7
+    assert translate.new_sandbox(CreateBody(persistent=True), UNBOUNDED).timeout_s is None
+    both = translate.new_sandbox(CreateBody(persistent=True, ttl_seconds=7), UNBOUNDED)
+    assert (both.timeout_s, both.metadata["sandlot.ttl"]) == (None, "7")
+    for seconds in (0, -1, 604801):
+        with pytest.raises(InvalidRequestError):
+            translate.new_sandbox(CreateBody(ttl_seconds=seconds), UNBOUNDED)
+
+
+def test_what_a_sandbox_is_asked_to_be() -> None:
+    asked = translate.new_sandbox(
+        CreateBody(template="base", metadata={"a": "b"}, volumes=[VolumeUse(name="v"), VolumeUse(name="w", read_only=True)]), UNBOUNDED
+    )
+    assert (asked.template, asked.metadata) == ("base", {"a": "b", "sandlot.door": "pandastack"})
+    assert asked.volumes == (VolumeMount("v", "/mnt/v"), VolumeMount("w", "/mnt/w", read_only=True))
+    assert translate.new_sandbox(CreateBody(), UNBOUNDED).template == "code-interpreter"
+    assert translate.new_sandbox(CreateBody(from_snapshot="s"), UNBOUNDED).snapshot == "s"
+    with pytest.raises(InvalidRequestError):
+        translate.new_sandbox(CreateBody(metadata={"sandlot.tree": "x"}), UNBOUNDED)
+
+
+async def test_a_fork_carries_what_the_door_knows_of_it(clock: ManualClock) -> None:
+    def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> Sandbox:
+        spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
+        return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
+
+    parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.use": "other"}, None)
+    words = translate.forked(parent, None, "tree-1")
+    assert words == {"a": "b", "sandlot.ttl": "99", "sandlot.door": "pandastack", "sandlot.tree": "tree-1"}
+    assert translate.forked(parent, {"c": "d"}, "tree-1") == {"c": "d", **{name: word for name, word in words.items() if name != "a"}}
+    with pytest.raises(InvalidRequestError):
+        translate.forked(parent, {"sandlot.tree": "x"}, "tree-1")
+    told = translate.sandbox(box(dict(words), None, parent.id))
+    assert (told.metadata, told.persistent, told.ttl_seconds) == ({"a": "b", "fork_parent_id": parent.id, "fork_tree_id": "tree-1"}, True, 99)
+    assert translate.sandbox(box({}, 5.5, parent.id)).metadata["fork_tree_id"] == parent.id  # of another API
+    assert translate.update(parent, LifecycleBody(persistent=False), UNBOUNDED).timeout_s == 99
+
+
+# ----------------------------------------------------------------------------------------------------------------------- commands
+
+
+def test_a_command_is_the_shells_and_roots() -> None:
+    made = running.command("echo 1", 5, "n")
+    assert (made.file, made.said) == (None, made.argv)
+    spec = made.spec()
+    assert (spec.argv, spec.user, spec.timeout_s) == (("/bin/sh", "-c", "echo 1"), User.ROOT, 5)
+    for cmd in ("", " \n", "a\0b"):
+        with pytest.raises(InvalidRequestError):
+            running.command(cmd, 5, "n")
+    with pytest.raises(LimitError):
+        running.command("x" * (MAX_CODE_BYTES + 1), 5, "n")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_only_a_command_that_is_too_long_goes_by_a_file(more: int) -> None:
+    cmd = "#" + "x" * (MAX_ARG_BYTES - 1 + more)
+    made = running.command(cmd, 5, "n")
+    assert (made.file is None) == (more == 0)
+    assert made.content == (b"" if more == 0 else cmd.encode())
+
+
+@given(code=st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
+def test_the_code_of_a_long_word_is_that_of_run_code(code: str) -> None:
+    text = f"{code} {LONG}"
+    assert running.word_of(f"python3 -c {shlex.quote(text)}") == ("python3", text)
+    assert running.word_of(f"bash -c {shlex.quote(text)}") == ("bash", text)
+
+
+@pytest.mark.parametrize(
+    "cmd", [f"python3 -c '{LONG}' more", f"python3 -c '{LONG}'; echo 'x'", f'python3 -c "{LONG}"', f"env python3 -c '{LONG}'", LONG]
+)
+def test_anything_else_is_the_shells(cmd: str) -> None:
+    assert running.word_of(cmd) == ("sh", cmd)
+
+
+@pytest.mark.parametrize(
+    "cmd, out",
+    [
+        ("python3 -c {word}", "['-c'] __main__\n"),
+        ("bash -c {bash}", "bash\n"),
+        ("echo $0; : {bash}", "/bin/sh\n"),
+    ],
+)
+def test_what_goes_by_a_file_runs_as_if_it_had_not(cmd: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PROGRAMS", str(tmp_path))
+    word = shlex.quote(f"import sys\nprint(sys.argv, __name__)\n'''{LONG}'''")
+    made = running.command(cmd.format(word=word, bash=shlex.quote(f"echo $0\n: {LONG}")), 5, "n")
+    assert made.file is not None
+    Path(made.file).write_bytes(made.content)
+    assert subprocess.run(made.argv, capture_output=True, check=True, text=True).stdout == out
+
+
+def test_what_a_command_came_to_is_told() -> None:
+    ended = Outcome(ProcessId("p"), 137, 9, "oom", 1.5)
+    told = running.exec_answer(Finished(ended, kept("out"), kept("err\n")))
+    assert (told.stdout, told.exit_code, told.duration_ms) == ("out", 137, 1500)
+    assert told.stderr.startswith("err\nSandlot: ")
+    assert "timeout" in str(running.late(5))
+
+
+# -------------------------------------------------------------------------------------------------------------------------- cells
+
+
+def cell(status: str = "ok", error: CellError | None = None, *shown: Display) -> Executed:
+    return Executed(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
+
+
+def test_what_a_cell_came_to_is_told() -> None:
+    told = running.run_answer(cell("ok", None, Display({"text/plain": "2"}, main=True)), 5)
+    assert told.model_dump() == {
+        "stdout": "out",
+        "stderr": "err",
+        "exit": 0,
+        "duration_ms": 250,
+        "results": [{"type": "text/plain", "data": "2"}],
+        "error": None,
+    }
+    failed = running.run_answer(cell("error", CellError("ValueError", "no", ("Traceback\n", "ValueError: no\n"))), 5)
+    assert (failed.exit, failed.error) == (1, "Traceback\nValueError: no")
+    assert running.run_answer(cell("error", CellError("E", "v", ())), 5).error == "E: v"
+    with pytest.raises(TimeoutExceededError, match="timeout"):
+        running.run_answer(cell("timeout"), 5)
+    for status in ("oom", "died", "killed", "aborted"):
+        dead = running.run_answer(cell(status), 5)
+        assert dead.error
+        assert dead.exit
+
+
+def test_what_has_several_representations_is_one_result() -> None:
+    shown = Display({"image/png": b"\x89PNG", "text/plain": "<Figure>"}, main=False)
+    assert running.result(shown) == {"image/png": "iVBORw==", "text/plain": "<Figure>"}
+
+
+# ------------------------------------------------------------------------------------------------------------------------- streams
+
+
+@given(st.text())
+def test_an_event_has_one_line_whatever_it_tells(chunk: str) -> None:
+    raw = running.event("stdout", {"chunk": chunk})
+    head, data, *rest = raw.decode("ascii").splitlines()
+    assert (head, rest) == ("event: stdout", [""])
+    assert json.loads(data.removeprefix("data: ")) == {"chunk": chunk}
+
+
+def test_a_character_that_is_cut_is_told_whole() -> None:
+    decoder = Decoder()
+    assert [decoder.text(b"a\xc3"), decoder.text(b"\xa4"), decoder.text(b"\xff\xc3"), decoder.text(b"", last=True)] == ["a", "ä", "\ufffd", "\ufffd"]
+
+
+# --------------------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("kind, mode, is_dir", [("directory", "drwxr-x---", True), ("file", "-rwxr-x---", False), ("symlink", "lrwxr-x---", False)])
+def test_what_is_at_a_path_is_told(kind: str, mode: str, *, is_dir: bool) -> None:
+    told = translate.entry(Entry("n", "/n", kind, 3, 0o750, 0, 0, 1_500_000_000, None))
+    assert (told.name, told.is_dir, told.size, told.mode, told.mtime) == ("n", is_dir, 3, mode, 1)
