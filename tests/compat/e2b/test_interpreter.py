@@ -150,7 +150,7 @@ def test_languages_are_those_of_the_template(sandbox: Sandbox) -> None:
         with pytest.raises(SandboxException, match=r"400 .*Cells can be: python"):
             sandbox.run_code("1", language=language)
         with pytest.raises(SandboxException, match="400"):
-            sandbox.create_code_context(language=language)  # type: ignore[arg-type]
+            sandbox.create_code_context(language=language)
     with pytest.raises(InvalidArgumentException):
         sandbox.run_code("1", language="python", context=Context("default", "python", "/"))
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PROGRAM:
         shutil.copy(HERE / name, made)
     npm = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    command = [NODE / "bin" / "node", npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"]
+    command = [str(NODE / "bin" / "node"), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline"]
     subprocess.run(command, cwd=made, check=True, stdout=subprocess.DEVNULL)
     return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -156,7 +156,7 @@ def test_a_request_that_is_sent_again_makes_nothing_anew(opts: Opts) -> None:
 def test_sandboxes_are_listed_by_what_they_are(opts: Opts, sandbox: Sandbox) -> None:
     younger = Sandbox.create(metadata={"who": "younger"}, **opts)
 
-    def ids(limit: int = 100, order: str = "desc", **query: Any) -> list[str]:  # noqa: ANN401 - E2B's
+    def ids(limit: int = 100, order: Literal["asc", "desc"] = "desc", **query: Any) -> list[str]:  # noqa: ANN401 - E2B's
         pages = Sandbox.list(SandboxQuery(**query), limit=limit, order=order, **opts)
         found = []
         while pages.has_next:
@@ -318,7 +318,7 @@ def test_logs_are_what_runs_wrote(api: AuthenticatedClient, sandbox: Sandbox) ->
 
 def test_templates_are_the_services(api: AuthenticatedClient) -> None:
     for listed in (get_templates, get_v2_templates):
-        found = {each.template_id: each for each in listed.sync_detailed(client=api).parsed}  # type: ignore[attr-defined]
+        found = {each.template_id: each for each in listed.sync_detailed(client=api).parsed}
         assert {"base", "code-interpreter"} <= set(found)
         assert "code-interpreter-v1" in found["code-interpreter"].aliases
     one = get_templates_template_id.sync_detailed("code-interpreter-v1", client=api).parsed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -96,10 +96,11 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
     for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"templateID": 1}', b'"x"', b"[" * 5000):
         for path in (f"{HERE}/v2/sandboxes", f"{HERE}/sandboxes", f"{here}/timeout", f"{HERE}/execute"):
             refused(await http.post(path, content=content, headers={"Content-Type": "application/json", **inside}), 400)
-    for asked in (
+    wrong: Sequence[dict[str, Any]] = (
         *({"timeout": -1}, {"timeout": 1e9}, {"timeout": "1"}, {"envVars": {"a=b": "c"}}, {"envVars": {"a": "\0"}}, {"metadata": {"sandlot.x": "y"}}),
         *({"metadata": {"a": "b" * 20000}}, {"surplus": 1}, {"network": {"surplus": 1}}, {"autoResume": {}}, {"volumeMounts": [{"name": "v"}]}),
-    ):
+    )
+    for asked in wrong:
         refused(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base", **asked}), 400)
     for path, body in (
         *(("timeout", {}), ("timeout", {"timeout": -1}), ("refreshes", {"duration": 3601}), ("fork", {"count": 0}), ("fork", {"count": 21})),
