@@ -10,42 +10,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.routing import APIWebSocketRoute, iter_route_contexts
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 
-from sandlot.server.app import create_routes
-from sandlot.server.serve import answering
-from sandlot.web import listen
 from tests.support.service import Bench
 from tests.support.serving import at, folder
+from tests.support.tenants import Asked, Two, all_routes, named, status, tenants
 from tests.support.until import until
 
 __all__ = ["at", "folder"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What makes a request to a route a right one.
-
-    Args:
-        json: Its body.
-        content: Its body, where it is no JSON.
-        query: Its query.
-        last: Whether what it is about is gone afterwards.
-    """
-
-    json: Any = None
-    content: bytes | None = None
-    query: Mapping[str, str] = field(default_factory=dict)
-    last: bool = False
-
+OWN = ("/api", "/e2b", "/files", "/pandastack", "/sandbase", "/tensorlake")
+"""How the paths of doors begin that have a matrix of their own (test_foreign_ids_doors.py)."""
 
 PATH = {"path": "/workspace/file"}
 RIGHT: Mapping[str, Asked] = {
@@ -80,6 +59,8 @@ RIGHT: Mapping[str, Asked] = {
     "GET /v1/sandboxes/{sandbox}/processes/{process}/wait": Asked(query={"timeout": "0"}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/resize": Asked({"rows": 24, "cols": 80}),
     "DELETE /v1/files/{file}": Asked(last=True),
+    "DELETE /v1/volumes/{volume}": Asked(last=True),
+    "DELETE /v1/webhooks/{webhook}": Asked(last=True),
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
     "DELETE /agentsandbox/v1/files/{file}": Asked(last=True),
@@ -100,6 +81,8 @@ IN_BODIES: Sequence[tuple[str, str, Any]] = (
     ("POST", "/v1/sandboxes", {"template": "base", "files": ["{file}"]}),
     ("POST", "/v1/sandboxes", {"snapshot": "{snapshot}"}),
     ("POST", "/v1/sandboxes", {"snapshot": "named"}),
+    ("POST", "/v1/sandboxes", {"volumes": [{"volume": "{volume}", "path": "/mine"}]}),
+    ("POST", "/v1/sandboxes", {"volumes": [{"volume": "mine", "path": "/mine"}]}),
     ("POST", "{own}/files/inject", {"file_ids": ["{file}"], "path": "/workspace"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "session_id": "{session}"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "file_ids": ["{file}"]}),
@@ -116,37 +99,23 @@ LISTS: Mapping[str, str] = {
     "/v1/executions?sandbox={sandbox}": "executions",
     "/v1/events": "events",
     "/v1/events?sandbox={sandbox}": "events",
+    "/v1/volumes": "volumes",
+    "/v1/webhooks": "webhooks",
     "/agentsandbox/v1/sessions": "sessions",
     "/agentsandbox/v1/files": "files",
 }
 """Lists, and what theirs is called: one's own only."""
 
 
-@dataclass
-class Two:
-    """Two keys, and what belongs to the first."""
-
-    owner: httpx.AsyncClient
-    stranger: httpx.AsyncClient
-    port: int
-    secret: str
-    ids: Mapping[str, str]
+@pytest.fixture
+async def two(at: Bench) -> AsyncIterator[Two]:
+    async with tenants(at.service) as made:
+        yield made
 
 
 @pytest.fixture
-async def two(at: Bench) -> AsyncIterator[Two]:
-    listener = listen.tcp_socket("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(answering(at.service, [listener]))
-        secrets = [(await at.service.keys.create(name))[1] for name in ("owner", "stranger")]
-        owner, stranger = [
-            await stack.enter_async_context(
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}, timeout=60)
-            )
-            for secret in secrets
-        ]
-        yield Two(owner, stranger, port, secrets[1], await belongings(owner))
+async def ids(two: Two) -> Mapping[str, str]:
+    return await belongings(two.owner)
 
 
 async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
@@ -172,6 +141,8 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "snapshot": (await owner.post(f"{url}/snapshot", json={"kind": "files", "name": "named"})).json()["id"],
         "execution": executed["execution"],
         "watcher": (await owner.post(f"{url}/files/watchers", json={"path": "/workspace"})).json()["watcher"],
+        "volume": (await owner.post("/v1/volumes", json={"name": "mine", "size_bytes": 64 << 20})).json()["id"],
+        "webhook": (await owner.post("/v1/webhooks", json={"url": "https://example.com/"})).json()["id"],
     }
 
 
@@ -195,20 +166,8 @@ async def sandbox(owner: httpx.AsyncClient) -> str:
 
 
 def routes() -> list[str]:
-    """All routes whose path has somebody's id in it."""
-    found = []
-    for context in iter_route_contexts(create_routes().routes):
-        path, route = str(context.path), context.original_route
-        if "{" in path and path not in NOBODYS:
-            socket = isinstance(route, APIWebSocketRoute)
-            methods = {"WEBSOCKET"} if socket else set(getattr(route, "methods", None) or ()) - {"HEAD", "OPTIONS"}
-            found += [f"{method} {path}" for method in methods]
-    return sorted(found)
-
-
-def named(text: str, ids: Mapping[str, str]) -> str:
-    """A text with the ids for their names."""
-    return re.sub(r"{(\w+)}", lambda found: ids[found[1]], text)
+    """All routes whose path has somebody's id in it, but those of doors that have a matrix of their own (test_foreign_ids_doors.py)."""
+    return sorted(f"{method} {path}" for method, path in all_routes() if "{" in path and path not in NOBODYS and not path.startswith(OWN))
 
 
 def of_door(route: str, ids: Mapping[str, str]) -> Mapping[str, str]:
@@ -216,42 +175,25 @@ def of_door(route: str, ids: Mapping[str, str]) -> Mapping[str, str]:
     return {**ids, "session": ids["sandboxapi"]} if " /sandboxapi/" in route else ids
 
 
-async def status(two: Two, who: httpx.AsyncClient, route: str, ids: Mapping[str, str]) -> tuple[int, Any]:
-    """What somebody is answered: status and, of a failure, its body without what differs by id."""
-    method, _, path = route.partition(" ")
-    ids = of_door(route, ids)
-    asked, url = RIGHT.get(route, Asked()), named(path, ids)
-    if method == "WEBSOCKET":
-        try:
-            async with connect(f"ws://127.0.0.1:{two.port}{url}", additional_headers={"Authorization": who.headers["Authorization"]}):
-                return 101, ""
-        except InvalidStatus as refused:
-            return refused.response.status_code, ""
-    content = asked.content if asked.json is None else named(json.dumps(asked.json), ids).encode()
-    headers = {} if asked.json is None else {"Content-Type": "application/json"}
-    async with who.stream(method, url, content=content, params=dict(asked.query), headers=headers) as answer:
-        return answer.status_code, "" if answer.is_success else (await answer.aread()).decode()
-
-
-async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two) -> None:
+async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two, ids: Mapping[str, str]) -> None:
     asked = routes()
     assert len(asked) > 30
-    unknown = {name for route in asked for name in re.findall(r"{(\w+)", route)} - set(two.ids)
+    unknown = {name for route in asked for name in re.findall(r"{(\w+)", route)} - set(ids)
     assert unknown == set(), "belongings() has to make one of each"
-    heard = {route: await status(two, two.stranger, route, two.ids) for route in asked}
+    heard = {route: await status(two, two.stranger, route, RIGHT.get(route, Asked()), of_door(route, ids)) for route in asked}
     assert {route: answer for route, answer in heard.items() if answer[0] != 404} == {}
     # Those that end something come last, the largest of them at the very end.
     for route in sorted(asked, key=lambda route: (RIGHT.get(route, Asked()).last, -route.count("/"))):
         # A file can be removed by two routes, and such a session as well: each has one of its own.
-        ids = {**two.ids, "file": await file(two.owner)} if "{file}" in route else two.ids
+        mine = {**ids, "file": await file(two.owner)} if "{file}" in route else ids
         if " /sandboxapi/" in route and RIGHT.get(route, Asked()).last:
-            ids = {**ids, "sandboxapi": await other_session(two.owner)}
-        answer = await status(two, two.owner, route, ids)
+            mine = {**mine, "sandboxapi": await other_session(two.owner)}
+        answer = await status(two, two.owner, route, RIGHT.get(route, Asked()), of_door(route, mine))
         assert answer[0] not in {400, 404, 422}, f"{route}: {answer}, so a stranger's 404 says nothing"
 
 
-async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two) -> None:
-    ids = {**two.ids, "own": await sandbox(two.stranger)}
+async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two, ids: Mapping[str, str]) -> None:
+    ids = {**ids, "own": await sandbox(two.stranger)}
     for method, path, body in IN_BODIES:
         answer = await two.stranger.request(
             method, named(path, ids), content=named(json.dumps(body), ids), headers={"Content-Type": "application/json"}
@@ -260,12 +202,12 @@ async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two) -
     assert len((await two.stranger.get("/v1/sandboxes")).json()["sandboxes"]) == 1
 
 
-async def test_lists_hold_ones_own_only(two: Two) -> None:
+async def test_lists_hold_ones_own_only(two: Two, ids: Mapping[str, str]) -> None:
     for url, items in LISTS.items():
-        answer = await two.stranger.get(named(url, two.ids))
+        answer = await two.stranger.get(named(url, ids))
         assert answer.status_code in {200, 404}, answer.text
         assert answer.status_code == 404 or answer.json()[items] == [], url
-        assert (await two.owner.get(named(url, two.ids))).json()[items], url
+        assert (await two.owner.get(named(url, ids))).json()[items], url
     for url in ("/v1/keys", "/v1/pools", "/v1/pools/base", "/metrics"):
         assert (await two.stranger.get(url)).status_code == 403
     assert (await two.stranger.delete("/v1/keys/owner")).status_code == 403

@@ -1,0 +1,104 @@
+"""Two tenants of one service, and the routes on which one asks for what is the other's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi.routing import APIWebSocketRoute, iter_route_contexts
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from sandlot.server.app import create_routes
+from sandlot.server.compose import Service
+from sandlot.server.serve import answering
+from sandlot.web import listen
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What makes a request to a route a right one.
+
+    Args:
+        json: Its body.
+        content: Its body, where it is no JSON.
+        query: Its query.
+        last: Whether what it is about is gone afterwards.
+    """
+
+    json: Any = None
+    content: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    last: bool = False
+
+
+@dataclass
+class Two:
+    """Two keys of one service, and who asks with them."""
+
+    owner: httpx.AsyncClient
+    stranger: httpx.AsyncClient
+    port: int
+
+
+@asynccontextmanager
+async def tenants(service: Service) -> AsyncIterator[Two]:
+    """Two of a service, over TCP."""
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(answering(service, [listener]))
+        secrets = [(await service.keys.create(name))[1] for name in ("owner", "stranger")]
+        owner, stranger = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}, timeout=60)
+            )
+            for secret in secrets
+        ]
+        yield Two(owner, stranger, port)
+
+
+def all_routes() -> Iterable[tuple[str, str]]:
+    """Methods (WEBSOCKET is one) and paths."""
+    for context in iter_route_contexts(create_routes().routes):
+        socket = isinstance(context.original_route, APIWebSocketRoute)
+        methods = {"WEBSOCKET"} if socket else set(getattr(context.original_route, "methods", None) or ()) - {"HEAD", "OPTIONS"}
+        yield from ((method, str(context.path)) for method in methods)
+
+
+def named(text: str, ids: Mapping[str, str]) -> str:
+    """A text with the ids for their names: ``{name}`` is one, and ``"#{name}"`` in JSON one that is a number."""
+    return re.sub(r"{(\w+)}", lambda found: ids[found[1]], re.sub(r'"#{(\w+)}"', lambda found: ids[found[1]], text))
+
+
+async def status(
+    two: Two, who: httpx.AsyncClient, route: str, asked: Asked, ids: Mapping[str, str], headers: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """What somebody is answered: status and, of a failure, its body.
+
+    Args:
+        two: The service.
+        who: One of its clients.
+        route: Method and path, with names for ids.
+        asked: What makes it a right one.
+        ids: By their names.
+        headers: More of them.
+    """
+    method, _, path = route.partition(" ")
+    url = named(path, ids)
+    if method == "WEBSOCKET":
+        try:
+            told = {"Authorization": who.headers["Authorization"], **(headers or {})}
+            async with connect(f"ws://127.0.0.1:{two.port}{url}", additional_headers=told):
+                return 101, ""
+        except InvalidStatus as refused:
+            return refused.response.status_code, ""
+    content = asked.content if asked.json is None else named(json.dumps(asked.json), ids).encode()
+    kind = {} if asked.json is None else {"Content-Type": "application/json"}
+    async with who.stream(method, url, content=content, params=dict(asked.query), headers=kind | dict(headers or {})) as answer:
+        return answer.status_code, "" if answer.is_success else (await answer.aread()).decode()
