@@ -84,9 +84,9 @@ SHOWS = f"""
 import base64
 from IPython.display import display
 data = {{
-    "text/plain": "plain", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>",
-    "image/png": base64.b64decode({base64.b64encode(PNG)!r}), "image/jpeg": b"jpeg", "application/pdf": b"%PDF", "text/latex": "$l$", "application/json": {{"a": [1, None]}}, "application/javascript": "j()",
-    "application/x-else": "else",
+    "text/plain": "plain", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>", "text/latex": "$l$",
+    "image/png": base64.b64decode({base64.b64encode(PNG)!r}), "image/jpeg": b"jpeg", "application/pdf": b"%PDF",
+    "application/json": {{"a": [1, None]}}, "application/javascript": "j()", "application/x-else": "else",
 }}
 display(data, raw=True)
 """

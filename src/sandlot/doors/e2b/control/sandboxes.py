@@ -34,7 +34,6 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.ports import Ability
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
-from sandlot.model.states import State
 from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of, unless_gone
@@ -68,11 +67,15 @@ def absent(sandbox: str) -> NotFoundError:
 
 @contextmanager
 def unless_ended(sandbox: str) -> Iterator[None]:
-    """Around what is done with a sandbox: where it ends meanwhile, it is not found."""
+    """Around what is done with a sandbox: where it ends meanwhile, it is not found; where it comes to rest, that is a conflict."""
     try:
         yield
     except SandboxEndedError:
         raise absent(sandbox) from None
+    except ConflictError as error:
+        if error.code is not ErrorCode.SANDBOX_PAUSED:
+            raise
+        raise ConflictError(error.message, code=ErrorCode.CONFLICT, hint="Connect to it first.", fields=error.fields) from None
 
 
 def made(core: Core, box: Sandbox) -> dict[str, Any]:
@@ -261,6 +264,6 @@ async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds
 
 
 async def _prolong(core: Core, who: Principal, box: Sandbox, timeout_s: float) -> None:
-    """A timeout so far from now, where the sandbox would time out before."""
-    if box.state is State.RUNNING and translate.left_s(box, core.clock.now()) < timeout_s:
+    """A timeout so far from now, where the sandbox runs and would time out before."""
+    if translate.STATES.get(box.state) == translate.RUNNING and translate.left_s(box, core.clock.now()) < timeout_s:
         await core.sandboxes.update(box.id, who, Update(timeout_s=timeout_s))
