@@ -45,8 +45,12 @@ BODY_TIMEOUT_S = 120.0
 
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
+DRAIN_BRIEFLY_S = 2.0
+"""For what is on its way already: a client that is still sending when its connection is closed never reads why."""
 
 _DRAINED = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_AT_ONCE = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT})
+"""Nothing more is taken from strangers, nor from who sends nothing."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
 
@@ -181,7 +185,9 @@ class _Exchange:
             self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
             if self.status in _DRAINED:
-                await self._drain()
+                await self._drain(DRAIN_TIMEOUT_S)
+            elif self.status >= HTTPStatus.BAD_REQUEST and self.status not in _AT_ONCE:
+                await self._drain(DRAIN_BRIEFLY_S)
             if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
@@ -243,10 +249,10 @@ class _Exchange:
             raise BodyRefusedError(error) from None
         self._held_bytes += more
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout_s: float) -> None:
         drained = 0
         try:
-            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while self._has_body and self._more and drained < DRAIN_MAX_BYTES:
                     message = await self._receive()
                     drained += len(message.get("body", b""))

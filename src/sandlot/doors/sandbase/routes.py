@@ -11,7 +11,7 @@ RAW = inside.RAW
 
 router = APIRouter()
 for _part in (inside, sandboxes, telling):
-    router.include_router(_part.router)
+    router.routes.extend(_part.router.routes)
 
 _AGENTS = "Run the agent where you are, and give it tools that call /sandboxes/{id}/processes and /files."
 _MODELS = "Ask the model's own service; Sandlot runs code and serves no models."

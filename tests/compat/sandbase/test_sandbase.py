@@ -1,0 +1,232 @@
+"""Sandbase's documentation against a real service: its programs, and the rest of its calls, with ``requests`` as it shows them.
+
+The vendor publishes no client. Sandboxes are real, on gVisor, and reached over TCP with a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.compat.sandbase import programs
+from tests.support.tcpservice import TcpService, tcp_service
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[TcpService]:
+    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def key(service: TcpService) -> str:
+    return service.key("compat")
+
+
+@pytest.fixture(scope="module")
+def base(service: TcpService) -> str:
+    return f"{service.url}/sandbase"
+
+
+class Api:
+    """``requests`` with an address and a key, and nothing else."""
+
+    def __init__(self, base: str, key: str) -> None:
+        self.base = base
+        self.headers = {"Authorization": f"Bearer {key}"}
+
+    def __call__(self, method: str, path: str, status: int = 200, **more: Any) -> requests.Response:  # noqa: ANN401 - requests' own
+        answer = requests.request(method, self.base + path, headers=self.headers, timeout=120, **more)
+        assert answer.status_code == status, answer.text
+        return answer
+
+
+@pytest.fixture(scope="module")
+def api(base: str, key: str) -> Api:
+    return Api(base, key)
+
+
+@pytest.fixture(scope="module")
+def box(api: Api) -> str:
+    """One sandbox that tests share."""
+    made = api("POST", "/sandboxes", 201, json={"templateID": "code_interpreter", "metadata": {"for": "tests"}, "envVars": {"MY_VAR": "mine"}})
+    return f"/sandboxes/{made.json()['sandboxID']}"
+
+
+def program(text: str, base: str, key: str, folder: Path) -> list[str]:
+    """What a program of the documentation prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"BASE, KEY = {base!r}, {key!r}\n{text}"], cwd=folder, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_quick_start(base: str, key: str, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("item,units\nlamp,3\ndesk,1\nchair,4\n", encoding="utf-8")
+    printed = program(programs.QUICK_START, base, key, tmp_path)
+    assert printed[0][0].isdigit()
+    assert "Rows: 3, Columns: ['item', 'units']" in printed
+    assert any(line.split() == ["max", "4.000000"] for line in printed), printed
+
+
+def test_agents_are_refused_with_what_to_do(base: str, key: str, tmp_path: Path) -> None:
+    (printed,) = program(programs.AGENTS, base, key, tmp_path)
+    assert printed.startswith("501 Sandlot does not have POST /sandbase/default/v1/agents.")
+
+
+def test_a_sandbox_is_looked_at_listed_and_prolonged(api: Api, box: str) -> None:
+    told = api("GET", box).json()
+    assert (told["templateID"], told["status"], told["metadata"]) == ("code_interpreter", "running", {"for": "tests"})
+    assert told["sandboxID"] in [each["sandboxID"] for each in api("GET", "/sandboxes?status=running").json()]
+    api("POST", f"{box}/timeout", 204, json={"timeout": 1200})
+    assert api("GET", box).json()["endAt"] > told["endAt"]
+    api("POST", f"{box}/refreshes", 204, json={"duration": 2400})
+    api("GET", f"{box}/health", 204)
+    used = api("GET", f"{box}/metrics").json()
+    assert 0 < used["mem_used"] < used["mem_total"]
+
+
+def test_commands_have_the_environment_the_folder_and_no_shell(api: Api, box: str) -> None:
+    def run(*argv: str, status: int = 200, **more: object) -> dict[str, Any]:
+        told: dict[str, Any] = api("POST", f"{box}/processes", status, json={"cmd": argv[0], "args": list(argv[1:]), **more}).json()
+        return told
+
+    assert run("pwd")["stdout"] == "/workspace\n"
+    assert run("pwd", cwd="/home/user")["stdout"] == "/home/user\n"
+    assert run("echo", "$HOME")["stdout"] == "$HOME\n"
+    told = run("sh", "-c", "echo $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID $MY_VAR $ONE; touch /workspace/w /home/user/w", envVars={"ONE": "1"})
+    assert told["stdout"] == f"true {box.rpartition('/')[2]} code_interpreter mine 1\n"
+    assert (told["stderr"], told["exitCode"]) == ("", 0)
+    assert api("GET", f"{box}/envs").json()["MY_VAR"] == "mine"
+    assert run("python3", "-c", "import numpy, matplotlib, sys; sys.exit(7)")["exitCode"] == 7
+    assert "no-such" in run("no-such", status=502)["message"]
+    assert "1 seconds" in run("sleep", "30", timeout=1, status=502)["message"]
+
+
+def test_files_by_both_sets_of_paths(api: Api, box: str) -> None:
+    content = bytes(range(256)) * 4000
+    api("POST", f"{box}/files", data={"path": "/workspace/deep/data.bin"}, files={"file": ("data.bin", content)})
+    assert api("GET", f"{box}/files", params={"path": "/workspace/deep/data.bin"}).content == content
+    api("POST", f"{box}/filesystem/upload", files=[("file", ("x", b"later")), ("path", (None, "/workspace/deep/later"))])
+    listed = api("GET", f"{box}/filesystem/list", params={"path": "/workspace/deep"}).json()
+    assert [(each["name"], each["isDir"], each["size"]) for each in listed] == [("data.bin", False, len(content)), ("later", False, 5)]
+    assert {"name": "deep", "path": "/workspace/deep", "isDir": True, "type": "dir", "size": 0} in api("GET", f"{box}/files").json()
+    api("POST", f"{box}/filesystem", json={"path": "/home/user/main.py", "content": base64.b64encode(b"print(40 + 2)").decode()})
+    assert api("GET", f"{box}/filesystem", params={"path": "/home/user/main.py"}).json()["content"] == base64.b64encode(b"print(40 + 2)").decode()
+    assert api("POST", f"{box}/processes", json={"cmd": "python3", "args": ["/home/user/main.py"]}).json()["stdout"] == "42\n"
+    down = api("GET", f"{box}/filesystem/download", params={"path": "/home/user/main.py"})
+    assert (down.content, down.headers["Content-Type"]) == (b"print(40 + 2)", "application/octet-stream")
+    assert api("POST", f"{box}/filesystem/mkdir", json={"path": "/workspace/a/b"}).json()["isDir"]
+    moved = api("POST", f"{box}/filesystem/move", json={"source": "/home/user/main.py", "destination": "/workspace/a/main.py"}).json()
+    assert moved["path"] == "/workspace/a/main.py"
+    assert api("GET", f"{box}/filesystem/stat", params={"path": "/workspace/a/main.py"}).json()["size"] == 13
+    api("DELETE", f"{box}/filesystem", 204, params={"path": "/workspace/a"})
+    assert api("GET", f"{box}/files", 404, params={"path": "/workspace/a/main.py"}).json()["code"] == 404
+
+
+def test_a_pause_keeps_memory_and_files(api: Api) -> None:
+    made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base'}).json()['sandboxID']}"
+    code = "import time; number = 0\nwhile True: number += 1; open('/workspace/number', 'w').write(str(number)); time.sleep(0.05)"
+    api("POST", f"{made}/processes", json={"cmd": "sh", "args": ["-c", f'nohup python3 -c "{code}" >/dev/null 2>&1 & sleep 1']})
+    api("POST", f"{made}/pause", 204)
+    assert api("GET", made).json()["status"] == "paused"
+    assert api("POST", f"{made}/processes", 409, json={"cmd": "true"}).json()["message"] == "sandbox is not active"
+    assert api("POST", f"{made}/resume").json()["status"] == "running"
+    number = int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"1")
+    while int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"0") <= number:
+        time.sleep(0.1)  # it goes on from where it was
+    assert number > 1
+    assert api("POST", f"{made}/connect", json={"timeout": 600}).json()["status"] == "running"
+    api("POST", f"{made}/shutdown", 204)
+    assert api("POST", f"{made}/processes", 404, json={"cmd": "true"}).json()["message"] == "sandbox not found"
+    assert api("GET", made).json()["status"] == "stopped"
+
+
+def test_the_network_is_closed_where_that_is_asked_for(api: Api) -> None:
+    made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base', 'allowInternetAccess': False}).json()['sandboxID']}"
+    done = api("POST", f"{made}/processes", json={"cmd": "pip", "args": ["download", "--no-deps", "-d", "/tmp/x", "six"], "timeout": 50}).json()
+    assert done["exitCode"] != 0
+    api("DELETE", made, 204)
+    api("DELETE", made, 404)
+
+
+def test_templates(api: Api) -> None:
+    listed = {each["templateID"]: each["defaultTimeout"] for each in api("GET", "/templates").json()}
+    assert (listed["code_interpreter"], listed["base"]) == (300, 300)
+    assert api("GET", "/templates/base").json()["name"] == "Base"
+    assert api("GET", "/templates/aliases/code_interpreter").json()["templateID"] == "code_interpreter"
+    refused = api("POST", "/sandboxes", 400, json={"templateID": "desktop"}).json()
+    assert refused["code"] == 400
+    assert refused["message"].startswith("unknown template: desktop.")
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Refuses what comes first, and takes the rest."""
+
+    got: list[tuple[str, str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.got.append((self.headers["X-Event-ID"], self.headers["X-Signature"], body))
+        self.send_response(200 if len(self.got) > 1 else 500)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_events_and_webhooks(api: Api) -> None:
+    Receiver.got = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = {
+            "name": "Monitor",
+            "url": f"http://127.0.0.1:{server.server_port}/hook",
+            "events": ["sandbox.lifecycle.created", "sandbox.lifecycle.killed"],
+        }
+        hook = api("POST", "/events/webhooks", 201, json=asked).json()
+        made = api("POST", "/sandboxes", 201, json={"templateID": "base"}).json()["sandboxID"]
+        api("DELETE", f"/sandboxes/{made}", 204)
+        while len(Receiver.got) < 3:
+            time.sleep(0.05)
+        server.shutdown()
+    assert Receiver.got[0] == Receiver.got[1], "it was refused, and came again as it was"
+    told = [json.loads(body) for _, _, body in Receiver.got[1:]]
+    assert [(each["type"], each["sandboxID"]) for each in told] == [("sandbox.lifecycle.created", made), ("sandbox.lifecycle.killed", made)]
+    for event, signature, body in Receiver.got:
+        assert signature == hmac.new(hook["signatureSecret"].encode(), body, hashlib.sha256).hexdigest()
+        assert event == json.loads(body)["id"]
+    listed = api("GET", f"/events/sandboxes/{made}").json()
+    assert [each["id"] for each in reversed(listed)] == [each["id"] for each in told]
+    assert listed == [each for each in api("GET", "/events/sandboxes", params={"limit": 50}).json() if each["sandboxID"] == made]
+    assert [each["id"] for each in api("GET", "/events/webhooks").json()] == [hook["id"]]
+    assert "signatureSecret" not in api("GET", "/events/webhooks").json()[0]
+    api("DELETE", f"/events/webhooks/{hook['id']}", 204)
+
+
+def test_a_webhook_inside_is_refused(api: Api) -> None:
+    for url in ("http://169.254.169.254/latest", "http://10.0.0.1/", "http://[::1]:8080/"):
+        assert "is not a public address" in api("POST", "/events/webhooks", 400, json={"name": "x", "url": url}).json()["message"]
+
+
+def test_another_keys_sandbox_is_not_found(service: TcpService, base: str, box: str) -> None:
+    stranger = Api(base, service.key("stranger"))
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("GET", "/files"), ("GET", "/envs")):
+        assert stranger(method, box + path, 404).json()["message"] == "sandbox not found"
+    assert stranger("POST", f"{box}/files", 404, data={"path": "/x"}, files={"file": ("x", b"x")}).json()["code"] == 404
+    assert Api(base, "wrong")("GET", box, 401).json()["code"] == 401
+    assert requests.get(f"{base}/sandboxes", headers={"x-api-key": stranger.headers["Authorization"][7:]}, timeout=60).json() == []
