@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from sandlot.model.errors import CODES
-from sandlot.server.app import create_routes
+from sandlot.server.app import DOORS, create_routes
 from sandlot.server.document import TAGS, document
 from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.errors import MEDIA_TYPE
@@ -21,7 +21,15 @@ DOCUMENT = document(APP.routes)
 OPERATIONS = [
     pytest.param(path, operation, id=f"{method} {path}") for path, operations in DOCUMENT["paths"].items() for method, operation in operations.items()
 ]
-NOT_IN_IT = re.compile(r"/openapi\.json|/docs(/.*)?|/(agentsandbox|sandboxapi)(/.*)?")
+NOT_IN_IT = re.compile(
+    "|".join(
+        [
+            r"/openapi\.json|/docs(/.*)?",
+            *(f"{door.prefix}(/.*)?" for door in DOORS),
+            *(re.escape(getattr(route, "path", "")) for door in DOORS if door.at_root is not None for route in door.at_root.routes),
+        ]
+    )
+)
 """The pages of the document itself, and the vendors' doors, whose routes are the vendors' to describe."""
 ID = re.compile(r"[a-z]+(_[a-z]+)+")
 MUTE = (
