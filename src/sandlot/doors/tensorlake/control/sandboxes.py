@@ -131,7 +131,7 @@ async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Reque
 async def get_archived(archived: str, request: Request) -> Response:
     """Look at one that has ended."""
     box = await any_sandbox(request, archived)
-    if not box.ended.is_set():
+    if translate.status(box) != "terminated":
         raise NotFoundError(
             f"Sandbox {box.id} has not ended.", code=ErrorCode.SANDBOX_NOT_FOUND, hint="Look at it among those that live.", fields={"sandbox": box.id}
         )

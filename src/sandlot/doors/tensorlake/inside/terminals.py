@@ -5,6 +5,7 @@ something; ``0x03`` and the exit code to the client, before a normal close whose
 
 Laws:
 - Who goes away leaves the program as it is, and is shown it from the beginning of what is kept when it comes again.
+- Nothing is shown before its client has said something: it takes what comes before for the end of its visit.
 - What stands for a key in the address of a terminal opens the terminals of that sandbox, and nothing else.
 """
 
@@ -105,11 +106,11 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
-    typed = Typed(box, run)
-    showing = asyncio.create_task(_show(socket, run))
+    typed, ready = Typed(box, run), asyncio.Event()
+    showing = asyncio.create_task(_show(socket, run, ready))
     tasks: list[asyncio.Task[Any]] = [
         showing,
-        asyncio.create_task(_take(socket, box, run, typed)),
+        asyncio.create_task(_take(socket, box, run, typed, ready)),
         asyncio.create_task(typed.hand_on()),
         asyncio.create_task(gone.wait()),
     ]
@@ -136,21 +137,23 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
         await socket.close(NORMAL, f"exit:{code}")
 
 
-async def _show(socket: WebSocket, run: Run) -> int:
+async def _show(socket: WebSocket, run: Run, ready: asyncio.Event) -> int:
     """What is shown, to its end; the exit code."""
+    await ready.wait()
     async for item in run:
         shown = f"\r\n[{item.bytes} bytes are no longer kept]\r\n".encode() if isinstance(item, Lost) else item.data
         await socket.send_bytes(bytes([translate.DATA]) + shown)
     return (await run.outcome()).exit_code
 
 
-async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None:
+async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed, ready: asyncio.Event) -> None:
     """What the client says, until it leaves."""
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
         said: bytes = message.get("bytes") or b""
+        ready.set()
         try:
             match said[:1]:
                 case b"\x00":
@@ -158,7 +161,7 @@ async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None
                 case b"\x01":
                     await terminals.resize(box, run.id, *translate.resized(said))
                 case b"\x02" | b"":
-                    pass  # it is shown what there is, ready or not
+                    pass
                 case _:
                     raise InvalidRequestError("The message is none that a terminal knows.", hint="Begin it with 0x00, 0x01 or 0x02.")
         except ConflictError:

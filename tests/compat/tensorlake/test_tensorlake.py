@@ -1,0 +1,510 @@
+"""Tensorlake's own client against a real service: what its page on agents does not show.
+
+The client is the vendor's package from PyPI, unmodified, over TCP with a key; sandboxes are real, on gVisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import websocket
+from tensorlake.sandbox import (
+    AsyncSandbox,
+    PoolInUseError,
+    PoolNotFoundError,
+    RemoteAPIError,
+    Sandbox,
+    SandboxClient,
+    SandboxConnectionError,
+    SandboxNotFoundError,
+    SnapshotType,
+    StdinMode,
+)
+from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, FileSystemMount, NetworkConfig, SandboxStatus
+
+from tests.support.tcpservice import TcpService
+
+MIB = 1 << 20
+
+
+def status(refused: Callable[[], object]) -> int:
+    """The status that its client was refused with."""
+    with pytest.raises(RemoteAPIError) as told:
+        refused()
+    return int(told.value.status_code)
+
+
+# -------------------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_command_is_run_to_its_end(box: Sandbox) -> None:
+    done = box.run("sh", ["-c", "echo out; echo; echo err >&2; printf end; exit 3"])
+    assert (done.exit_code, done.stdout, done.stderr, done.reason) == (3, "out\n\nend", "err", CommandExitReason.EXITED)
+    where = box.run("sh", ["-c", "echo $PWD $A; id -un"], env={"A": "b c"}, working_dir="/tmp", user="root")
+    assert where.stdout == "/tmp b c\nroot"
+    assert box.run("id", ["-u"], user={"uid": 1000, "gid": 1000}).stdout == box.run("id", ["-u"]).stdout == "1000"
+    assert box.run("python", ["--version"]).stdout.startswith("Python 3")
+    long = box.run("python", ["-c", "print('x' * 3_000_000); print('\\u00e9')"])
+    assert (len(long.stdout), long.stdout[-2:]) == (3_000_002, "\n\u00e9")
+
+
+def test_a_command_that_does_not_end_by_itself_says_how_it_did(box: Sandbox) -> None:
+    killed = box.run("sh", ["-c", "kill -9 $$"])
+    assert (killed.exit_code, killed.reason) == (-9, CommandExitReason.SIGNALED)
+    late = box.run("sh", ["-c", "echo before; sleep 60"], timeout=0.5)
+    assert (late.exit_code, late.stdout, late.timed_out) == (-9, "before", True)
+    assert status(lambda: box.run("no-such-program")) == 404
+    assert status(lambda: box.run("true", user="nobody-there")) == 400
+    assert status(lambda: box.run("true", working_dir="relative")) == 400
+
+
+def test_a_process_is_started_found_fed_and_followed(box: Sandbox) -> None:
+    began = datetime.now(UTC)
+    cat = box.start_process("cat", ["-"], stdin_mode=StdinMode.PIPE, name="kitty", env={"A": "1"})
+    assert (cat.command, cat.args, cat.status.value, cat.stdin_writable, cat.managed.name) == ("cat", ["-"], "running", True, "kitty")
+    assert abs((cat.started_at - began).total_seconds()) < 60
+    assert cat.pid in {each.pid for each in box.list_processes()}
+    assert box.get_process("kitty").pid == box.get_process(cat.pid).pid == cat.pid
+    box.write_stdin("kitty", b"one\ntw")
+    box.write_stdin(cat.pid, b"o\n")
+    box.close_stdin("kitty")
+    assert [(event.line, event.stream) for event in box.follow_output("kitty")] == [("one", "stdout"), ("two", "stdout")]
+    assert [event.line for event in box.follow_stdout(cat.pid)] == ["one", "two"]
+    assert list(box.follow_stderr(cat.pid)) == []
+    assert (box.get_stdout(cat.pid).lines, box.get_output("kitty").line_count, box.get_stderr(cat.pid).lines) == (["one", "two"], 2, [])
+    done = box.get_process(cat.pid)
+    assert (done.status.value, done.exit_code, done.managed.status.value) == ("exited", 0, "stopped")
+    assert done.ended_at is not None
+    assert status(lambda: box.get_process("nobody")) == status(lambda: box.get_process(99999)) == 404
+
+
+def test_a_process_is_signalled_killed_and_started_again(box: Sandbox) -> None:
+    script = "trap 'echo term; exit 7' TERM; echo $A; pwd; while :; do sleep 0.05; done"
+    first = box.start_process("sh", ["-c", script], env={"A": "again"}, working_dir="/tmp", name="looper")
+    _until(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
+    assert box.send_signal("looper", 15).success
+    assert [event.line for event in box.follow_stdout("looper")] == ["again", "/tmp", "term"]
+    assert box.get_process("looper").exit_code == 7
+    second = box.restart_process("looper")
+    assert second.pid != first.pid
+    third = box.restart_process(second.pid)
+    _until(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
+    assert box.get_process(second.pid).signal == 9
+    box.kill_process("looper")
+    box.follow_output(third.pid)
+    assert (box.get_process(third.pid).status.value, box.get_process(third.pid).signal) == ("signaled", 9)
+    assert not box.send_signal(third.pid, 15).success
+
+
+def test_what_a_process_cannot_be_is_refused(box: Sandbox) -> None:
+    assert status(lambda: box.start_process("true", restart={"policy": "always"})) == 400
+    assert status(lambda: box.start_process("true", health_check={"type": "tcp", "port": 80})) == 400
+    assert status(lambda: box.start_process("true", stdout_mode="discard")) == 400
+
+
+def test_a_terminal_is_typed_on_resized_left_and_come_back_to(box: Sandbox) -> None:
+    shown: list[bytes] = []
+    pty = box.create_pty("bash", ["--norc"], env={"PS1": "$ "}, working_dir="/tmp", rows=20, cols=70, on_data=shown.append)
+    pty.send_input("stty size; pwd\n")
+    _until(lambda: b"20 70\r\n/tmp" in b"".join(shown))
+    pty.resize(100, 30)
+    pty.send_input("stty size\n")
+    _until(lambda: b"30 100" in b"".join(shown))
+    pty.disconnect()
+    again: list[bytes] = []
+    back = box.connect_pty(pty.session_id, pty.token, on_data=again.append)
+    _until(lambda: b"30 100" in b"".join(again))
+    back.send_input("exit 5\n")
+    assert back.wait(20) == 5
+    killed = box.create_pty("sleep", ["100"])
+    killed.kill()
+    assert killed.wait(20) == 137
+    with pytest.raises(SandboxConnectionError, match="404"):
+        box.connect_pty("0" * 32, pty.token)
+
+
+def test_a_port_inside_is_not_reached_from_outside(box: Sandbox, key: str) -> None:
+    for address in (f"{box.info().sandbox_url}/api/v1/tunnels/tcp?port=80", f"{box.info().sandbox_url}/api/v1/pty/x/ws"):
+        with pytest.raises(websocket.WebSocketBadStatusException) as refused:
+            websocket.create_connection(address.replace("http", "ws", 1), header=[f"Authorization: Bearer {key}"])
+        assert refused.value.status_code == (404 if "pty" in address else 501)
+        assert json.loads(refused.value.resp_body or b"")["error"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+def test_files_go_in_and_out(box: Sandbox, tmp_path: Path) -> None:
+    content = os.urandom(3 * MIB)
+    box.write_file("/workspace/deep/er/a.bin", content)
+    assert bytes(box.read_file("/workspace/deep/er/a.bin").value) == content
+    local = tmp_path / "local.bin"
+    local.write_bytes(content[::-1])
+    box.upload_file(str(local), "/workspace/deep/b.bin")
+    assert box.run("sha256sum", ["deep/b.bin"]).stdout.split()[0] == box.run("sh", ["-c", "sha256sum < /workspace/deep/b.bin"]).stdout.split()[0]
+    assert bytes(box.read_file("/workspace/deep/b.bin").value) == content[::-1]
+    listed = box.list_directory("/workspace/deep")
+    assert listed.path == "/workspace/deep"
+    assert [(entry.name, entry.is_dir, entry.size) for entry in listed.entries] == [("b.bin", False, 3 * MIB), ("er", True, None)]
+    assert abs((listed.entries[0].modified_at - datetime.now(UTC)).total_seconds()) < 60
+    box.delete_file("/workspace/deep/b.bin")
+    assert status(lambda: box.read_file("/workspace/deep/b.bin")) == 404
+    assert status(lambda: box.read_file("/etc/shadow")) == status(lambda: box.write_file("/etc/x", b"")) == 403
+    assert status(lambda: box.list_directory("/nowhere")) == 404
+
+
+def test_a_sandbox_says_how_it_is(box: Sandbox) -> None:
+    assert box.health().healthy
+    box.run("true")
+    told = box.daemon_info()
+    assert told.total_processes > told.running_processes >= 0
+    assert told.uptime_secs >= 0
+
+
+# -------------------------------------------------------------------------------------------------------------- sandboxes
+
+
+def test_a_sandbox_is_told_with_all_that_was_asked_for(client: SandboxClient, service: TcpService) -> None:
+    made = client.create(image="tensorlake/ubuntu-minimal", cpus=0.5, memory_mb=300, disk_mb=64, timeout_secs=77, auto_resume=False)
+    try:
+        told = client.get(made.sandbox_id)
+        assert (told.status, told.image, told.timeout_secs, told.namespace) == (SandboxStatus.RUNNING, "tensorlake/ubuntu-minimal", 77, "default")
+        assert (told.resources.cpus, told.resources.memory_mb, told.resources.disk_mb) == (0.5, 300, 64)
+        assert (told.auto_resume, told.network_policy, told.pool_id, told.runtime) == (False, None, None, "gvisor")
+        assert told.sandbox_url == f"{service.url}/tensorlake/sbx/{made.sandbox_id}"
+        native = service.client.sandbox(made.sandbox_id)
+        assert (native.limits.cpus, native.limits.memory_bytes, native.limits.disk_bytes) == (0.5, 300 * MIB, 64 * MIB)
+        box = client.connect(made.sandbox_id)
+        assert 250 < int(box.run("sh", ["-c", "grep MemTotal /proc/meminfo"]).stdout.split()[1]) // 1024 <= 300
+        full = box.run("sh", ["-c", "head -c 200M /dev/zero > /workspace/big"])
+        assert (full.exit_code, "No space left" in full.stderr) == (1, True)
+        assert made.sandbox_id in {each.sandbox_id for each in client.list()}
+    finally:
+        client.delete(made.sandbox_id)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"allow_out": ["8.8.8.8"]},
+        {"deny_out": ["8.8.8.8"]},
+        {"allow_internet_access": True, "allow_out": []},
+        {"allow_internet_access": False, "allow_out": ["example.org"]},
+        {"gpus": 1},
+        {"entrypoint": ["sleep"]},
+        {"exposed_ports": [80]},
+        {"allow_unauthenticated_access": True},
+        {"max_pending_secs": 60},
+        {"image": "no-such-image"},
+        {"memory_mb": 1},
+        {"timeout_secs": 8 * 24 * 3600},
+        {"name": "no name"},
+        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", prefetch=True)]},
+        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", owner="root")]},
+        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", read_only=True, snapshot_id="s")]},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused_with_the_reason(client: SandboxClient, asked: dict[str, object]) -> None:
+    before = len(list(client.list()))
+    assert status(lambda: client.create(**asked)) == 400
+    assert len(list(client.list())) == before
+
+
+def test_a_timeout_ends_what_was_closed_and_never_deleted(client: SandboxClient) -> None:
+    box = client.create_and_connect(timeout_secs=1)
+    id_ = box.sandbox_id
+    box.close()
+    _until(lambda: client.get(id_).status == SandboxStatus.TERMINATED)
+    assert client.get_archived(id_).archived_at is not None
+    _until(lambda: id_ in {each.sandbox_id for each in client.list_archived(limit=1000).sandboxes})
+    page = client.list_archived(limit=1)
+    assert len(page.sandboxes) == 1
+    assert status(lambda: client.list_archived(direction="backward")) == 400
+    with pytest.raises(SandboxNotFoundError):
+        client.delete("sb-aaaa-aaaaaaaaaaaaaaaa")
+
+
+def test_a_name_is_one_sandboxs_and_as_good_as_its_id(client: SandboxClient, url: str, key: str) -> None:
+    def named() -> Sandbox:
+        return Sandbox.get_or_create("worker", api_url=url, api_key=key, timeout_secs=300)
+
+    box = named()
+    try:
+        assert (box.bind_outcome, client.get("worker").sandbox_id) == ("created", box.sandbox_id)
+        assert status(lambda: client.create(name="worker")) == 409
+        box.run("sh", ["-c", "echo here > state; sleep 1000 >/dev/null 2>&1 &"])
+        other = named()
+        assert (other.bind_outcome, other.run("cat", ["state"]).stdout) == ("attached", "here")
+        client.suspend("worker")
+        assert client.get("worker").status == SandboxStatus.SUSPENDED
+        woken = named()
+        assert (woken.bind_outcome, woken.run("pgrep", ["-x", "sleep"]).exit_code) == ("resumed", 0)
+        assert client.update_sandbox("worker", name="renamed").name == "renamed"
+        with pytest.raises(SandboxNotFoundError):
+            client.get("worker")
+        assert client.update_sandbox("renamed", auto_resume=False).auto_resume is False
+        client.suspend("renamed", wait=False)
+        assert status(lambda: woken.run("true")) == 409
+        client.resume("renamed")
+        assert woken.run("cat", ["state"]).stdout == "here"
+        assert client.connect("renamed").run("true").exit_code == 0
+    finally:
+        client.delete(box.sandbox_id)
+    assert [each for each in client.list() if each.name] == []
+
+
+def test_limits_are_changed_while_it_runs_and_what_cannot_be_is_refused(client: SandboxClient, service: TcpService) -> None:
+    box = client.create_and_connect(cpus=1.0, memory_mb=256)
+    try:
+        for memory_mb in (384, 512):
+            changed = client.update_sandbox(box.sandbox_id, memory_mb=memory_mb)
+            assert (changed.resources.memory_mb, changed.resource_resize.status.value) == (memory_mb, "succeeded")
+            assert service.client.sandbox(box.sandbox_id).limits.memory_bytes == memory_mb * MIB
+        assert client.update_sandbox(box.sandbox_id, network=CLEAR_NETWORK_POLICY).network_policy is None
+        assert status(lambda: client.update_sandbox(box.sandbox_id, network=NetworkConfig(allow_internet_access=False))) == 400
+        assert status(lambda: client.update_sandbox(box.sandbox_id, exposed_ports=[80])) == 400
+        assert client.update_sandbox(box.sandbox_id, exposed_ports=[], allow_unauthenticated_access=False).exposed_ports == []
+        assert client.update_sandbox(box.sandbox_id, name="some-name").name == "some-name"
+        assert status(lambda: client.attach_file_system(box.sandbox_id, "fs", "/mnt/fs")) == 501
+        assert status(lambda: client.detach_file_system(box.sandbox_id, "/mnt/fs")) == 501
+    finally:
+        client.delete(box.sandbox_id)
+
+
+def test_copies_go_on_from_where_it_was(client: SandboxClient) -> None:
+    box = client.create_and_connect(memory_mb=256)
+    ids = [box.sandbox_id]
+    try:
+        box.run("sh", ["-c", "echo common > state; sleep 1000 >/dev/null 2>&1 &"])
+        copied = client.copy(box.sandbox_id, times=2)
+        ids += [each.sandbox_id for each in copied.sandboxes]
+        assert (copied.source_sandbox_id, len(set(ids))) == (ids[0], 3)
+        for number, id_ in enumerate(ids[1:]):
+            copy = client.connect(id_)
+            assert copy.run("sh", ["-c", "pgrep -x sleep >/dev/null && cat state"]).stdout == "common"
+            copy.run("sh", ["-c", f"echo {number} > state"])
+        assert box.run("cat", ["state"]).stdout == "common"
+        assert status(lambda: client.copy(box.sandbox_id, times=1000)) == 400
+    finally:
+        for id_ in ids:
+            client.delete(id_)
+
+
+@pytest.mark.parametrize("kind, processes", [(None, 1), (SnapshotType.MEMORY, 1), (SnapshotType.FILESYSTEM, 0)])
+def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotType | None, processes: int) -> None:
+    box = client.create_and_connect(memory_mb=256)
+    box.run("sh", ["-c", "echo kept > state; sleep 1000 >/dev/null 2>&1 &"])
+    taken = client.snapshot_and_wait(box.sandbox_id, snapshot_type=kind, wait_until="completed")
+    try:
+        assert (taken.sandbox_id, taken.snapshot_type, taken.error) == (box.sandbox_id, kind or SnapshotType.MEMORY, None)
+        assert (taken.size_bytes or 0) > 0
+        client.delete(box.sandbox_id)
+        assert taken.snapshot_id in {each.snapshot_id for each in client.list_snapshots()}
+        assert [each.snapshot_id for each in client.list_sandbox_snapshots(box.sandbox_id)] == [taken.snapshot_id]
+        with client.create_and_connect(snapshot_id=taken.snapshot_id, timeout_secs=100) as again:
+            assert again.run("sh", ["-c", "cat state; pgrep -cx sleep"]).stdout == f"kept\n{processes}"
+            assert client.get(again.sandbox_id).timeout_secs == 100
+            assert status(lambda: client.create(snapshot_id=taken.snapshot_id, image="base")) == 400
+    finally:
+        client.delete_snapshot(taken.snapshot_id)
+    with pytest.raises(RemoteAPIError, match="404"):
+        client.get_snapshot(taken.snapshot_id)
+
+
+def test_nobody_has_to_wait_for_a_sandbox(client: SandboxClient) -> None:
+    pending = client.create(wait=False, memory_mb=256)
+    with pending.ready() as box:
+        assert box.run("echo", ["up"]).stdout == "up"
+
+
+def test_volumes_are_file_systems(client: SandboxClient, service: TcpService, key: str) -> None:
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}) as http:
+        made = http.post("/v1/volumes", json={"name": "shelf", "size_bytes": 64 * MIB})
+        assert made.status_code == 201, made.text
+        mount = FileSystemMount(file_system_id="shelf", mount_path="/mnt/shelf")
+        with client.create_and_connect(memory_mb=256, file_systems=[mount]) as box:
+            assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file"], user="root").exit_code == 0
+            assert [(each.mount_path, each.read_only) for each in box.info().file_systems] == [("/mnt/shelf", False)]
+        read_only = FileSystemMount(file_system_id="shelf", mount_path="/mnt/other", read_only=True)
+        with client.create_and_connect(memory_mb=256, file_systems=[read_only]) as box:
+            done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
+            assert (done.stdout, done.exit_code != 0) == ("kept", True)
+        with pytest.raises(RemoteAPIError, match="404"):
+            client.create(file_systems=[FileSystemMount(file_system_id="nowhere", mount_path="/mnt/x")])
+        _until(lambda: http.delete("/v1/volumes/shelf").status_code == 204)
+
+
+def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        box.run("sh", ["-c", "echo one; echo two; echo bad >&2"])
+        assert [line.body for line in client.get_logs(box.sandbox_id).logs] == ["one", "two", "bad"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, levels=["error"]).logs] == ["bad"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, head=1).logs] == ["one"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, tail=1, levels=["info"]).logs] == ["two"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, body="tw").logs] == ["two"]
+        (process,) = client.list_log_processes(box.sandbox_id).processes
+        assert (process.log_count, process.process_command) == (3, "sh -c echo one; echo two; echo bad >&2")
+        assert len(client.get_logs(box.sandbox_id, process_ids=[process.process_id]).logs) == 3
+        assert client.get_logs(box.sandbox_id, process_ids=["other"]).logs == []
+        assert status(lambda: client.get_logs(box.sandbox_id, next_token="more")) == 400  # noqa: S106 - of a page
+    assert [line.body for line in client.get_logs(box.sandbox_id, tail=1).logs] == ["bad"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ pools
+
+
+def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(operator: SandboxClient, client: SandboxClient, service: TcpService) -> None:
+    asked = {"image": "base", "cpus": 1.0, "memory_mb": 192}
+    locked = NetworkConfig(allow_internet_access=False)
+    pool = operator.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=2, network=locked).pool_id
+    told = operator.get_pool(pool)
+    assert (told.image, told.timeout_secs, told.warm_containers, told.max_containers, told.resources.memory_mb) == ("base", 88, 1, 2, 192)
+    assert pool in {each.pool_id for each in operator.list_pools()}
+    native = service.client.pools.get(pool)
+    assert (native.warm, native.max, native.template) == (1, 2, "base")
+    _until(lambda: [each.state for each in operator.get_pool(pool).containers or ()] == ["Idle"])
+    claimed = client.claim(pool)
+    assert service.client.pools.get(pool).claims["hot"] == 1
+    made = client.get(claimed.sandbox_id)
+    assert (made.pool_id, made.timeout_secs, made.network_policy.allow_internet_access) == (pool, 88, False)
+    assert (made.image, made.resources.memory_mb) == ("base", 192)
+    assert "Running" in {each.state for each in operator.get_pool(pool).containers or ()}
+    with pytest.raises(PoolInUseError):
+        operator.delete_pool(pool)
+    client.delete(claimed.sandbox_id)
+    kept = operator.update_pool(pool, **asked, timeout_secs=99, warm_containers=0, max_containers=1)
+    assert (kept.timeout_secs, kept.warm_containers, kept.network_policy.allow_internet_access) == (99, 0, False)
+    cleared = operator.update_pool(pool, **asked, network=CLEAR_NETWORK_POLICY)
+    assert (cleared.network_policy, cleared.timeout_secs) == (None, 0)
+    assert status(lambda: operator.update_pool(pool, image="base", memory_mb=256)) == 400
+    assert status(lambda: client.create_pool(**asked)) == status(client.list_pools) == 403
+    operator.delete_pool(pool)
+    for gone in (operator.get_pool, operator.delete_pool):
+        with pytest.raises(PoolNotFoundError):
+            gone(pool)
+    assert status(lambda: client.claim(pool)) == 404
+
+
+# ------------------------------------------------------------------------------------------------- strangers, and other ways
+
+
+def test_somebody_elses_is_not_there(stranger: SandboxClient, client: SandboxClient, box: Sandbox) -> None:
+    client.update_sandbox(box.sandbox_id, name="shared-by-tests")
+    for word in (box.sandbox_id, "shared-by-tests"):
+        for asked in (stranger.get, stranger.delete, stranger.suspend, stranger.resume, stranger.copy, stranger.snapshot, stranger.get_logs):
+            with pytest.raises(SandboxNotFoundError):
+                asked(word)
+    url = client.get(box.sandbox_id).sandbox_url
+    inside = Sandbox(box.sandbox_id, proxy_url=url, api_key=stranger._api_key)  # noqa: SLF001 - whoever knows the address has a key of his own
+    for told in (lambda: inside.run("id"), inside.health, lambda: inside.read_file("/etc/hostname"), inside.list_processes):
+        assert status(told) == 404
+    assert list(stranger.list()) == list(stranger.list_snapshots()) == []
+    assert stranger.create(name="shared-by-tests", memory_mb=256).name == "shared-by-tests"
+
+
+async def test_the_asynchronous_client_does_the_same(url: str, key: str) -> None:
+    box = await AsyncSandbox.create(memory_mb=256, api_url=url, api_key=key)
+    try:
+        done = await asyncio.gather(*(box.run("echo", [str(number)]) for number in range(5)))
+        assert [each.stdout for each in done] == list("01234")
+        await box.write_file("/workspace/x", b"y")
+        assert bytes((await box.read_file("/workspace/x")).value) == b"y"
+        pty = await box.create_pty("sh", ["-c", "exit 3"])
+        assert await pty.wait(20) == 3
+    finally:
+        await box.terminate()
+
+
+ELSEWHERE = """
+import sys
+from tensorlake.sandbox import SandboxClient
+
+client = SandboxClient()
+pool = sys.argv[1]
+with client.create_and_connect(memory_mb=256, name="elsewhere") as box:
+    assert box.run("echo", ["there"]).stdout == "there"
+    box.write_file("/workspace/x", b"y" * 9_000_000)
+    assert len(box.read_file("/workspace/x").value) == 9_000_000
+    cat = box.start_process("cat", stdin_mode="pipe", name="cat")
+    box.write_stdin("cat", b"line")
+    box.close_stdin("cat")
+    assert [event.line for event in box.follow_output("cat")] == ["line"]
+    assert box.create_pty("sh", ["-c", "exit 4"]).wait(20) == 4
+    assert [each.name for each in client.list()] == ["elsewhere"]
+    client.suspend("elsewhere")
+    client.resume("elsewhere")
+    taken = client.snapshot_and_wait("elsewhere")
+    client.delete_snapshot(taken.snapshot_id)
+claimed = client.claim(pool)
+print(client.connect(claimed.sandbox_id).run("hostname").stdout == claimed.sandbox_id)
+client.delete(claimed.sandbox_id)
+"""
+
+
+def test_from_another_host_its_client_asks_at_other_places(service: TcpService, operator: SandboxClient, tmp_path: Path) -> None:
+    pool = operator.create_pool(image="base", memory_mb=200, warm_containers=0).pool_id
+    with relayed(service.port, "127.0.0.2") as port:
+        url = f"http://127.0.0.2:{port}/tensorlake"
+        env = {
+            "TENSORLAKE_API_URL": url,
+            "TENSORLAKE_SANDBOX_API_URL": url,
+            "TENSORLAKE_API_KEY": service.key("elsewhere"),
+            "PYTHONWARNINGS": "ignore",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", ELSEWHERE, pool], env={**os.environ, **env}, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+    operator.delete_pool(pool)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@contextmanager
+def relayed(port: int, host: str) -> Iterator[int]:
+    """Another address of this machine at which a port answers."""
+    with socket.create_server((host, 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    near, _ = listener.accept()
+                except OSError:
+                    return
+                far = socket.create_connection(("127.0.0.1", port))
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=(one, other), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    """Carry what one end says to the other."""
+    with closing(other):
+        try:
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        except OSError:
+            pass
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if happened():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never happened")

@@ -1,0 +1,282 @@
+"""Tensorlake's routes on a service in the test's process: what its client never sends, whose sandboxes are whose, and what ends meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from sandlot.model.access import OPERATOR
+from sandlot.model.ports import Exit, ExitReason
+from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.until import until
+
+HERE = "/tensorlake"
+NAMED = f"{HERE}/v1/namespaces/default"
+RESOURCES = {"cpus": 1.0, "memory_mb": 512}
+
+
+@pytest.fixture
+async def box(at: Bench) -> str:
+    return str((await at.sandbox()).id)
+
+
+def ok(response: httpx.Response, status: int = 200) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of a failure, which must be one in the vendor's shape."""
+    assert response.headers["content-type"] == "application/json"
+    told = ok(response, status)
+    assert set(told) == {"error", "code", "request_id"}
+    assert told["code"] == told["code"].upper()
+    return str(told["error"])
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of server-sent events; each must have its end."""
+    assert text.endswith("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient) -> None:
+    for path in ("/platform/v1/sandbox-templates", "/v1/namespaces/default/applications", "/v1/namespaces/default/secrets"):
+        for method in ("GET", "POST"):
+            refused(await http.request(method, HERE + path, json={}), 501)
+    for path in ("/v1/cron", "//v1/namespaces/default/sandboxes", "/sbx", "/documents"):
+        refused(await http.get(HERE + path), 404)
+    refused(await http.put(f"{NAMED}/sandboxes", json={}), 405)
+
+
+async def test_there_is_one_namespace_and_both_ways_lead_to_it(http: httpx.AsyncClient, box: str) -> None:
+    assert "'default'" in refused(await http.get(f"{HERE}/v1/namespaces/other/sandboxes"), 400)
+    told = [ok(await http.get(f"{way}/sandboxes/{box}")) for way in (NAMED, HERE)]
+    assert told[0] == told[1]
+    assert [each["id"] for each in ok(await http.get(f"{HERE}/sandboxes"))["sandboxes"]] == [box]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "sandboxes.example.org:8443", "[::1]:80"])
+async def test_the_address_of_the_inside_is_where_the_service_was_asked(http: httpx.AsyncClient, box: str, host: str) -> None:
+    told = ok(await http.get(f"{NAMED}/sandboxes/{box}", headers={"Host": host}))
+    assert told["sandbox_url"] == f"http://{host}{HERE}/sbx/{box}"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"nonsense": 1}', b'"x"', b"[" * 5000, b'{"timeout_secs": -1}', b"1"])
+async def test_what_is_no_request_for_a_sandbox_is_never_taken_for_an_answer(http: httpx.AsyncClient, content: bytes) -> None:
+    for path in ("/sandboxes", "/sandbox-pools"):
+        refused(await http.post(NAMED + path, content=content, headers={"Content-Type": "application/json"}), 400)
+    assert ok(await http.get(f"{NAMED}/sandboxes")) == {"sandboxes": []}
+
+
+async def test_the_inside_is_at_the_root_as_well_by_a_header(http: httpx.AsyncClient, box: str) -> None:
+    headers = {"X-Tensorlake-Sandbox-Id": box}
+    done = await http.post("/api/v1/processes/run", json={"command": "echo", "args": ["x"]}, headers=headers)
+    assert [event for event in events(done.text) if "exit_code" in event] == [{"exit_code": 0, "reason": "exited"}]
+    content = b"x" * (9 << 20)
+    assert (await http.put("/api/v1/files", params={"path": "/tmp/tensorlake-root"}, content=content, headers=headers)).status_code == 204
+    read = await http.get("/api/v1/files", params={"path": "/tmp/tensorlake-root"}, headers=headers)
+    assert read.content == content
+    assert (await http.delete("/api/v1/files", params={"path": "/tmp/tensorlake-root"}, headers=headers)).status_code == 204
+    assert "X-Tensorlake-Sandbox-Id" in refused(await http.get("/api/v1/processes"), 400)
+    refused(await http.get("/api/v1/processes/7", headers={"X-Tensorlake-Sandbox-Id": "sb-aaaa-aaaaaaaaaaaaaaaa"}), 404)
+    refused(await http.get("/api/v1/processes/7", headers=headers), 404)
+    assert (await http.get("/api/v1/nothing", headers=headers)).headers["content-type"] == "application/problem+json"
+
+
+async def test_a_line_has_a_time_and_no_newline_and_the_end_is_told(http: httpx.AsyncClient, box: str) -> None:
+    url = f"{HERE}/sbx/{box}/api/v1/processes/run"
+    done = await http.post(url, json={"command": "sh", "args": ["-c", "printf 'a\\n\\nb'; echo e >&2"], "env": {}, "timeout": 9.5})
+    assert done.headers["content-type"].startswith("text/event-stream")
+    told = events(done.text)
+    lines = [event for event in told if "line" in event]
+    assert sorted((event["stream"], event["line"]) for event in lines) == [("stderr", "e"), ("stdout", ""), ("stdout", "a"), ("stdout", "b")]
+    assert all(isinstance(event["timestamp"], float) for event in lines)
+    assert told[-1] == {"exit_code": 0, "reason": "exited"}
+    for body in ({"command": ""}, {"command": "x", "args": "y"}, {"command": "x", "timeout": 0}, {"command": "x", "user": 5}, {"command": "a\0"}, {}):
+        refused(await http.post(url, json=body), 400)
+
+
+async def test_who_goes_away_takes_its_command_along(http: httpx.AsyncClient, box: str) -> None:
+    inside = f"{HERE}/sbx/{box}/api/v1"
+    async with http.stream("POST", f"{inside}/processes/run", json={"command": "sleep", "args": ["1000"]}) as response:
+        await anext(response.aiter_lines())
+
+    async def is_dead() -> bool:
+        return [each["status"] for each in ok(await http.get(f"{inside}/processes"))["processes"]] == ["signaled"]
+
+    await until(is_dead)
+
+
+@pytest.mark.parametrize("reason", [ExitReason.OOM, ExitReason.KILLED])
+async def test_a_sandbox_that_ends_under_a_run(http: httpx.AsyncClient, at: Bench, reason: ExitReason) -> None:
+    box = await at.sandbox()
+    url = f"{HERE}/sbx/{box.id}/api/v1/processes/run"
+    async with http.stream("POST", url, json={"command": "sh", "args": ["-c", "echo there; printf cut; sleep 1000"]}) as response:
+        lines = response.aiter_lines()
+        while "there" not in await anext(lines):
+            pass
+        box.end(Exit(reason))
+        rest = [json.loads(line.removeprefix("data: ")) async for line in lines if line.startswith("data: ")]
+    ends = [event for event in rest if "exit_code" in event or "signal" in event]
+    assert ends == ([{"signal": 9, "reason": "oom_killed", "oom_killed": True}] if reason is ExitReason.OOM else [])
+    refused(await http.post(url, json={"command": "true"}), 404)
+    assert ok(await http.get(f"{NAMED}/sandboxes/{box.id}"))["status"] == "terminated"
+
+
+async def test_one_of_several_processes_of_a_name_is_the_one_that_runs(http: httpx.AsyncClient, box: str) -> None:
+    inside = f"{HERE}/sbx/{box}/api/v1"
+    first = ok(await http.post(f"{inside}/processes", json={"command": "sleep", "args": ["1000"], "name": "one"}), 201)
+    second = ok(await http.post(f"{inside}/processes", json={"command": "true", "name": "one"}), 201)
+    await until_ended(http, inside, second["pid"])
+    assert ok(await http.get(f"{inside}/processes/one"))["pid"] == first["pid"]
+    assert (await http.delete(f"{inside}/processes/one")).status_code == 204
+    await until_ended(http, inside, first["pid"])
+    refused(await http.post(f"{inside}/processes/one/stdin", content=b"x"), 409)
+    refused(await http.post(f"{inside}/processes/one/signal", json={"signal": 65}), 400)
+    for word in ("two", "0", "999999999999999999999", "%2e%2e", "a" * 300):
+        refused(await http.get(f"{inside}/processes/{word}"), 404)
+
+
+async def until_ended(http: httpx.AsyncClient, inside: str, pid: int) -> None:
+    async def has_ended() -> bool:
+        return bool(ok(await http.get(f"{inside}/processes/{pid}"))["status"] != "running")
+
+    await until(has_ended)
+
+
+async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: Bench) -> None:
+    _, secret = await at.service.keys.create("somebody")
+    async with tcp_client(at.service, secret) as http:
+        box, other = [ok(await http.post(f"{NAMED}/sandboxes", json={"image": "base"}))["sandbox_id"] for _ in range(2)]
+        made = ok(await http.post(f"{HERE}/sbx/{box}/api/v1/pty", json={"command": "cat"}), 201)
+        port = http.base_url.port
+        way = f"/api/v1/pty/{made['session_id']}/ws"
+        token, root = {"X-PTY-Token": made["token"]}, {"X-Tensorlake-Sandbox-Id": box}
+        for path, headers in (
+            (f"{HERE}/sbx/{box}{way}", token),
+            (f"{HERE}/sbx/{box}{way}?token={made['token']}", {}),
+            (way, {**token, **root}),
+        ):
+            async with connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers) as socket:
+                await socket.send(b"\x02")
+                await socket.send(b"\x00hello\n")
+                shown = b""
+                while b"hello\r\nhello" not in shown:
+                    shown += (await socket.recv(decode=False))[1:]
+        for path, headers, status in (
+            (f"{HERE}/sbx/{box}{way}", {}, 401),
+            (f"{HERE}/sbx/{box}{way}", {"X-PTY-Token": made["token"] + "x"}, 401),
+            (f"{HERE}/sbx/{other}{way}", token, 401),
+            (f"{HERE}/sbx/{box}/api/v1/tunnels/tcp", token, 401),
+            (way, token, 401),
+        ):
+            with pytest.raises(InvalidStatus) as told:
+                async with connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers):
+                    pass
+            assert told.value.response.status_code == status, path
+        refused(await http.get(f"{HERE}/sbx/{box}/api/v1/processes", headers={**token, "Authorization": "Bearer none"}), 401)
+        async with connect(f"ws://127.0.0.1:{port}{HERE}/sbx/{box}{way}", additional_headers=token) as socket:
+            await socket.send(b"\x07nonsense")
+            with suppress(ConnectionClosed):
+                async for _ in socket:
+                    pass
+            assert socket.close_code == 1008
+
+
+async def test_somebody_elses_is_not_there(at: Bench) -> None:
+    _, owner = await at.service.keys.create("owner")
+    _, other = await at.service.keys.create("other")
+    async with tcp_client(at.service, other) as stranger:
+        asked = {"image": "base", "name": "mine"}
+        made = ok(await stranger.post(f"{NAMED}/sandboxes", json=asked, headers={"Authorization": f"Bearer {owner}"}))["sandbox_id"]
+        for word in (made, "mine"):
+            refused(await stranger.get(f"{NAMED}/sandboxes/{word}"), 404)
+            refused(await stranger.delete(f"{HERE}/sandboxes/{word}"), 404)
+            refused(await stranger.get(f"{HERE}/sbx/{word}/api/v1/health"), 404)
+            refused(await stranger.get("/api/v1/health", headers={"X-Tensorlake-Sandbox-Id": word}), 404)
+        refused(await stranger.get(f"{NAMED}/sandbox-pools"), 403)
+        refused(await stranger.post(f"{NAMED}/sandbox-pools", json={"image": "base", "resources": RESOURCES}), 403)
+
+
+async def test_a_pool_of_another_kind_is_another_pool_and_of_the_same_kind_is_there(http: httpx.AsyncClient) -> None:
+    body = {"image": "base", "resources": RESOURCES, "warm_containers": 0, "timeout_secs": 50}
+    pool = ok(await http.post(f"{NAMED}/sandbox-pools", json=body))["pool_id"]
+    refused(await http.post(f"{NAMED}/sandbox-pools", json=body), 409)
+    refused(await http.post(f"{NAMED}/sandbox-pools", json={**body, "image": "nope", "resources": {}}), 400)
+    refused(await http.post(f"{NAMED}/sandbox-pools", json={**body, "resources": {}, "warm_containers": 3, "max_containers": 2}), 400)
+    refused(await http.put(f"{NAMED}/sandbox-pools/{pool}", json={**body, "image": "code-interpreter"}), 400)
+    claimed = ok(await http.post(f"{NAMED}/sandbox-pools/{pool}/sandboxes"))
+    told = ok(await http.get(f"{NAMED}/sandboxes/{claimed['sandbox_id']}"))
+    assert (told["pool_id"], told["timeout_secs"], told["image"], told["resources"]["memory_mb"]) == (pool, 50, "base", 512)
+    refused(await http.delete(f"{NAMED}/sandbox-pools/{pool}"), 409)
+    assert (await http.delete(f"{NAMED}/sandboxes/{claimed['sandbox_id']}")).status_code == 204
+    assert (await http.delete(f"{NAMED}/sandbox-pools/{pool}")).status_code == 204
+
+
+async def test_a_name_is_free_again_after_a_failure_and_after_an_end(http: httpx.AsyncClient) -> None:
+    body = {"image": "base", "name": "one"}
+    refused(await http.post(f"{NAMED}/sandboxes", json={**body, "resources": {"memory_mb": 1 << 30}}), 400)
+    made = await asyncio.gather(*(http.post(f"{NAMED}/sandboxes", json=body) for _ in range(3)))
+    assert sorted(each.status_code for each in made) == [200, 409, 409]
+    assert (await http.delete(f"{NAMED}/sandboxes/one")).status_code == 204
+    assert ok(await http.post(f"{NAMED}/sandboxes", json={**body, "wait": False}), 202)["name"] == "one"
+
+
+_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+_FIELDS = st.sampled_from(
+    ["image", "resources", "timeout_secs", "network", "name", "command", "args", "env", "user", "signal", "times", "cols", "wait", "file_systems"]
+)
+_BODY = (
+    st.dictionaries(_FIELDS, _VALUE | st.dictionaries(st.sampled_from(["cpus", "memory_mb", "allow_out"]), _VALUE, max_size=2), max_size=4) | _VALUE
+)
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH"]),
+    path=st.sampled_from(
+        [
+            *(
+                f"{NAMED}/{rest}"
+                for rest in ("sandboxes", "sandboxes/x", "sandboxes/x/copy?times=-1", "snapshots/x", "sandbox-pools", "sandbox-pools/x")
+            ),
+            *(f"{HERE}/{rest}" for rest in ("archived-sandboxes?cursor=x", "sandboxes/x/logs?level=x", "sbx/{box}/api/v1/files", "sbx/x/api/v1/pty")),
+            *(f"{HERE}/sbx/{{box}}/api/v1/{rest}" for rest in ("processes/run", "processes", "processes/x/signal", "files/list?path=x", "pty")),
+        ]
+    ),
+    content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
+)
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
+    fuzzed: tuple[httpx.AsyncClient, str], method: str, path: str, content: bytes
+) -> None:
+    http, box = fuzzed
+    response = await http.request(method, path.replace("{box}", box), content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500 or response.status_code == 501, response.text
+    assert response.status_code != 422
+    assert response.status_code == 204 or response.headers["content-type"].partition(";")[0] in {"application/json", "text/event-stream"}
+    if response.is_success and method == "POST" and path == f"{NAMED}/sandboxes":
+        await http.delete(f"{NAMED}/sandboxes/{response.json()['sandbox_id']}")
+
+
+@pytest.fixture
+async def fuzzed(tmp_path: Path) -> Any:  # noqa: ANN401 - an async generator
+    folder = tmp_path / "fuzzed"
+    folder.mkdir()
+    async with bench(folder) as at, client(at.service) as http:
+        yield http, str((await at.service.sandboxes.create(BASE, OPERATOR)).id)

@@ -1,0 +1,158 @@
+"""Tensorlake's words into ours and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandlot.core.node.budget import Budget
+from sandlot.core.runs.outcomes import Outcome
+from sandlot.doors.tensorlake import translate
+from sandlot.doors.tensorlake.control.wire import CreateBody, MountBody, NetworkBody, PoolBody, ResourcesBody
+from sandlot.doors.tensorlake.inside import translate as inner
+from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
+from sandlot.doors.tensorlake.inside.wire import ProcessBody
+from sandlot.link.types import Lost, Output
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.ids import ProcessId
+from sandlot.model.specs import MIB, Limits, Network, SnapshotKind, User, VolumeMount
+from sandlot.model.states import State
+
+
+def test_every_state_has_a_word() -> None:
+    assert set(translate.STATUSES) == set(State)
+
+
+@pytest.mark.parametrize(
+    "image, template", [(None, "code-interpreter"), ("", "code-interpreter"), ("tensorlake/ubuntu-minimal", "code-interpreter"), ("base", "base")]
+)
+def test_an_image_is_a_template_and_is_remembered(image: str | None, template: str) -> None:
+    asked = translate.new_sandbox(CreateBody(image=image))
+    assert (asked.template, asked.metadata.get(translate.IMAGE_WORD)) == (template, image or None)
+    assert asked.metadata[translate.DOOR_WORD] == "tensorlake"
+
+
+@pytest.mark.parametrize("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
+def test_no_timeout_is_said_by_zero(given: int | None, seconds: float | None) -> None:
+    assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
+
+
+def test_limits_are_megabytes_and_what_is_left_out_is_the_default() -> None:
+    asked = translate.new_sandbox(CreateBody(resources=ResourcesBody(memory_mb=512)))
+    assert asked.limits == Limits(memory_bytes=512 * MIB)
+    assert translate.change(ResourcesBody()) is None
+    assert translate.resources(Limits(cpus=2, memory_bytes=300 * MIB, disk_bytes=64 * MIB)).model_dump() == {
+        "cpus": 2,
+        "memory_mb": 300,
+        "disk_mb": 64,
+    }
+
+
+def test_only_what_is_enforced_of_a_network_is_taken() -> None:
+    assert translate.network(None) is None
+    assert translate.network(NetworkBody(allow_internet_access=False)) is Network.NONE
+    for refused in (NetworkBody(), NetworkBody(allow_internet_access=False, allow_out=["a"]), NetworkBody(deny_out=["a"])):
+        with pytest.raises(InvalidRequestError, match="does not enforce this yet"):
+            translate.network(refused)
+
+
+def test_file_systems_are_volumes() -> None:
+    mount = MountBody(file_system_id="shelf", mount_path="/mnt/shelf", read_only=True)
+    assert translate.volumes([mount]) == (VolumeMount("shelf", "/mnt/shelf", read_only=True),)
+    for field in ({"prefetch": True}, {"snapshot_id": "s"}, {"owner": "root"}):
+        with pytest.raises(InvalidRequestError):
+            translate.volumes([mount.model_copy(update=field)])
+
+
+def test_a_pool_notes_what_is_claimed_of_it() -> None:
+    body = PoolBody(image="base", resources=ResourcesBody(), timeout_secs=5, network=NetworkBody(allow_internet_access=False))
+    words = translate.pool_words(body)
+    assert (translate.pool_timeout_s(words), translate.pool_network(words)) == (5.0, "none")
+    assert (translate.pool_timeout_s({}), translate.pool_network({})) == (300.0, "packages")
+    with pytest.raises(InvalidRequestError):
+        translate.pool_words(body.model_copy(update={"entrypoint": ["x"]}))
+
+
+def test_a_snapshot_holds_memory_unless_files_alone_are_asked_for() -> None:
+    kinds = [SnapshotKind.MEMORY, SnapshotKind.MEMORY, SnapshotKind.FILES]
+    assert [translate.kind(word) for word in (None, "memory", "filesystem")] == kinds
+
+
+@pytest.mark.parametrize(
+    "asked, user",
+    [
+        (None, User.USER),
+        ("user", User.USER),
+        ("1000:1000", User.USER),
+        ("root", User.ROOT),
+        ({"uid": 0}, User.ROOT),
+        ({"uid": 1000, "gid": 1000}, User.USER),
+        ({"name": "root", "uid": None}, User.ROOT),
+    ],
+)
+def test_a_user_is_a_name_or_an_id(asked: str | dict[str, str | int | None] | None, user: User) -> None:
+    assert translate.user(asked) is user
+
+
+@pytest.mark.parametrize("asked", ["", "nobody", "0:5", {}, {"uid": 5}, {"name": "root", "uid": 0}, {"gid": 0}, {"name": "root", "x": "y"}])
+def test_nobody_else_is_there(asked: str | dict[str, str | int | None]) -> None:
+    with pytest.raises(InvalidRequestError):
+        translate.user(asked)
+
+
+@pytest.mark.parametrize("word, pid", [("7", 7), ("0", 0), ("kitty", None), ("7a", None), ("-7", None), ("9" * 50, 1 << 31), ("", None)])
+def test_a_word_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
+    assert inner.pid_of(word) == pid
+
+
+@pytest.mark.parametrize(
+    "reason, signal, told",
+    [
+        ("exited", None, {"exit_code": 137, "reason": "exited"}),
+        ("signalled", 15, {"signal": 15, "reason": "signaled", "oom_killed": False}),
+        ("timeout", 9, {"signal": 9, "reason": "timed_out", "oom_killed": False}),
+        ("timeout", None, {"signal": 9, "reason": "timed_out", "oom_killed": False}),
+        ("oom", 9, {"signal": 9, "reason": "oom_killed", "oom_killed": True}),
+    ],
+)
+def test_how_a_run_ended(reason: str, signal: int | None, told: dict[str, object]) -> None:
+    assert inner.ended(Outcome(ProcessId("0" * 32), 137, signal, reason, 1.0)) == told
+
+
+@pytest.mark.parametrize("name", ["", "5", "a/b"])
+def test_what_is_no_name_of_a_process(name: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        inner.start(ProcessBody(command="true", name=name))
+
+
+def test_messages_of_a_terminal() -> None:
+    assert inner.resized(b"\x01\x00\x64\x00\x1e") == (30, 100)
+    assert inner.exited(-1) == b"\x03\xff\xff\xff\xff"
+    with pytest.raises(InvalidRequestError):
+        inner.resized(b"\x01\x00")
+
+
+def test_lines_are_put_together_and_their_memory_is_given_back() -> None:
+    budget = Budget(4 * MOST_BYTES)
+    lines = Lines(budget)
+    assert lines.add(Output(1, 0, b"a\nb")) == [(1, "a")]
+    assert lines.add(Output(2, 0, b"err")) == []
+    assert budget.taken_bytes == 4
+    assert lines.add(Output(1, 3, b"c\xff\r\n\nd")) == [(1, "bc\ufffd\r"), (1, "")]
+    assert lines.add(Lost(2, 7, 3)) == [(2, "err"), (2, "[7 bytes are no longer kept]")]
+    assert lines.end() == [(1, "d")]
+    assert lines.end() == []
+    assert budget.taken_bytes == 0
+    lines.add(Output(1, 0, b"x"))
+    lines.close()
+    assert budget.taken_bytes == 0
+
+
+def test_a_line_without_end_is_told_in_parts() -> None:
+    for most in (4 * MOST_BYTES, 100_000):
+        budget = Budget(most)
+        lines = Lines(budget)
+        piece = b"x" * 64_000
+        told = [line for _ in range(300) for line in lines.add(Output(1, 0, piece))]
+        assert sum(len(text) for _, text in [*told, *lines.end()]) == 300 * len(piece)
+        assert max(len(text) for _, text in told) <= MOST_BYTES + len(piece)
+        assert budget.taken_bytes == 0
