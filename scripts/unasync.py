@@ -52,6 +52,7 @@ NAMES: Mapping[str, str] = {
     "AsyncPty": "Pty",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshots": "Snapshots",
+    "AsyncTelling": "Telling",
     "AsyncTerminal": "Terminal",
     "AsyncVolumes": "Volumes",
     "StopAsyncIteration": "StopIteration",

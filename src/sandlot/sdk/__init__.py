@@ -56,7 +56,7 @@ from sandlot.sdk._sync.watch import FileWatch
 from sandlot.sdk.cells.charts import Chart
 from sandlot.sdk.cells.contexts import Context
 from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
-from sandlot.sdk.history import EventInfo, ExecutionInfo, StoredFile, StoredFiles
+from sandlot.sdk.history import EventInfo, ExecutionInfo, ListeningPort, LogEntry, StoredFile, StoredFiles
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
 from sandlot.sdk.operating.pools import PoolInfo
@@ -121,6 +121,8 @@ __all__ = [
     "Keys",
     "LimitError",
     "Limits",
+    "ListeningPort",
+    "LogEntry",
     "Mounted",
     "NewKey",
     "NotFoundError",

@@ -177,3 +177,49 @@ class ExecutionInfo:
             origin=str(raw.get("origin", "native")),
             owner=str(raw.get("owner", "")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """Something that a run wrote.
+
+    Args:
+        execution: The run: the id of the process or cell.
+        stream: ``stdout`` or ``stderr``.
+        text: It; what is not UTF-8 in it is U+FFFD.
+        omitted_bytes: Bytes that are not there: the middle of what was long, or what was written faster than it was read.
+        at: When the run was begun; None of what was written since one follows.
+        running: Whether it may write more.
+    """
+
+    execution: str
+    stream: str
+    text: str
+    omitted_bytes: int = 0
+    at: datetime | None = None
+    running: bool = True
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """Read it from the API's JSON: an entry, or an event of one who follows."""
+        return cls(
+            execution=str(raw["execution"]),
+            stream=str(raw["stream"]),
+            text=str(raw.get("text", "")),
+            omitted_bytes=int(raw.get("omitted", raw.get("bytes", 0))),
+            at=datetime.fromisoformat(raw["at"]) if "at" in raw else None,
+            running=bool(raw.get("running", True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port on which something listens inside a sandbox.
+
+    Args:
+        port: Its number.
+        address: What it is bound to: ``0.0.0.0`` and ``::`` are every address, ``127.0.0.1`` and ``::1`` the sandbox itself only.
+    """
+
+    port: int
+    address: str

@@ -1,4 +1,4 @@
-"""``sandlot shell``, ``ps``, ``logs`` and ``kill``."""
+"""``sandlot shell``, ``ps``, ``ports``, ``logs`` and ``kill``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 80
 """Of a command, in a table."""
-
-ProcessId = Annotated[str, typer.Argument(metavar="PROCESS", help="The process, by its id (`sandlot ps` lists them).")]
 
 
 def shell(
@@ -68,21 +66,41 @@ def ps(
         note("Nothing was started in it.")
 
 
+def ports(*, sandbox: SandboxId, in_json: InJson = False) -> None:
+    """List the TCP ports on which something listens in a sandbox."""
+    from sandlot.sdk import Sandbox
+
+    with asking() as client:
+        found = Sandbox.connect(sandbox, client=client, resume=False).ports()
+    if in_json:
+        typer.echo(as_json(found))
+    elif found:
+        table(["PORT", "ADDRESS"], [[str(each.port), each.address] for each in found])
+    else:
+        note("Nothing listens in it.")
+
+
 def logs(
     *,
     sandbox: SandboxId,
-    process: ProcessId,
+    process: Annotated[
+        str | None, typer.Argument(metavar="PROCESS", help="One process, by its id (`sandlot ps` lists them). (default: what all runs wrote)")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what it writes, until it ends.")] = False,
     raw: Raw = False,
     in_json: Annotated[bool, typer.Option("--json", help="One JSON object on each line: stream, text, and lost_bytes that nobody read.")] = False,
 ) -> None:
     """Print what a process wrote, as far as the sandbox keeps it: its output to standard output, its errors to standard error.
 
+    Without a process, what all runs of code and commands wrote, in the order in which they were begun, as far as the log of runs has it: also of a
+    sandbox that has ended, and without waking one that rests. With --follow until the sandbox ends.
     On a terminal, control characters are spelled out.
     """
     from sandlot.cli.passthrough import run_until_signal
-    from sandlot.cli.processes.shell import print_output
+    from sandlot.cli.processes.shell import print_logs, print_output
 
+    if process is None:
+        raise typer.Exit(run_until_signal(print_logs(sandbox, follow=follow, as_is=raw, in_json=in_json)))
     raise typer.Exit(run_until_signal(print_output(sandbox, process, follow=follow, as_is=raw, in_json=in_json)))
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,12 +26,13 @@ import typer
 from sandlot.cli.output import Legible, note
 from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input, write_all
 from sandlot.model.errors import SandlotError
-from sandlot.sdk import AsyncClient, AsyncSandbox
+from sandlot.sdk import AsyncClient, AsyncSandbox, wire
+from sandlot.sdk._async.code.telling import AsyncTelling
 from sandlot.sdk._async.terminal import SHELL
+from sandlot.sdk.results import Output, Stream
 
 if TYPE_CHECKING:
-    from sandlot.sdk import AsyncTerminal
-    from sandlot.sdk.results import Output
+    from sandlot.sdk import AsyncTerminal, LogEntry
 
 ROWS, COLS = 24, 80
 """Where there is no terminal here that would say."""
@@ -104,17 +105,40 @@ async def print_output(sandbox_id: str, process: str, *, follow: bool, as_is: bo
     """Write out what a process wrote; the exit status."""
     async with AsyncClient(autostart=False) as client:
         handle = await (await AsyncSandbox.connect(sandbox_id, client=client, resume=False)).commands.connect(process)
-        pieces = handle.output(follow=follow)
-        if in_json:
-            async for line in json_lines(pieces):
-                await write_all(1, line)
-            return 0
-        shown = {name: Legible() for name, descriptor in (("stdout", 1), ("stderr", 2)) if os.isatty(descriptor) and not as_is}
-        async for piece in pieces:
-            await emit(replace(piece, data=shown[piece.stream].feed(piece.data)) if piece.stream in shown else piece)
-        for name, legible in shown.items():
-            await write_all(1 if name == "stdout" else 2, legible.feed(b"", last=True))
+        await _print(handle.output(follow=follow), as_is=as_is, in_json=in_json)
     return 0
+
+
+async def print_logs(sandbox_id: str, *, follow: bool, as_is: bool, in_json: bool) -> int:
+    """Write out what the runs of a sandbox wrote, which may have ended; the exit status."""
+    async with AsyncClient(autostart=False) as client:
+        told = AsyncTelling(client, wire.segment(sandbox_id))
+        entries = told.follow_logs() if follow else _each(await told.logs())
+        await _print((_piece(entry) async for entry in entries), as_is=as_is, in_json=in_json)
+    return 0
+
+
+async def _each(entries: Iterable[LogEntry]) -> AsyncIterator[LogEntry]:
+    for entry in entries:
+        yield entry
+
+
+def _piece(entry: LogEntry) -> Output:
+    """An entry of the log as a piece of output; where something is left out of one, its text says so."""
+    stream: Stream = "stderr" if entry.stream == "stderr" else "stdout"
+    return Output(stream, entry.text.encode(), 0 if entry.text else entry.omitted_bytes)
+
+
+async def _print(pieces: AsyncIterable[Output], *, as_is: bool, in_json: bool) -> None:
+    if in_json:
+        async for line in json_lines(pieces):
+            await write_all(1, line)
+        return
+    shown = {name: Legible() for name, descriptor in (("stdout", 1), ("stderr", 2)) if os.isatty(descriptor) and not as_is}
+    async for piece in pieces:
+        await emit(replace(piece, data=shown[piece.stream].feed(piece.data)) if piece.stream in shown else piece)
+    for name, legible in shown.items():
+        await write_all(1 if name == "stdout" else 2, legible.feed(b"", last=True))
 
 
 async def json_lines(pieces: AsyncIterable[Output]) -> AsyncIterator[bytes]:

@@ -17,6 +17,7 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code.contexts import AsyncContexts
 from sandlot.sdk._async.code.following import answered, ended, run
 from sandlot.sdk._async.code.handle import AsyncCodeHandle, Callbacks
+from sandlot.sdk._async.code.telling import AsyncTelling
 from sandlot.sdk._async.handle import tell_rest
 from sandlot.sdk.cells.contexts import Context, id_of
 from sandlot.sdk.cells.events import CodeEvent
@@ -24,12 +25,11 @@ from sandlot.sdk.results import Execution, ExecutionError, Result
 from sandlot.sdk.transcript import Transcript
 
 
-class AsyncCoding:
+class AsyncCoding(AsyncTelling):
     """What a sandbox does with code."""
 
     def __init__(self, client: AsyncClient, sandbox: str) -> None:
-        self._client = client
-        self._path = f"/v1/sandboxes/{sandbox}"
+        super().__init__(client, sandbox)
         self._code = f"{self._path}/code"
         self.contexts = AsyncContexts(client, f"{self._path}/contexts")
         """Contexts: :class:`AsyncContexts`."""

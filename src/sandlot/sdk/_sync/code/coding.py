@@ -18,6 +18,7 @@ from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code.contexts import Contexts
 from sandlot.sdk._sync.code.following import answered, ended, run
 from sandlot.sdk._sync.code.handle import Callbacks, CodeHandle
+from sandlot.sdk._sync.code.telling import Telling
 from sandlot.sdk._sync.handle import tell_rest
 from sandlot.sdk.cells.contexts import Context, id_of
 from sandlot.sdk.cells.events import CodeEvent
@@ -25,12 +26,11 @@ from sandlot.sdk.results import Execution, ExecutionError, Result
 from sandlot.sdk.transcript import Transcript
 
 
-class Coding:
+class Coding(Telling):
     """What a sandbox does with code."""
 
     def __init__(self, client: Client, sandbox: str) -> None:
-        self._client = client
-        self._path = f"/v1/sandboxes/{sandbox}"
+        super().__init__(client, sandbox)
         self._code = f"{self._path}/code"
         self.contexts = Contexts(client, f"{self._path}/contexts")
         """Contexts: :class:`Contexts`."""
