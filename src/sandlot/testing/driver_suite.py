@@ -2,7 +2,8 @@
 
 Split by what they are about: ``driver_life`` (from prepare to the end), ``driver_limits`` (what a sandbox may use),
 ``driver_configure`` (that changed while it runs), ``driver_restart`` (what a killed service leaves), ``driver_walls`` (what a
-sandbox cannot see), ``driver_snapshot`` (written down and restored), ``driver_clean`` (by what all of them are measured).
+sandbox cannot see), ``driver_volumes`` (what outlives it),
+``driver_snapshot`` (written down and restored), ``driver_clean`` (by what all of them are measured).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from sandlot.testing.driver_life import LifeSuite
 from sandlot.testing.driver_limits import LimitsSuite
 from sandlot.testing.driver_restart import RestartSuite
 from sandlot.testing.driver_snapshot import SnapshotSuite
+from sandlot.testing.driver_volumes import VolumesSuite
 from sandlot.testing.driver_walls import WallsSuite
 
 __all__ = ["DriverSuite", "PlainDriverSuite"]
 
 
-class PlainDriverSuite(LifeSuite, LimitsSuite, ConfigureSuite, RestartSuite, WallsSuite):
+class PlainDriverSuite(LifeSuite, LimitsSuite, ConfigureSuite, RestartSuite, WallsSuite, VolumesSuite):
     """All behaviours of a driver that has no snapshots: it refuses them."""
 
 

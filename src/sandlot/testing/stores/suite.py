@@ -7,9 +7,10 @@ from sandlot.testing.stores.hooks import HooksSuite
 from sandlot.testing.stores.laws import LawsSuite
 from sandlot.testing.stores.rows import RowsSuite
 from sandlot.testing.stores.saved import SavedSuite
+from sandlot.testing.stores.volumes import VolumesSuite
 
 __all__ = ["BlobsSuite", "StoreSuite"]
 
 
-class StoreSuite(RowsSuite, SavedSuite, HooksSuite, LawsSuite):
+class StoreSuite(RowsSuite, SavedSuite, VolumesSuite, HooksSuite, LawsSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``bench``."""

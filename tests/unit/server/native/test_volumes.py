@@ -10,6 +10,7 @@ import pytest
 from sandlot.model.ids import VOLUME_ID
 from sandlot.model.specs import MIB
 from tests.support.service import Bench, tcp_client
+from tests.support.until import until
 
 SIZE = 16 * MIB
 
@@ -120,3 +121,38 @@ async def test_a_volume_that_is_not_there_is_said_before_anything_is_made(at: Be
     answer = await http.post("/v1/sandboxes", json={"template": "base", "volumes": [{"volume": "no", "path": "/a"}]})
     assert (answer.status_code, answer.json()["code"]) == (404, "volume_not_found")
     assert at.driver.left() == []
+
+
+async def test_a_sandbox_has_its_volumes_and_tells_of_them(http: httpx.AsyncClient) -> None:
+    first, second = await made(http, "data"), await made(http, "sets")
+    asked = [{"volume": "data", "path": "/data"}, {"volume": second["id"], "path": "/srv/sets", "read_only": True}]
+    new = {"template": "base", "limits": {"pids": 32768}, "volumes": asked}
+    box = (await http.post("/v1/sandboxes", json=new)).json()
+    told = [{"volume": first["id"], "path": "/data", "read_only": False}, {"volume": second["id"], "path": "/srv/sets", "read_only": True}]
+    assert box["volumes"] == told
+    url = f"/v1/sandboxes/{box['id']}"
+    assert (await http.get(url)).json()["volumes"] == told
+    assert (await http.put(f"{url}/files/content", params={"path": "/data/word"}, content=b"kept")).status_code == 200
+    refused = await http.put(f"{url}/files/content", params={"path": "/srv/sets/word"}, content=b"lost")
+    assert refused.status_code in {400, 403}, refused.text
+    assert (await http.get("/v1/volumes/data")).json()["attached"] == [box["id"]]
+    kept = await http.delete("/v1/volumes/data")
+    assert (kept.status_code, kept.json()["code"], kept.json()["fields"]["sandboxes"]) == (409, "conflict", [box["id"]])
+    assert (await http.delete(url)).status_code == 204
+    again = (await http.post("/v1/sandboxes", json={**new, "volumes": [{"volume": "data", "path": "/elsewhere"}]})).json()["id"]
+    read = await http.get(f"/v1/sandboxes/{again}/files/content", params={"path": "/elsewhere/word"})
+    assert read.content == b"kept"
+    await http.delete(f"/v1/sandboxes/{again}")
+    assert (await http.get(url)).json()["volumes"] == told  # what it had is told as long as it is remembered
+
+
+async def test_where_a_volume_cannot_be_attached_no_sandbox_is_left(at: Bench, http: httpx.AsyncClient) -> None:
+    await made(http, "data")
+    at.driver.faults.raises["attach"] = [OSError(5, "the disk broke")]
+    answer = await http.post("/v1/sandboxes", json={"template": "base", "volumes": [{"volume": "data", "path": "/data"}]})
+    assert (answer.status_code, answer.json()["code"]) == (503, "host_not_ready")
+
+    async def gone() -> bool:
+        return (await http.delete("/v1/volumes/data")).status_code == 204
+
+    await until(gone)

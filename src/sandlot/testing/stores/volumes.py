@@ -1,0 +1,74 @@
+"""What the table of volumes keeps and gives back: exactly, of its node, and to its owner by one name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandlot.model.errors import ConflictError
+from sandlot.model.ids import new_volume_id
+from sandlot.model.records import VolumeRecord
+from sandlot.model.storage import Store
+from sandlot.testing.stores.bench import ALICE, BOB, NODE, StoreBench, event, every_event, fresh_node, moment
+
+
+class VolumesSuite:
+    """See the module."""
+
+    @pytest.fixture
+    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+        """The bench's, open."""
+        async with bench.open() as store:
+            yield store
+
+    async def test_volumes_of_a_node_come_back_as_they_were(self, store: Store) -> None:
+        node = fresh_node()
+        second, first = volume(2, node=node, ready=False), volume(1, node=node, size_bytes=1 << 44, used_bytes=1 << 43, name="n" * 63)
+        for record in (second, first, volume()):
+            await store.volumes.save(record)
+        assert await store.volumes.of_node(node) == [first, second]
+        await store.volumes.save(ready := replace(second, ready=True, used_bytes=5))
+        assert await store.volumes.of_node(node) == [first, ready]
+
+    async def test_a_name_is_its_owners_once_and_what_is_refused_is_not_told(self, store: Store) -> None:
+        one = volume(name="data")
+        await store.volumes.save(one)
+        before = await every_event(store)
+        with pytest.raises(ConflictError):
+            await store.volumes.save(volume(name="data"), event())
+        assert await every_event(store) == before
+        await store.volumes.save(volume(name="data", owner=BOB))
+        assert await store.volumes.remove(one.id)
+        await store.volumes.save(volume(name="data"))
+
+    async def test_removing_a_volume_is_told_once(self, store: Store) -> None:
+        record = volume()
+        await store.volumes.save(record, event())
+        before = len(await every_event(store))
+        assert await store.volumes.remove(record.id, event())
+        assert not await store.volumes.remove(record.id, event())
+        assert len(await every_event(store)) == before + 1
+
+    async def test_volumes_are_added_up_by_owner(self, store: Store) -> None:
+        number, size = await store.volumes.totals(ALICE)
+        for record in (volume(size_bytes=3, ready=False), volume(size_bytes=4), volume(size_bytes=5, owner=BOB)):
+            await store.volumes.save(record)
+        assert await store.volumes.totals(ALICE) == (number + 2, size + 7)
+
+
+def volume(at_s: float = 0, **changes: Any) -> VolumeRecord:  # noqa: ANN401
+    """A volume that was made then."""
+    id_ = new_volume_id(changes.get("node", NODE))
+    values = {
+        "id": id_,
+        "node": NODE,
+        "owner": ALICE,
+        "name": id_.replace("vol-", "v"),
+        "size_bytes": 1 << 30,
+        "created_at": moment(at_s),
+        "ready": True,
+    }
+    return VolumeRecord(**{**values, **changes})

@@ -1,0 +1,64 @@
+"""What ``sandlot volume`` and ``--volume`` ask of the service, and what they print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.saved.test_volumes import BOX, VOLUME
+from tests.unit.sdk.scripted import Reply, Script, problem
+
+__all__ = ["service"]
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    return service
+
+
+def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(
+        lambda seen: (
+            Reply(204, None) if seen.method == "DELETE" else Reply(200, VOLUME if seen.path != "/v1/volumes" or seen.body else {"volumes": [VOLUME]})
+        )
+    )
+    assert dispatch(["volume", "create", "data", "--size", "16M"]) == 0
+    assert there.seen[-1].json() == {"name": "data", "size_bytes": 16 << 20}
+    assert capsys.readouterr().out == f"{VOLUME['id']}\n"
+    assert dispatch(["volume", "ls", "-q"]) == 0
+    assert capsys.readouterr().out == "data\n"
+    assert dispatch(["volume", "ls"]) == 0
+    assert VOLUME["id"] in capsys.readouterr().out
+    assert dispatch(["volume", "show", "data", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["attached"] == ["sb-1"]
+    assert dispatch(["volume", "show", "data"]) == 0
+    assert "sb-1" in capsys.readouterr().out
+    assert dispatch(["volume", "rm", "data"]) == 0
+    assert capsys.readouterr().out == "data\n"
+
+
+def test_removing_goes_on_after_one_that_is_attached(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(lambda seen: problem(409, "conflict") if seen.path.endswith("one") else Reply(204, None))
+    assert dispatch(["volume", "rm", "one", "two"]) == 1
+    assert capsys.readouterr().out == "two\n"
+
+
+def test_a_sandbox_is_made_with_volumes(there: Script) -> None:
+    there.say(lambda seen: Reply(200, {"templates": []}) if seen.path == "/v1/templates" else Reply(201, BOX))
+    assert dispatch(["create", "-t", "base", "--volume", "data:/data", "-v", "sets:/srv/sets:ro", "-v", "w:/w:rw"]) == 0
+    assert there.seen[-1].json()["volumes"] == [
+        {"volume": "data", "path": "/data"},
+        {"volume": "sets", "path": "/srv/sets", "read_only": True},
+        {"volume": "w", "path": "/w"},
+    ]
+
+
+@pytest.mark.parametrize("words", [["data"], ["data:data"], [":/data"], ["a:/x", "b:/x"]])
+def test_what_says_no_volume_and_no_place_is_refused(there: Script, words: list[str]) -> None:
+    options = [part for word in words for part in ("--volume", word)]
+    assert dispatch(["create", "-t", "base", *options]) == 2
+    assert there.seen == []
