@@ -346,7 +346,8 @@ def test_a_stranger_finds_nothing(opts: Opts, stranger: Opts, sandbox: Sandbox) 
     for ask in (Sandbox.get_info, Sandbox.connect, Sandbox.pause, Sandbox.get_metrics, Sandbox.create_snapshot, Sandbox.fork):
         with pytest.raises(NotFoundException):
             ask(id_, **stranger)
-    with httpx.Client(base_url=opts["api_url"], headers={"X-Access-Token": str(sandbox._envd_access_token), "E2b-Sandbox-Id": id_}) as http:  # noqa: SLF001 - a thief
+    stolen = {"X-Access-Token": sandbox.connection_config.sandbox_headers["X-Access-Token"], "E2b-Sandbox-Id": id_}
+    with httpx.Client(base_url=opts["api_url"], headers=stolen) as http:
         assert http.get("/health").status_code == 204
         assert http.get(f"/sandboxes/{id_}").status_code == 401  # a token is no key
         assert http.get("/health", headers={"E2b-Sandbox-Id": "sb-none"}).status_code == 401

@@ -37,7 +37,7 @@ INSIDE = ("health", "files", "execute", "contexts", "process.Process", "filesyst
 
 _SIGNED = frozenset({FILES, PREFIX + FILES})
 _FOUND = "e2b.sandbox"
-"""In a request's state: the sandbox that a signed URL is about."""
+"""In a request's state: the sandbox that was found to be meant by whoever shows no key; it counts, whatever the header says."""
 _TOKENS = tuple(name.encode() for name in TOKENS)
 
 
@@ -54,6 +54,7 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
         if token and (who := core.signer.bearer(token, sandbox)) is not None:
+            scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
             return who
     if scope["path"] not in _SIGNED or not signatures.is_signed(scope) or presented(scope["headers"]):
         return None

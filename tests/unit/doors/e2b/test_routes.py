@@ -16,7 +16,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import OnTimeout
-from tests.support.service import BASE, Bench
+from tests.support.service import BASE, Bench, tcp_client
 from tests.support.until import until
 
 HERE = "/e2b"
@@ -264,6 +264,24 @@ async def test_a_client_that_goes_away_from_a_create_leaves_none(at: Bench, http
     await until(lambda: at.sandboxes.held == 1)
     asking.cancel()
     await until(lambda: at.sandboxes.held == 0)
+
+
+async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: Bench) -> None:
+    _, secret = await at.service.keys.create("owner")
+    async with tcp_client(at.service) as http:
+        key = {"X-API-KEY": secret}
+        own, other = [ok(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}, headers=key), 201) for _ in range(2)]
+        context = ok(await http.post(f"{HERE}/contexts", json={}, headers={**key, "E2b-Sandbox-Id": own["sandboxID"]}))["id"]
+        ids = [("E2b-Sandbox-Id", other["sandboxID"]), ("E2b-Sandbox-Id", own["sandboxID"])]
+        for name in ("X-Access-Token", "E2B-Traffic-Access-Token"):
+            for headers in (ids, ids[::-1]):
+                answer = await http.get(f"{HERE}/contexts", headers=[*headers, (name, own["envdAccessToken"])])
+                assert answer.status_code == 401 or [each["id"] for each in answer.json()] == [context]
+        ids_alone = {"E2b-Sandbox-Id": own["sandboxID"], "X-Access-Token": own["envdAccessToken"]}
+        refused(await http.get(f"{HERE}/v2/sandboxes", headers=ids_alone), 401)
+        refused(await http.delete(f"{HERE}/sandboxes/{own['sandboxID']}", headers=ids_alone), 401)
+        await at.service.keys.revoke("owner")
+        refused(await http.get(f"{HERE}/contexts", headers=ids_alone), 401)
 
 
 async def test_pages_hold_all_of_them_once(http: httpx.AsyncClient, at: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -15,7 +15,7 @@ from sandlot.core.runs.code import Outcome
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control import records
-from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
+from sandlot.doors.e2b.control.bodies import CreateBody, LogsV2Query, NetworkBody
 from sandlot.doors.e2b.interpreter import results, running
 from sandlot.link.types import CellError, Display
 from sandlot.model.access import OwnerId
@@ -195,10 +195,27 @@ def test_code_without_a_context_runs_in_its_languages_own() -> None:
         running.context_of(None, "r")
 
 
+def ran(number: int, **more: Any) -> ExecutionRecord:  # noqa: ANN401 - a record's
+    at = NOW + timedelta(seconds=number)
+    return ExecutionRecord(ExecutionId(f"e{number}"), OwnerId("o"), SandboxId("s"), "command", at, "exited", argv=("echo", "x"), **more)
+
+
 def test_a_run_is_lines_of_a_log() -> None:
-    run = ExecutionRecord(
-        ExecutionId("e"), OwnerId("o"), SandboxId("s"), "command", NOW, "exited", argv=("echo", "x"), stdout="a\nb\n", stderr="c", error="E: e"
-    )
-    told = [(at, entry["level"], entry["message"]) for at, entry in records.lines(run)]
-    at = int(NOW.timestamp() * 1000)
-    assert told == [(at, "debug", "command exited: echo x"), (at, "info", "a"), (at, "info", "b"), (at, "warn", "c"), (at, "error", "E: e")]
+    told = records.lines(ran(1, stdout="a\nb\n", stderr="c", error="E: e"))
+    assert [each[:2] for each in told] == [("debug", "command exited: echo x"), ("info", "a"), ("info", "b"), ("warn", "c"), ("error", "E: e")]
+    assert told[1][2] == {"execution": "e1", "stream": "stdout"}
+
+
+def test_lines_are_chosen_from_a_moment_on_or_backward_from_it() -> None:
+    runs = [ran(number, stdout=f"{number}a\n{number}b\n") for number in (3, 2, 1)]
+
+    def chosen(**asked: Any) -> list[str]:  # noqa: ANN401 - a query's
+        return [each["message"] for each in records.chosen(runs, LogsV2Query.model_validate({"level": "info", **asked}))]
+
+    at = int((NOW + timedelta(seconds=2)).timestamp() * 1000)
+    assert chosen() == ["1a", "1b", "2a", "2b", "3a", "3b"]
+    assert chosen(cursor=at, limit=3) == ["2a", "2b", "3a"]
+    assert chosen(direction="backward", limit=3) == ["3b", "3a", "2b"]
+    assert chosen(direction="backward", cursor=at) == ["2b", "2a", "1b", "1a"]
+    assert chosen(search="b", level="debug") == ["1b", "2b", "3b"]
+    assert chosen(level="warn") == []

@@ -8,8 +8,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -27,8 +26,8 @@ from sandlot.web.asking import core_of, principal_of
 
 MOST_SANDBOXES = 100
 """Of which metrics are told at once; as E2B has it."""
-MOST_RUNS = 1000
-"""Of a sandbox whose lines are told."""
+MOST_RUNS = 100
+"""Of a sandbox whose lines are told, the newest: each may have 128 KiB of them."""
 LEVELS = ("debug", "info", "warn", "error")
 
 router = APIRouter()
@@ -65,28 +64,21 @@ async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request
 @router.get("/sandboxes/{sandbox}/logs")
 async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
     """What runs in a sandbox wrote, oldest first, as older clients ask for it."""
-    core, who = core_of(request), principal_of(request)
-    entries = [each for each in await _entries(core, who, find(core, who, sandbox)) if query.start is None or each[0] >= query.start]
-    kept = [entry for _, entry in entries[: query.limit]]
+    asked = LogsV2Query(cursor=query.start, limit=query.limit)
+    kept = await _found(request, sandbox, asked)
     return told({"logs": [{"timestamp": each["timestamp"], "line": each["message"]} for each in kept], "logEntries": kept})
 
 
 @router.get("/v2/sandboxes/{sandbox}/logs")
 async def logs_v2(sandbox: str, query: Annotated[LogsV2Query, Query()], request: Request) -> Response:
     """What runs in a sandbox wrote, from the cursor on or backward from it."""
+    return told({"logs": await _found(request, sandbox, query)})
+
+
+async def _found(request: Request, sandbox: str, asked: LogsV2Query) -> list[dict[str, Any]]:
     core, who = core_of(request), principal_of(request)
-    entries = await _entries(core, who, find(core, who, sandbox))
-    backward, least = query.direction == "backward", 0 if query.level is None else LEVELS.index(query.level)
-    if backward:
-        entries.reverse()
-    found = [
-        entry
-        for at, entry in entries
-        if (query.cursor is None or (at <= query.cursor if backward else at >= query.cursor))
-        and LEVELS.index(entry["level"]) >= least
-        and (query.search or "") in entry["message"]
-    ]
-    return told({"logs": found[: query.limit]})
+    box = find(core, who, sandbox)
+    return chosen(await core.executions.page(who, sandbox=box.id, limit=MOST_RUNS), asked)
 
 
 async def _metric(core: Core, who: Principal, box: Sandbox) -> dict[str, Any]:
@@ -105,22 +97,34 @@ async def _metric(core: Core, who: Principal, box: Sandbox) -> dict[str, Any]:
     }
 
 
-async def _entries(core: Core, who: Principal, box: Sandbox) -> list[tuple[int, dict[str, Any]]]:
-    """All lines of a sandbox, oldest first, each with its time in milliseconds."""
-    runs: Sequence[ExecutionRecord] = await core.executions.page(who, sandbox=box.id, limit=MOST_RUNS)
-    return [entry for run in reversed(runs) for entry in lines(run)]
+def chosen(runs: Sequence[ExecutionRecord], asked: LogsV2Query) -> list[dict[str, Any]]:
+    """The lines that were asked for. Pure.
+
+    Args:
+        runs: Newest first.
+        asked: Which lines, and how many.
+    """
+    backward, least = asked.direction == "backward", 0 if asked.level is None else LEVELS.index(asked.level)
+    found: list[dict[str, Any]] = []
+    for run in runs if backward else reversed(runs):
+        at = int(run.created_at.timestamp() * 1000)
+        if asked.cursor is not None and (at > asked.cursor if backward else at < asked.cursor):
+            continue
+        every = lines(run)
+        for level, message, fields in reversed(every) if backward else every:
+            if LEVELS.index(level) >= least and (asked.search or "") in message:
+                found.append({"timestamp": translate.moment(run.created_at), "message": message, "level": level, "fields": fields})
+                if len(found) == asked.limit:
+                    return found
+    return found
 
 
-def lines(run: ExecutionRecord) -> Iterator[tuple[int, dict[str, Any]]]:
-    """One run as lines of a log. Pure."""
+def lines(run: ExecutionRecord) -> list[tuple[str, str, Mapping[str, str]]]:
+    """One run as lines of a log: level, text, and what it is of. Pure."""
     what = run.code if run.argv is None else " ".join(run.argv)
-    yield _entry(run.created_at, f"{run.kind} {run.status}: {what or ''}", "debug", {"execution": run.id})
+    own: Mapping[str, str] = {"execution": run.id}
+    said: list[tuple[str, str, Mapping[str, str]]] = [("debug", f"{run.kind} {run.status}: {what or ''}", own)]
     for name, level, text in (("stdout", "info", run.stdout), ("stderr", "warn", run.stderr)):
-        for each in text.splitlines():
-            yield _entry(run.created_at, each, level, {"execution": run.id, "stream": name})
-    if run.error is not None:
-        yield _entry(run.created_at, run.error, "error", {"execution": run.id})
-
-
-def _entry(at: datetime, message: str, level: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    return int(at.timestamp() * 1000), {"timestamp": translate.moment(at), "message": message, "level": level, "fields": fields}
+        of: Mapping[str, str] = {**own, "stream": name}
+        said += [(level, line, of) for line in text.splitlines()]
+    return said if run.error is None else [*said, ("error", run.error, own)]

@@ -14,5 +14,5 @@ NEXT = "x-next-token"
 
 def told(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:  # noqa: ANN401 - JSON
     """JSON as a response."""
-    content = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    content = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return Response(content, status_code=status, headers=dict(headers or {}), media_type="application/json")
