@@ -24,6 +24,7 @@ STREAM: list[tuple[str, dict[str, Any]]] = [
     ("output", {"execution": "e2", "stream": "stderr", "text": "half"}),
     ("lost", {"execution": "e2", "stream": "stderr", "bytes": 9}),
     ("over", {"execution": "e2"}),
+    ("ended", {"sandbox": "sb"}),
 ]
 TOLD = [("stdout", "one\n", 0), ("stderr", "half", 0), ("stderr", "", 9)]
 
@@ -45,9 +46,10 @@ def test_what_is_written_is_followed_to_the_end(service: Script) -> None:
         followed = list(Telling(client, "sb").follow_logs("stderr"))
         assert [(entry.stream, entry.text, entry.omitted_bytes) for entry in followed] == TOLD
         assert (followed[1], service.seen[0].query) == (LogEntry("e2", "stderr", "half"), "stream=stderr")
-        service.say(events(*STREAM, cut=True))
-        with pytest.raises(UnavailableError):
-            list(Telling(client, "sb").follow_logs())
+        service.say(events(*STREAM[:-1], cut=True), events(*STREAM[:-1]))
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                list(Telling(client, "sb").follow_logs())
 
 
 async def test_so_does_the_asynchronous_one(service: Script) -> None:

@@ -79,12 +79,12 @@ async def logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Requ
     core, who = core_of(request), principal_of(request)
     box, channels = await core.sandboxes.look(sandbox, who), reading.CHANNELS[query.stream]
     if streams.wanted(request):
-        return streams.events(request, _log_events(reading.follow(core.executions, box, who, channels)), _nothing)
+        return streams.events(request, _log_events(box.id, reading.follow(core.executions, box, who, channels)), _nothing)
     entries, more = await reading.read(core.executions, box, who, channels)
     return reply(LogsAnswer(entries=[LogEntryAnswer.of(entry) for entry in entries], more=more))
 
 
-async def _log_events(told: AsyncIterator[Entry | Wrote | Missed | Over]) -> AsyncIterator[streams.Event]:
+async def _log_events(sandbox: SandboxId, told: AsyncIterator[Entry | Wrote | Missed | Over]) -> AsyncIterator[streams.Event]:
     async for item in told:
         match item:
             case Entry():
@@ -95,6 +95,7 @@ async def _log_events(told: AsyncIterator[Entry | Wrote | Missed | Over]) -> Asy
                 yield streams.event("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
             case Over():
                 yield streams.event("over", {"execution": item.execution})
+    yield streams.event("ended", {"sandbox": sandbox})
 
 
 async def _executions(request: Request, query: ExecutionsQuery) -> Response:

@@ -156,7 +156,8 @@ async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http:
         await run("echo three")
         events += [json.loads(await anext(lines)) for _ in range(2)]
         await http.delete(f"/v1/sandboxes/{box.id}")
-        assert [line async for line in lines if json.loads(line)["event"] != "keep-alive"] == []
+        rest = [json.loads(line) async for line in lines]
+        assert [event for event in rest if event["event"] != "keep-alive"] == [{"event": "ended", "data": {"sandbox": box.id}}]
     assert [event["event"] for event in events] == ["entry", "entry", "output", "over"]
     assert events[2]["data"] == {"execution": events[3]["data"]["execution"], "stream": "stdout", "text": "three\n"}
     assert len((await http.get(url)).json()["entries"]) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator
 
+from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.sdk import wire
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk.history import ListeningPort, LogEntry
@@ -53,9 +54,14 @@ class AsyncTelling:
             stream: ``stdout``, ``stderr`` or ``both``.
 
         Raises:
-            UnavailableError: The service is gone.
+            UnavailableError: The service is gone, or the connection was cut.
         """
         async with self._client.event_stream("GET", f"{self._path}/logs", params=wire.given(stream=stream)) as events:
             async for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
+                elif event.name == "ended":
+                    return
+        raise UnavailableError(
+            "The log was cut off before the sandbox ended.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Follow it again: it begins anew."
+        )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 
+from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.sdk import wire
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk.history import ListeningPort, LogEntry
@@ -54,9 +55,14 @@ class Telling:
             stream: ``stdout``, ``stderr`` or ``both``.
 
         Raises:
-            UnavailableError: The service is gone.
+            UnavailableError: The service is gone, or the connection was cut.
         """
         with self._client.event_stream("GET", f"{self._path}/logs", params=wire.given(stream=stream)) as events:
             for event in events:
                 if event.name in {"entry", "output", "lost"}:
                     yield LogEntry.parse(event.data)
+                elif event.name == "ended":
+                    return
+        raise UnavailableError(
+            "The log was cut off before the sandbox ended.", code=ErrorCode.SERVICE_UNAVAILABLE, hint="Follow it again: it begins anew."
+        )

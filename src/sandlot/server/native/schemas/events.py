@@ -10,7 +10,7 @@ from pydantic import Field
 from sandlot.server.native.schemas.base import Answer, Problem
 from sandlot.server.native.schemas.code import CellAnswer, DisplayAnswer, ErrorAnswer
 from sandlot.server.native.schemas.processes import EndedAnswer
-from sandlot.server.native.schemas.records import EventAnswer, LogEntryAnswer, LogLostEvent, LogOverEvent, LogPieceEvent
+from sandlot.server.native.schemas.records import EventAnswer, LogEntryAnswer, LogLostEvent, LogOverEvent, LogPieceEvent, LogsEndedEvent
 from sandlot.server.native.schemas.trees import FileEvent, GoneEvent, MovedEvent, OverflowEvent, WatchingEvent
 
 StreamName = Literal["stdout", "stderr"]
@@ -94,7 +94,14 @@ STREAMS: Mapping[str, Mapping[str, type[Answer]]] = {
         "snapshot.unusable": EventAnswer,
         "failure": Problem,
     },
-    "logs": {"entry": LogEntryAnswer, "output": LogPieceEvent, "lost": LogLostEvent, "over": LogOverEvent, "failure": Problem},
+    "logs": {
+        "entry": LogEntryAnswer,
+        "output": LogPieceEvent,
+        "lost": LogLostEvent,
+        "over": LogOverEvent,
+        "ended": LogsEndedEvent,
+        "failure": Problem,
+    },
     "watch": {
         "watching": WatchingEvent,
         "created": FileEvent,

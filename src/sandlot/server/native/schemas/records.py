@@ -170,3 +170,9 @@ class LogOverEvent(Answer):
     """A run has ended."""
 
     execution: str
+
+
+class LogsEndedEvent(Answer):
+    """The sandbox has ended: nothing follows."""
+
+    sandbox: str
