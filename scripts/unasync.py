@@ -55,6 +55,7 @@ NAMES: Mapping[str, str] = {
     "AsyncTelling": "Telling",
     "AsyncTerminal": "Terminal",
     "AsyncVolumes": "Volumes",
+    "AsyncWebhooks": "Webhooks",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

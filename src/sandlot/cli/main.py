@@ -26,7 +26,7 @@ from sandlot.cli.fs import commands, copy
 from sandlot.cli.output import visible
 from sandlot.cli.processes import commands as processes
 from sandlot.cli.processes import install, once
-from sandlot.cli.records import filestore, history
+from sandlot.cli.records import filestore, history, webhooks
 from sandlot.cli.repl import contexts, repl
 from sandlot.cli.saved import forks, resting, snapshots, volumes
 
@@ -73,6 +73,7 @@ app.command("promote")(forks.promote)
 app.add_typer(filestore.files, name="files")
 app.command("executions")(history.executions)
 app.command("events")(history.events)
+app.add_typer(webhooks.webhooks, name="webhooks")
 app.command("demo")(demo.demo)
 app.command("bench", rich_help_panel="Service")(bench.bench)
 app.command("serve", rich_help_panel="Service")(service.serve)

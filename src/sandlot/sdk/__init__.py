@@ -32,6 +32,7 @@ from sandlot.sdk._async.handle import AsyncCommandHandle
 from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.operating.pools import AsyncPools
+from sandlot.sdk._async.operating.webhooks import AsyncWebhooks
 from sandlot.sdk._async.sandbox import AsyncSandbox
 from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.saved.volumes import AsyncVolumes
@@ -47,6 +48,7 @@ from sandlot.sdk._sync.handle import CommandHandle
 from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.operating.pools import Pools
+from sandlot.sdk._sync.operating.webhooks import Webhooks
 from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.saved.volumes import Volumes
@@ -60,6 +62,7 @@ from sandlot.sdk.history import EventInfo, ExecutionInfo, ListeningPort, LogEntr
 from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
 from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
 from sandlot.sdk.operating.pools import PoolInfo
+from sandlot.sdk.operating.webhooks import WebhookInfo
 from sandlot.sdk.results import ChangedFile, CommandResult, Execution, ExecutionError, Output, Result
 from sandlot.sdk.saved.snapshots import Branch, ForkTree, SnapshotInfo
 from sandlot.sdk.saved.volumes import Mounted, VolumeInfo
@@ -84,6 +87,7 @@ __all__ = [
     "AsyncSnapshots",
     "AsyncTerminal",
     "AsyncVolumes",
+    "AsyncWebhooks",
     "AuthenticationError",
     "BatchItem",
     "Branch",
@@ -154,6 +158,8 @@ __all__ = [
     "Usage",
     "VolumeInfo",
     "Volumes",
+    "WebhookInfo",
+    "Webhooks",
     "Whoami",
     "execute",
     "execute_batch",

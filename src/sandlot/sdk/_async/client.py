@@ -19,6 +19,7 @@ from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.oneshot import AsyncOneShots
 from sandlot.sdk._async.operating.pools import AsyncPools
+from sandlot.sdk._async.operating.webhooks import AsyncWebhooks
 from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.saved.volumes import AsyncVolumes
 from sandlot.sdk._async.store import AsyncFileStore
@@ -81,6 +82,7 @@ class AsyncClient(AsyncOneShots):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
     ) -> list[SandboxInfo]:
         """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
@@ -89,9 +91,10 @@ class AsyncClient(AsyncOneShots):
             state: Only those in this state, or in one of these.
             metadata: Only those that have all of these entries.
             ended: Also those that have ended, for as long as the service keeps their records.
+            name: Only those of this name.
             limit: So many at most; all of them where left out.
         """
-        return await backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, limit=limit))
+        return await backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit))
 
     def iter_sandboxes(
         self,
@@ -99,10 +102,11 @@ class AsyncClient(AsyncOneShots):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[SandboxInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        params = wire.listing(state=state, metadata=metadata, ended=ended)
+        params = wire.listing(state=state, metadata=metadata, ended=ended, name=name)
         return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
 
     async def items(
@@ -155,6 +159,11 @@ class AsyncClient(AsyncOneShots):
     def pools(self) -> AsyncPools:
         """Sandboxes that are made before anybody asks."""
         return AsyncPools(self)
+
+    @property
+    def webhooks(self) -> AsyncWebhooks:
+        """Addresses that are told of what happens."""
+        return AsyncWebhooks(self)
 
     @property
     def files(self) -> AsyncFileStore:

@@ -20,6 +20,7 @@ from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.oneshot import OneShots
 from sandlot.sdk._sync.operating.pools import Pools
+from sandlot.sdk._sync.operating.webhooks import Webhooks
 from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.saved.volumes import Volumes
 from sandlot.sdk._sync.store import FileStore
@@ -82,6 +83,7 @@ class Client(OneShots):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
     ) -> list[SandboxInfo]:
         """The sandboxes that live now, oldest first: your own, or with an operator's key everybody's.
@@ -90,9 +92,10 @@ class Client(OneShots):
             state: Only those in this state, or in one of these.
             metadata: Only those that have all of these entries.
             ended: Also those that have ended, for as long as the service keeps their records.
+            name: Only those of this name.
             limit: So many at most; all of them where left out.
         """
-        return backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, limit=limit))
+        return backend.collected(self.iter_sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit))
 
     def iter_sandboxes(
         self,
@@ -100,10 +103,11 @@ class Client(OneShots):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
     ) -> Iterator[SandboxInfo]:
         """The same, one by one: a page is asked for when the one before was used."""
-        params = wire.listing(state=state, metadata=metadata, ended=ended)
+        params = wire.listing(state=state, metadata=metadata, ended=ended, name=name)
         return self.items("/v1/sandboxes", "sandboxes", SandboxInfo.parse, params=params, limit=limit)
 
     def items(self, path: str, key: str, parse: Callable[[dict[str, Any]], T], *, params: Mapping[str, Any], limit: int | None = None) -> Iterator[T]:
@@ -154,6 +158,11 @@ class Client(OneShots):
     def pools(self) -> Pools:
         """Sandboxes that are made before anybody asks."""
         return Pools(self)
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Addresses that are told of what happens."""
+        return Webhooks(self)
 
     @property
     def files(self) -> FileStore:

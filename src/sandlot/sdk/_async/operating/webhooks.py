@@ -1,0 +1,63 @@
+"""Webhooks: addresses that are told of what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sandlot.sdk import wire
+from sandlot.sdk.operating.webhooks import WebhookInfo
+
+if TYPE_CHECKING:
+    from sandlot.sdk._async.client import AsyncClient
+
+
+class AsyncWebhooks:
+    """One's webhooks, as ``client.webhooks``.
+
+    Args:
+        client: Reaches the service.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None) -> WebhookInfo:
+        """Have an address told of what happens to what is yours; for an operator to everybody's.
+
+        Args:
+            url: Where events are sent, by POST: http or https, and public.
+            events: Types of events, such as ``sandbox.ended``; none is all.
+            secret: What ``X-Signature`` is made with; left out, one is made.
+            name: A word for people.
+
+        Returns:
+            It, with its secret, which is told once.
+
+        Raises:
+            InvalidRequestError: The address is none that is called, or there is no such event.
+            LimitError: You have as many as one may have.
+        """
+        body = wire.given(url=url, events=list(events) or None, secret=secret, name=name)
+        return WebhookInfo.parse(await self._client.request("POST", "/v1/webhooks", body=body))
+
+    async def list(self) -> list[WebhookInfo]:
+        """Your webhooks and how they fare, oldest first; for an operator everybody's."""
+        answer = await self._client.request("GET", "/v1/webhooks")
+        return [WebhookInfo.parse(each) for each in answer["webhooks"]]
+
+    async def get(self, webhook: str) -> WebhookInfo:
+        """One of them.
+
+        Raises:
+            NotFoundError: There is none of that id.
+        """
+        return WebhookInfo.parse(await self._client.request("GET", f"/v1/webhooks/{wire.segment(webhook)}"))
+
+    async def remove(self, webhook: str) -> None:
+        """Tell an address nothing more.
+
+        Raises:
+            NotFoundError: There is none of that id.
+        """
+        await self._client.request("DELETE", f"/v1/webhooks/{wire.segment(webhook)}")

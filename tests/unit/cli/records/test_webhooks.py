@@ -1,0 +1,46 @@
+"""What ``sandlot webhooks`` asks of the service, and what it prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sandlot.cli.main import dispatch
+from tests.unit.sdk.conftest import service
+from tests.unit.sdk.operating.test_webhooks import HOOK
+from tests.unit.sdk.scripted import Reply, Script
+
+__all__ = ["service"]
+
+
+@pytest.fixture(autouse=True)
+def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
+    monkeypatch.setenv("SANDLOT_URL", service.url)
+    return service
+
+
+def test_create_prints_the_id_and_on_the_last_line_the_secret(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(201, {**HOOK, "secret": "whsec_abc"}))
+    assert dispatch(["webhooks", "create", "https://example.com/", "--event", "sandbox.ended", "--event", "sandbox.created", "--name", "n"]) == 0
+    assert capsys.readouterr().out == f"{HOOK['id']}\nwhsec_abc\n"
+    assert there.seen[-1].json() == {"url": "https://example.com/", "events": ["sandbox.ended", "sandbox.created"], "name": "n"}
+
+
+def test_ls_tells_how_they_fare(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"webhooks": [HOOK]}), Reply(200, {"webhooks": []}), Reply(200, {"webhooks": [HOOK]}))
+    assert dispatch(["webhooks", "ls"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["ID", "NAME", "URL", "EVENTS"]
+    assert row.split()[:6] == [HOOK["id"], "-", HOOK["url"], "sandbox.ended", "3", "1"]
+    assert dispatch(["webhooks", "ls"]) == 0
+    assert "sandlot webhooks create" in capsys.readouterr().err
+    assert dispatch(["webhooks", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["delivered"] == 3
+
+
+def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(204, None), Reply(204, None))
+    assert dispatch(["webhooks", "rm", "wh-a", "wh-b"]) == 0
+    assert capsys.readouterr().out == "wh-a\nwh-b\n"
+    assert [seen.path for seen in there.seen] == ["/v1/webhooks/wh-a", "/v1/webhooks/wh-b"]
