@@ -154,6 +154,7 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
     on_timeout: str | None = None,
     auto_resume: bool | None = None,
     volumes: Mapping[str, str] | None = None,
+    unique_name: bool = False,
 ) -> dict[str, Any]:
     """The body that creates a sandbox."""
     return given(
@@ -172,14 +173,15 @@ def sandbox_body(  # noqa: PLR0913 - what a sandbox is made of
         on_timeout=on_timeout,
         auto_resume=auto_resume,
         volumes=None if volumes is None else mounts_body(volumes),
+        unique_name=unique_name or None,
     )
 
 
-def listing(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool) -> dict[str, Any]:
+def listing(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool, name: str | None = None) -> dict[str, Any]:
     """The query that lists sandboxes."""
     states = state if isinstance(state, str) or state is None else ",".join(state)
-    entries = [f"{name}={value}" for name, value in (metadata or {}).items()]
-    return given(state=states, metadata=entries or None, all="true" if ended else None)
+    entries = [f"{word}={value}" for word, value in (metadata or {}).items()]
+    return given(state=states, metadata=entries or None, all="true" if ended else None, name=name)
 
 
 def page_size(left: int | None) -> int | None:

@@ -226,6 +226,16 @@ def test_what_a_sandbox_is_made_with_is_sent(service: Script, client: Client) ->
     assert (info.persistent, info.idle_timeout_s, info.timeout_s, info.metadata) == (True, 60.0, None, {"a": "b"})
 
 
+def test_a_name_is_asked_for_as_the_only_one_and_found_and_a_process_started_again(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"process": "new", "pid": 7}))
+    Sandbox.create(name="n", unique_name=True, url=service.url).close()
+    assert service.seen[-1].json() == {"name": "n", "unique_name": True}
+    assert [each.id for each in Sandbox.list(name="n", url=service.url)] == [SANDBOX["id"]]
+    assert service.seen[-1].query == "name=n"
+    assert sandbox.commands.restart("old") == "new"
+    assert service.seen[-1].path.endswith("/processes/old/restart")
+
+
 def test_what_a_sandbox_is_changed_to_is_sent(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, {**SANDBOX, "metadata": {"c": "d"}}))
     sandbox.set_timeout(9)
@@ -233,8 +243,10 @@ def test_what_a_sandbox_is_changed_to_is_sent(service: Script, sandbox: Sandbox)
     sandbox.set_idle_timeout(5)
     sandbox.set_idle_timeout(None)
     assert sandbox.update_metadata({"c": "d"}) == {"c": "d"} == sandbox.metadata
+    sandbox.rename("n", unique=True)
     assert [seen.json() for seen in service.seen] == [
         {"timeout": 9}, {"persistent": True}, {"idle_timeout": 5}, {"idle_timeout": 0}, {"metadata": {"c": "d"}},
+        {"name": "n", "unique_name": True},
     ]  # fmt: skip
 
 

@@ -173,6 +173,10 @@ class AsyncCommands:
         """Send a signal to a process's whole group; False when it is gone."""
         return await send_signal(self._client, f"{self._path}/{wire.segment(id)}", signal)
 
+    async def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
+        """Kill a process where it still runs, and start it again in the background, with what it was started with; its new id."""
+        return str((await self._client.request("POST", f"{self._path}/{wire.segment(id)}/restart"))["process"])
+
     async def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
         """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`AsyncCommandHandle.send_stdin`."""
         return await write_stdin(self._client, f"{self._path}/{wire.segment(id)}", data, offset)

@@ -61,6 +61,7 @@ class AsyncSandbox(AsyncLasting):
         isolation: str | None = None,
         network: str | None = None,
         name: str | None = None,
+        unique_name: bool = False,
         files: Iterable[str] | None = None,
         snapshot: str | None = None,
         on_timeout: str | None = None,
@@ -87,6 +88,7 @@ class AsyncSandbox(AsyncLasting):
             isolation: ``auto`` (the default), or a driver by name.
             network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
             name: A name for people.
+            unique_name: Whether it is refused while you have a live sandbox of that name.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
             snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
             on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
@@ -116,6 +118,7 @@ class AsyncSandbox(AsyncLasting):
             isolation=isolation,
             network=network,
             name=name,
+            unique_name=unique_name,
             files=files,
             snapshot=snapshot,
             on_timeout=on_timeout,
@@ -179,6 +182,7 @@ class AsyncSandbox(AsyncLasting):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -192,15 +196,16 @@ class AsyncSandbox(AsyncLasting):
             state: Only those in this state, or in one of these.
             metadata: Only those that have all of these entries.
             ended: Also those that have ended, for as long as the service keeps their records.
+            name: Only those of this name.
             limit: So many at most; all of them where left out.
             url: As in :meth:`create`.
             api_key: As in :meth:`create`.
             client: As in :meth:`create`.
         """
         if client is not None:
-            return await client.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
+            return await client.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
         async with AsyncClient(url=url, api_key=api_key) as pool:
-            return await pool.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
+            return await pool.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
 
     async def __aenter__(self) -> Self:
         return self
@@ -277,6 +282,10 @@ class AsyncSandbox(AsyncLasting):
     async def set_idle_timeout(self, idle_timeout: float | None) -> None:
         """End it once it has done nothing for this many seconds; with None it may idle until its timeout."""
         await self._change({"idle_timeout": 0 if idle_timeout is None else idle_timeout})
+
+    async def rename(self, name: str, *, unique: bool = False) -> None:
+        """Give it another name; with ``unique`` none that another live sandbox of its owner has."""
+        await self._change({"name": name, "unique_name": unique})
 
     async def update_metadata(self, metadata: Mapping[str, str]) -> Mapping[str, str]:
         """Give it other words of yours, in place of all that it had; they are returned as they are now."""

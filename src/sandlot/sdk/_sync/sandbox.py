@@ -62,6 +62,7 @@ class Sandbox(Lasting):
         isolation: str | None = None,
         network: str | None = None,
         name: str | None = None,
+        unique_name: bool = False,
         files: Iterable[str] | None = None,
         snapshot: str | None = None,
         on_timeout: str | None = None,
@@ -88,6 +89,7 @@ class Sandbox(Lasting):
             isolation: ``auto`` (the default), or a driver by name.
             network: What it may reach: ``packages`` (the default: the package indexes of the service's host) or ``none``.
             name: A name for people.
+            unique_name: Whether it is refused while you have a live sandbox of that name.
             files: Ids of files of the file store, which are in ``/workspace`` when this returns.
             snapshot: Id or name of a snapshot to start from; template, limits, isolation and network are its own then.
             on_timeout: What becomes of it at its timeout: ``kill`` (the default), ``pause`` or ``hibernate``.
@@ -117,6 +119,7 @@ class Sandbox(Lasting):
             isolation=isolation,
             network=network,
             name=name,
+            unique_name=unique_name,
             files=files,
             snapshot=snapshot,
             on_timeout=on_timeout,
@@ -180,6 +183,7 @@ class Sandbox(Lasting):
         state: str | Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         ended: bool = False,
+        name: str | None = None,
         limit: int | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -193,15 +197,16 @@ class Sandbox(Lasting):
             state: Only those in this state, or in one of these.
             metadata: Only those that have all of these entries.
             ended: Also those that have ended, for as long as the service keeps their records.
+            name: Only those of this name.
             limit: So many at most; all of them where left out.
             url: As in :meth:`create`.
             api_key: As in :meth:`create`.
             client: As in :meth:`create`.
         """
         if client is not None:
-            return client.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
+            return client.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
         with Client(url=url, api_key=api_key) as pool:
-            return pool.sandboxes(state=state, metadata=metadata, ended=ended, limit=limit)
+            return pool.sandboxes(state=state, metadata=metadata, ended=ended, name=name, limit=limit)
 
     def __enter__(self) -> Self:
         return self
@@ -278,6 +283,10 @@ class Sandbox(Lasting):
     def set_idle_timeout(self, idle_timeout: float | None) -> None:
         """End it once it has done nothing for this many seconds; with None it may idle until its timeout."""
         self._change({"idle_timeout": 0 if idle_timeout is None else idle_timeout})
+
+    def rename(self, name: str, *, unique: bool = False) -> None:
+        """Give it another name; with ``unique`` none that another live sandbox of its owner has."""
+        self._change({"name": name, "unique_name": unique})
 
     def update_metadata(self, metadata: Mapping[str, str]) -> Mapping[str, str]:
         """Give it other words of yours, in place of all that it had; they are returned as they are now."""

@@ -30,6 +30,7 @@ class PoolInfo:
         snapshot_bytes: What its template's snapshot takes on the disk; None where there is none (yet).
         snapshot_at: When that was made.
         error: Why something could not be made; empty where nothing failed.
+        metadata: An operator's own words.
     """
 
     id: str
@@ -47,6 +48,7 @@ class PoolInfo:
     snapshot_bytes: int | None = None
     snapshot_at: datetime | None = None
     error: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -69,4 +71,5 @@ class PoolInfo:
             snapshot_bytes=snapshot.get("size_bytes"),
             snapshot_at=None if made_at is None else datetime.fromisoformat(made_at),
             error=str(raw.get("error", "")),
+            metadata=dict(raw.get("metadata") or {}),
         )

@@ -28,6 +28,7 @@ POOL: dict[str, Any] = {
     "hit_rate": 0.75,
     "snapshot": {"size_bytes": 20 * MIB, "made_at": "2026-11-22T15:00:00+00:00"},
     "error": "",
+    "metadata": {"team": "blue"},
     "newer": True,
 }
 
@@ -40,7 +41,9 @@ def client(service: Script) -> Iterator[Client]:
 
 def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
     service.say(Reply(201, POOL))
-    made = client.pools.create("base", warm=2, max=4, blank=1, isolation="gvisor", cpus=0.5, memory="1G", disk=GIB, pids=99)
+    made = client.pools.create(
+        "base", warm=2, max=4, blank=1, isolation="gvisor", cpus=0.5, memory="1G", disk=GIB, pids=99, metadata={"team": "blue"}
+    )
     assert (service.seen[-1].method, service.seen[-1].path) == ("POST", "/v1/pools")
     assert service.seen[-1].json() == {
         "template": "base",
@@ -49,7 +52,9 @@ def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
         "warm": 2,
         "max": 4,
         "blank": 1,
+        "metadata": {"team": "blue"},
     }
+    assert made.metadata == {"team": "blue"}
     assert made.limits == Limits(cpus=0.5, pids=99)
     assert (made.ready, made.filling, made.hit_rate, made.snapshot_bytes, made.claims["hot"]) == (1, 1, 0.75, 20 * MIB, 3)
     assert made.snapshot_at is not None

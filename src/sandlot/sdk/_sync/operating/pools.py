@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sandlot.sdk import wire
@@ -34,6 +35,7 @@ class Pools:
         memory: str | int | None = None,
         disk: str | int | None = None,
         pids: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> PoolInfo:
         """Keep sandboxes of a kind ready, also after a restart of the service.
 
@@ -47,6 +49,7 @@ class Pools:
             memory: Memory of each: bytes, or such as ``"2G"``.
             disk: Disk of each, likewise.
             pids: Processes and threads of each; a request may ask for fewer.
+            metadata: Your own words, kept with it.
 
         Returns:
             It. It is filled from now on.
@@ -58,6 +61,8 @@ class Pools:
         """
         limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
         body = wire.given(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
+        if metadata is not None:
+            body["metadata"] = dict(metadata)
         return PoolInfo.parse(self._client.request("POST", "/v1/pools", body=body))
 
     def list(self) -> list[PoolInfo]:
