@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from sandlot.core.content import watchers, watching
+from sandlot.core.content.programs import is_program
+from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, TimeoutExceededError, UnsupportedError
-from sandlot.model.specs import MIB
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, TimeoutExceededError, UnsupportedError
+from sandlot.model.specs import MIB, User
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
 from tests.support.saving import BASE, IN_CONTAINER, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
@@ -73,6 +78,36 @@ async def test_it_is_its_owners_alone_and_two_that_slept_share_nothing() -> None
                 assert (await shell(box, "hostname")).strip() == box.id
             drawn = {await cell(box, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for box in (first, second)}
             assert len(drawn) == 2
+
+
+async def test_who_watches_a_folder_does_not_wake_it_and_nothing_that_watched_is_left() -> None:
+    async def programs(box: Sandbox) -> int:
+        async with box.using() as link:
+            return sum(info.running and is_program(info.argv) for info in await link.processes())
+
+    with place() as folder:
+        async with real_service(folder) as service:
+            box = await make(service)
+            watcher = await watchers.create(box, "/workspace", user=User.USER)
+            watch = await watching.watch(box, "/workspace", user=User.USER)
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            with pytest.raises(ConflictError):
+                await anext(aiter(watch))
+            await watch.aclose()
+            await asyncio.sleep(1)  # in which it would have been woken
+            assert box.state is Life.HIBERNATED
+            assert [event.kind for event in await watchers.take(box, watcher.id)] == ["overflow"]
+
+            async def one() -> bool:
+                return await programs(box) == 1
+
+            await until(one)
+            await shell(box, "echo > /workspace/seen")
+
+            async def seen() -> bool:
+                return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(box, watcher.id)]
+
+            await until(seen)
 
 
 async def test_a_container_says_why_it_cannot() -> None:

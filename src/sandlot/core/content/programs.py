@@ -5,7 +5,7 @@ that user may, and count as the sandbox's own memory, time and processes.
 
 Laws:
 - They are nobody's runs: not listed, not logged, forgotten by the guest once they are over.
-- Whoever lets go of one ends it: its input ends and it gets SIGTERM, so that it cleans up, then SIGKILL.
+- Whoever lets go of one ends it: its input ends and it gets SIGTERM, so that it cleans up, then SIGKILL; in a sandbox that rests, once it does not.
 - What one says is a guest's word: bounded, checked, and its error's code one of those that a guest may give.
 """
 
@@ -149,6 +149,7 @@ class Program:
     async def _leave(self) -> None:
         try:
             if not self._over:
+                await self._box.until_awake()  # one that rests is not resumed for this
                 with suppress(SandlotError):
                     self.end_input()
                 for number in (signal.SIGTERM, signal.SIGKILL):
