@@ -8,6 +8,8 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,6 +105,28 @@ def limits_of(bench: Bench, instance: Instance) -> set[str]:
     """The memory and the processor time that its group gets."""
     files = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us")
     return {(folder / file).read_text().strip() for folder in group(bench, instance).folders for file in files if (folder / file).exists()}
+
+
+async def test_what_the_service_has_not_read_yet_is_not_lost_to_a_snapshot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # gVisor empties every pipe that it can read when it writes its memory; and a service that does something else meanwhile reads nothing.
+    save = ControlEngine.save
+
+    async def alone(engine: ControlEngine, live: Live, image: Path) -> None:
+        time.sleep(0.3)  # noqa: ASYNC251 - nobody else is to run
+        saving = threading.Thread(target=lambda: asyncio.run(save(engine, live, image)))
+        saving.start()
+        saving.join()
+
+    monkeypatch.setattr(ControlEngine, "save", alone)
+    driver = bench.start()
+    async with bench.sandbox(driver) as source:
+        count = "for n in $(seq 1 100); do echo line $n; sleep 0.01; done"
+        counting = asyncio.create_task(source.run("sh", "-c", count, user=User.ROOT))
+        await asyncio.sleep(0.3)
+        await source.link.checkpoint(armed=True)
+        await source.instance.snapshot(place(bench), keep_running=True)
+        await source.link.checkpoint(armed=False)
+        assert (await counting).stdout == "".join(f"line {n}\n" for n in range(1, 101))
 
 
 async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(bench: Bench) -> None:

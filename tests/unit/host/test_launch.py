@@ -271,8 +271,10 @@ def _check_keeper(pid: int, folder: Path) -> None:
     assert (proc / "oom_score_adj").read_text() == "0\n"
     assert (proc / "environ").read_bytes() == b""
     assert (proc / "comm").read_text() == "sandlot-keeper\n"
-    held = {fd.readlink().name for fd in (proc / "fd").iterdir() if fd.readlink().is_relative_to(folder)}
-    assert held == {"guest.log", "errors"}, "and not the link"
+    held = {fd.readlink().name: fd.name for fd in (proc / "fd").iterdir() if fd.readlink().is_relative_to(folder)}
+    assert held.keys() == {"guest.log", "errors", "out"}, "and of the link that end alone at which nobody takes the service or it for the sandbox"
+    flags = next(line for line in (proc / "fdinfo" / held["out"]).read_text().splitlines() if line.startswith("flags:"))
+    assert int(flags.split()[1], 8) & os.O_ACCMODE == os.O_RDONLY
 
 
 def _children() -> set[int]:

@@ -13,7 +13,9 @@ standard input and output (see ``launch.py``). Its life:
 
 Laws:
 - Silence of the service before the order means that it died: the stage ends, and with it all that it made.
-- It never holds the link: both pipes are closed here once the runtime has them, so that the far end means the sandbox.
+- It never stands for the sandbox on the link: of what the runtime has it keeps one end alone, that which reads what the guest says, and never
+  reads. So the guest can write while no service is there, the far end still means the sandbox, and the runtime has an end of it that it cannot read:
+  gVisor empties every pipe that it can when it writes its memory, and what no service had taken yet would be gone.
 - Nothing of the service's environment or descriptors reaches the runtime.
 """
 
@@ -124,8 +126,9 @@ def start_ticks(pid: int) -> int:
 
 
 def spawn(order: dict[str, object], log: Log) -> int:
-    """Start the runtime with the link as its standard input and output."""
-    pipes = [os.open(str(order[name]), os.O_RDWR | os.O_CLOEXEC) for name in ("stdin", "stdout")]
+    """Start the runtime with the link as its standard input and output; what the guest says has a reader for as long as this lives."""
+    os.open(str(order["stdout"]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    pipes = [os.open(str(order[name]), flags | os.O_CLOEXEC) for name, flags in (("stdin", os.O_RDWR), ("stdout", os.O_WRONLY))]
     for pipe in pipes:
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, int(str(order["pipe_bytes"])))
