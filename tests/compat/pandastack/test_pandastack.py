@@ -230,6 +230,9 @@ def test_what_is_in_a_volume_outlives_sandboxes(client: Client) -> None:
         client.volumes.create("models", 64)
     with client.sandboxes.create(template="base", volumes=[{"name": "models"}]) as one:
         assert one.exec("echo kept > /mnt/models/note").exit_code == 0
+        with one.fork() as child:
+            assert child.exec("cat /mnt/models/note; echo child > /mnt/models/of").stdout == "kept\n"
+        assert one.exec("cat /mnt/models/of").stdout == "child\n"
         with pytest.raises(BadRequestError):
             client.volumes.delete("models")
     with client.sandboxes.create(template="base", volumes=[{"name": "models", "read_only": True}]) as other:

@@ -80,14 +80,15 @@ async def change(core: Core, who: Principal, sandbox: str, body: LifecycleBody) 
 
 
 async def fork(core: Core, who: Principal, sandbox: str, count: int, metadata: Mapping[str, str] | None) -> TreeAnswer:
-    """Fork a sandbox; there are all children, or none.
+    """Fork a sandbox; there are all children, or none. As at the vendor's they share its volumes.
 
     Raises:
         SandlotError: As core's.
     """
     parent = find(core, who, sandbox)
     tree = f"tree-{secrets.token_hex(8)}"
-    made = await core.forks.fork(parent.id, who, NewFork(count=count, metadata=translate.forked(parent, metadata, tree)))
+    asked = NewFork(count=count, metadata=translate.forked(parent, metadata, tree), share_volumes=True)
+    made = await core.forks.fork(parent.id, who, asked)
     return TreeAnswer(tree_id=tree, parent_id=parent.id, children=[translate.sandbox(child) for child in made])
 
 

@@ -30,11 +30,13 @@ from sandlot.doors.pandastack.running import Command, Decoder
 from sandlot.doors.pandastack.wire import EntryAnswer, ExecAnswer, ExecBody, RunAnswer, RunBody
 from sandlot.link.types import Lost
 from sandlot.model.access import Principal
-from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, User
 from sandlot.web import errors
 from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
 
+MOST_ENTRIES = 20_000
+"""Of one folder that is listed."""
 LONGEST_LINE = 64 * KIB
 """Characters that one who follows is told at once, where no line ends."""
 
@@ -87,12 +89,17 @@ async def folder(box: Sandbox, path: str) -> list[EntryAnswer]:
 
     Raises:
         NotFoundError: ``path_not_found``.
+        LimitError: ``too_large``: it has more than one answer should.
     """
     found: list[EntryAnswer] = []
     more = True
     while more:
         listed = await files.listing(box, path, user=User.ROOT, offset=len(found))
         found += map(translate.entry, listed.entries)
+        if len(found) > MOST_ENTRIES:
+            raise LimitError(
+                f"The folder has more than {MOST_ENTRIES} entries.", code=ErrorCode.TOO_LARGE, hint="Look through it with a command, such as find."
+            )
         more = listed.more and bool(listed.entries)
     return found
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.doors.pandastack import inside
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
 from tests.support.service import Bench, tcp_client
@@ -234,6 +235,11 @@ async def test_files_are_taken_as_they_come(http: httpx.AsyncClient, url: str) -
     assert {each["name"] for each in ok(await http.get(f"{url}/fs/dir"))["entries"]} >= {"etc", "usr"}
     assert (await http.delete(f"{url}/fs", params={"path": "/tmp/folder"})).status_code == 204
     refused(await http.delete(f"{url}/fs", params=path), 404)
+
+
+async def test_a_folder_that_is_too_large_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "MOST_ENTRIES", 3)
+    assert "find" in refused(await http.get(f"{url}/fs/dir", params={"path": "/etc"}), 413)
 
 
 async def test_lines_of_the_log_are_told_whole(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
