@@ -72,20 +72,21 @@ class Watcher:
         self._task.add_done_callback(lambda _: self._give_if_over())
 
     async def take(self) -> Sequence[Event]:
-        """What has happened since the last time, oldest first.
+        """What has happened since the last time, oldest first; ``gone`` is the last word.
 
         Raises:
-            NotFoundError: ``path_not_found``: it was cut, and the folder is no more.
             SandlotError: It was cut, and could not begin anew.
         """
         async with self._turn:
-            if self._task is None or not self._task.done():
+            if self._task is None or not self._task.done() or (self._events and self._events[-1].kind == GONE):
                 return self._emptied()
-            before = self._emptied()
-            if before and before[-1].kind == GONE:
-                return before
-            await self.begin()
-            return [*before, Event(OVERFLOW, "")]
+            try:
+                await self.begin()
+            except NotFoundError as error:
+                if error.code is not ErrorCode.PATH_NOT_FOUND:
+                    raise
+                return [*self._emptied(), Event(OVERFLOW, ""), Event(GONE, self.path, folder=True)]
+            return [*self._emptied(), Event(OVERFLOW, "")]
 
     def close(self) -> None:
         """Watch no more. Idempotent."""
@@ -189,7 +190,7 @@ async def take(box: Sandbox, id_: str) -> Sequence[Event]:
     """What has happened in a watched folder since it was asked last. One whose folder is gone tells that, and is removed.
 
     Raises:
-        NotFoundError: There is no such watcher, or its folder is no more.
+        NotFoundError: ``not_found``: there is no such watcher.
         SandlotError: It was cut, and could not begin anew.
     """
     watcher = find(box, id_)
