@@ -112,7 +112,8 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     )
     paths: dict[str, dict[str, Any]] = made["paths"]
     for route in iter_route_contexts(routes):
-        if isinstance(route.original_route, APIWebSocketRoute) and route.path is not None:
+        # A socket does not say whether it is to be left out; ours are all below /v1, and no door's is.
+        if isinstance(route.original_route, APIWebSocketRoute) and route.path is not None and route.path.startswith("/v1/"):
             paths.setdefault(route.path, {})["get"] = _socket(route)
     for path, operations in paths.items():
         for operation in operations.values():

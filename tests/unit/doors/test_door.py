@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from itertools import product
 
@@ -11,7 +12,7 @@ import pytest
 
 from sandlot.doors.door import Door
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.server.app import DOORS
+from sandlot.server.app import DOORS, TELLERS
 from sandlot.web.errors import answer
 from tests.support.service import Bench, tcp_client
 
@@ -75,6 +76,15 @@ async def test_what_there_is_not_is_told_in_its_shape(door: Door, http: httpx.As
         assert_told(door, response, ErrorCode.NOT_FOUND)
     beside = await http.get(f"{door.prefix}x/v1/nope")
     assert beside.headers["content-type"] == "application/problem+json"
+
+
+@EVERY_DOOR
+def test_who_answers_at_the_root_of_the_port_is_told_by_the_whole_path(door: Door) -> None:
+    for path in door.roots:
+        there = re.sub(r"{\w+}", "x", path)
+        assert TELLERS.of(there) is door
+        assert TELLERS.of(f"{there}/more/than/that") is not door
+        assert TELLERS.of(f"/v1{there}") is not door
 
 
 def assert_told(door: Door, response: httpx.Response, code: ErrorCode) -> None:

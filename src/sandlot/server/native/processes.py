@@ -11,7 +11,8 @@ from sandlot.core import notes
 from sandlot.core.content import changes
 from sandlot.core.content.changes import Mark
 from sandlot.core.records.executions import Journal
-from sandlot.core.runs import inputs, processes, restarting
+from sandlot.core.runs import inputs, processes
+from sandlot.core.runs.again import restarting
 from sandlot.core.runs.processes import Run
 from sandlot.model.errors import InvalidRequestError
 from sandlot.server.native.common import PROBLEM, also, body_of, core_of, raw_body, reply, sandbox_of, unless_gone, while_connected

@@ -19,6 +19,10 @@ def test_what_was_said_is_read_back(tmp_path: Path) -> None:
     assert kept.read() == {}
     kept.write(SAID)
     assert Kept(tmp_path).read() == SAID
+    (kind, *_) = SAID
+    kept.write(SAID, {kind: {"team": "blue"}})
+    other = Kept(tmp_path)
+    assert (other.read(), other.words[kind]) == (SAID, {"team": "blue"})
     kept.write({})
     assert Kept(tmp_path).read() == {}
     assert [file.name for file in tmp_path.iterdir()] == [FILE]

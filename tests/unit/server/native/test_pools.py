@@ -66,6 +66,19 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
 
 
+async def test_a_pool_carries_words_and_the_services_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
+    pool = await made(http, metadata={"team": "blue"})
+    assert pool["metadata"] == {"team": "blue"}
+    at.sandboxes.pools.find("base").pool.metadata = {"sandlot.door": "x", "team": "blue"}
+    assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.door": "x", "team": "blue"}
+    assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.door": "x", "a": "b"}
+    for refused in (
+        await http.patch("/v1/pools/base", json={"metadata": {"sandlot.door": "y"}}),
+        await http.post("/v1/pools", json={"template": "code-interpreter", "metadata": {"sandlot.door": "y"}}),
+    ):
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
+
+
 async def test_there_is_one_of_a_kind(http: httpx.AsyncClient) -> None:
     pool = await made(http, warm=0, max=0)
     again = await http.post("/v1/pools", json=BODY)

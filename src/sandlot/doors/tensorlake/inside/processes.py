@@ -16,7 +16,8 @@ from fastapi import Request, Response
 
 from sandlot.core import notes
 from sandlot.core.records.executions import Label
-from sandlot.core.runs import inputs, processes, restarting
+from sandlot.core.runs import inputs, processes
+from sandlot.core.runs.again import restarting
 from sandlot.core.runs.processes import Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake.inside import translate
