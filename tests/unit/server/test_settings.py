@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         "SANDLOT_KEEP_RESTING_S": "63",
         "SANDLOT_PACKAGES_MAX_BYTES": "67108864",
         "SANDLOT_PACKAGES_TTL_S": "0",
+        "SANDLOT_WEBHOOKS_ALLOW": "10.1.2.0/24, fd00::/8,",
         "SANDLOT_IDLE_EXIT_S": "1.5",
         "SANDLOT_LOG_LEVEL": "DEBUG",
         "SANDLOT_LOG_FORMAT": "text",
@@ -82,6 +84,7 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
         keep_resting_s=63,
         packages_max_bytes=67108864,
         packages_ttl_s=0,
+        webhooks_allow=(ip_network("10.1.2.0/24"), ip_network("fd00::/8")),
         idle_exit_s=1.5,
         log_level="debug",
         log_format="text",
@@ -137,6 +140,8 @@ def test_the_command_line_goes_over_the_environment() -> None:
         ("SANDBOXES_KEEP_S", "1e12"),
         ("PACKAGES_MAX_BYTES", "1"),
         ("PACKAGES_TTL_S", "-1"),
+        ("WEBHOOKS_ALLOW", "10.1.2.3/24"),
+        ("WEBHOOKS_ALLOW", "example.com"),
         ("IDLE_EXIT_S", "soon"),
         ("IDLE_EXIT_S", "nan"),
         ("IDLE_EXIT_S", "0"),

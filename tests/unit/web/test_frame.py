@@ -262,3 +262,20 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     assert told.count(streams.KEEP_ALIVE) >= 3
     assert told.replace(streams.KEEP_ALIVE, b"") == 3 * large
     assert told.count(large) == 3
+
+
+@pytest.mark.usefixtures("http")
+async def test_who_is_refused_while_still_sending_reads_why(at: Bench) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    path = "/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/files/content?path=/workspace/a"
+    for _ in range(2):
+        writer.write(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode())
+        await asyncio.sleep(0.05)
+        writer.write(b"x" * 1_000_000)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404 ")
+        assert b"connection: close" not in head.lower()
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        assert b"sandbox_not_found" in await reader.readexactly(length)
+    writer.close()
+    await writer.wait_closed()

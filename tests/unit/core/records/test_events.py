@@ -111,3 +111,15 @@ async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeyp
     await feed.publish(happened(ALICE))
     assert await followers[0] == [6]
     assert await followers[2] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_what_happened_last_is_found_however_much_happened_to_others(store: SqlStore) -> None:
+    feed = Feed(store.events)
+    await feed.publish(happened(ALICE), happened(ALICE, "sandbox.ended", BOX))
+    await feed.publish(*(happened(BOB) for _ in range(60)), happened(ALICE, "snapshot.created"), happened(ALICE, "sandbox.ended"))
+    kinds = {"sandbox.created", "sandbox.ended"}
+    assert [record.sequence for record in await feed.latest(ALICE, kinds=kinds, limit=2)] == [64, 2]
+    assert [record.sequence for record in await feed.latest(ALICE, kinds=kinds, limit=9)] == [64, 2, 1]
+    assert [record.sequence for record in await feed.latest(ALICE, kinds=kinds, limit=9, sandbox=BOX)] == [2]
+    assert len(await feed.latest(OPERATOR, kinds=kinds, limit=50)) == 50
+    assert await feed.latest(Principal(OwnerId("c" * 12), "c"), kinds=kinds, limit=5) == []

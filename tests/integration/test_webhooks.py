@@ -1,0 +1,67 @@
+"""Webhooks of a service of its own that is killed: what happened, and what was not taken yet, is sent by the next one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+
+from sandlot import Client
+from tests.support.tcpservice import tcp_service
+
+
+class Receiver(ThreadingHTTPServer):
+    """Answers what it is told to, and remembers what came."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.status = 503
+        self.got: list[tuple[int, str, str | None]] = []
+
+
+class Answering(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.got.append((self.server.status, event["type"], event["sandbox"]))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    with Receiver() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_what_was_not_taken_before_a_kill_is_sent_after_it() -> None:
+    with receiving() as receiver, tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_POOLS": "none"}) as service:
+        key = service.key("hooked")
+        with Client(url=service.url, api_key=key) as client:
+            hook = client.webhooks.create(f"http://127.0.0.1:{receiver.server_port}/", events=["sandbox.created", "sandbox.ended"])
+            made = httpx.post(f"{service.url}/v1/sandboxes", json={"template": "base"}, headers={"X-API-Key": key}, timeout=120).json()["id"]
+            while not receiver.got:
+                time.sleep(0.02)
+            service.end(signal.SIGKILL)
+            service.start()
+            receiver.status = 200
+            client.kill(made)
+            while len([each for each in receiver.got if each[0] == 200]) < 2:
+                time.sleep(0.02)
+            taken = [each[1:] for each in receiver.got if each[0] == 200]
+            assert taken == [("sandbox.created", made), ("sandbox.ended", made)]
+            while client.webhooks.get(hook.id).delivered < 2:
+                time.sleep(0.02)
+            client.webhooks.remove(hook.id)
