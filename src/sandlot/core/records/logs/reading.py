@@ -143,7 +143,7 @@ async def follow(journal: Journal, box: Sandbox, who: Principal, channels: Colle
     Raises:
         UnavailableError: The service stops.
     """
-    tail = journal.tails.follow(box.id)
+    tail = journal.tails.follow(box.id, box.budget)
     try:
         seen: dict[ProcessId, _Seen] = {}
         entries, _ = await read(journal, box, who, channels)

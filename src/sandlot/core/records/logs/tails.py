@@ -2,7 +2,7 @@
 
 Laws:
 - Where nobody follows, nothing is kept here of what is written, and telling it costs one look at a set.
-- What waits for one who follows is bounded; what is too much is counted, and told as lost.
+- What waits for one who follows is bounded, and is of the memory that is held for clients; what is too much is counted, and told as lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from sandlot.core.node.budget import Budget
 from sandlot.link.types import Lost, Output
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.specs import KIB
@@ -45,11 +46,13 @@ class Tail:
     Args:
         tails: Where it is counted.
         sandbox: Whose runs.
+        budget: Where the memory is taken from.
     """
 
-    __slots__ = ("_held_bytes", "_pieces", "_sandbox", "_tails", "told")
+    __slots__ = ("_budget", "_held_bytes", "_pieces", "_sandbox", "_tails", "told")
 
-    def __init__(self, tails: Tails, sandbox: SandboxId) -> None:
+    def __init__(self, tails: Tails, sandbox: SandboxId, budget: Budget) -> None:
+        self._budget = budget
         self._tails = tails
         self._sandbox = sandbox
         self._pieces: deque[Piece] = deque()
@@ -60,7 +63,7 @@ class Tail:
     def put(self, piece: Piece) -> None:
         """The next piece."""
         event = piece.event
-        if isinstance(event, Output) and self._held_bytes + len(event.data) > MOST_BYTES:
+        if isinstance(event, Output) and (self._held_bytes + len(event.data) > MOST_BYTES or not self._budget.has(len(event.data))):
             event = Lost(event.channel, len(event.data), event.offset)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(event, Lost) and last is not None and last.execution == piece.execution and _follows(last.event, event):
@@ -68,6 +71,7 @@ class Tail:
             event = Lost(event.channel, event.bytes + gap.bytes, gap.offset) if isinstance(gap, Lost) else event
         else:
             self._held_bytes += _size(event)
+            self._budget.take_anyway(_size(event))
         self._pieces.append(Piece(piece.execution, event))
         self.told.set()
 
@@ -75,6 +79,7 @@ class Tail:
         """All that waits."""
         taken = list(self._pieces)
         self._pieces.clear()
+        self._budget.give(self._held_bytes)
         self._held_bytes = 0
         self.told.clear()
         return taken
@@ -82,6 +87,7 @@ class Tail:
     def close(self) -> None:
         """Follow no more. Idempotent."""
         self._tails.leave(self, self._sandbox)
+        self.take()
 
 
 class Tails:
@@ -99,9 +105,14 @@ class Tails:
         """Whether anybody follows anything."""
         return bool(self._by_sandbox)
 
-    def follow(self, sandbox: SandboxId) -> Tail:
-        """Follow what a sandbox's runs write from now on."""
-        tail = Tail(self, sandbox)
+    def follow(self, sandbox: SandboxId, budget: Budget) -> Tail:
+        """Follow what a sandbox's runs write from now on.
+
+        Args:
+            sandbox: Its id.
+            budget: Where the memory is taken from for what waits.
+        """
+        tail = Tail(self, sandbox, budget)
         self._by_sandbox.setdefault(sandbox, set()).add(tail)
         return tail
 

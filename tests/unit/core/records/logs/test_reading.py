@@ -150,6 +150,23 @@ async def test_who_is_too_slow_is_told_how_much_was_lost(box: Sandbox, journal: 
     await told.aclose()  # type: ignore[attr-defined]
 
 
+async def test_what_waits_for_one_who_follows_is_counted(still: Sandbox, journal: Journal) -> None:
+    tail = journal.tails.follow(still.id, still.budget)
+    line = journal.command(still, new_process_id(), ["x"])
+    line.add(Output(1, 0, bytes(1000)))
+    held = still.budget.taken_bytes
+    assert held >= 1000
+    line.add(Output(1, 1000, bytes(MIB)))  # more than there is for one
+    assert still.budget.taken_bytes < held + 1000
+    assert [type(piece.event) for piece in tail.take()] == [Output, Lost]
+    assert still.budget.taken_bytes == 0
+    line.add(Output(1, 1000 + MIB, b"x"))
+    tail.close()
+    tail.close()
+    line.add(Output(1, 1001 + MIB, b"x"))
+    assert still.budget.taken_bytes == 0
+
+
 async def test_a_service_that_leaves_says_so(still: Sandbox, journal: Journal) -> None:
     followed = Followed(reading.follow(journal, still, OPERATOR, BOTH))
     await until(lambda: journal.tails.followed)
