@@ -24,7 +24,7 @@ from types import SimpleNamespace as Object
 def answer(messages, **_):
     told = sum(message["role"] == "assistant" for message in messages)
     if told == 2:
-        last = [message["content"][0]["content"] for message in messages if message["role"] == "user"][1:]
+        last = [message["content"][0]["content"] for message in messages[1:] if message["role"] == "user"]
         return Object(stop_reason="end_turn", content=[Object(type="text", text="|".join(last))])
     code = [{STATISTICS!r}, {AGAIN!r}][told]
     return Object(stop_reason="tool_use", content=[Object(type="tool_use", id=str(told), input={{"code": code}})])

@@ -304,7 +304,7 @@ def test_copies_go_on_from_where_it_was(client: SandboxClient) -> None:
             client.delete(id_)
 
 
-@pytest.mark.parametrize("kind, processes", [(None, 1), (SnapshotType.MEMORY, 1), (SnapshotType.FILESYSTEM, 0)])
+@pytest.mark.parametrize("kind, processes", [(None, 1), (SnapshotType.FILESYSTEM, 0)])
 def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotType | None, processes: int) -> None:
     box = client.create_and_connect(memory_mb=256)
     box.run("sh", ["-c", "echo kept > state; sleep 1000 >/dev/null 2>&1 &"])

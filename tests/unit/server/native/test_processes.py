@@ -46,6 +46,18 @@ async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "duration"}, 1)
 
 
+async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:
+    url += "/processes"
+    first = (await http.post(url, json={"command": "sleep 1000", "background": True})).json()
+    second = await http.post(f"{url}/{first['process']}/restart")
+    assert second.status_code == 201, second.text
+    assert second.json()["process"] != first["process"]
+    known = {each["process"]: each["running"] for each in (await http.get(url)).json()["processes"]}
+    assert (known[first["process"]], known[second.json()["process"]]) == (False, True)
+    await http.post(f"{url}/{second.json()['process']}/signal", json={"signal": "SIGKILL"})
+    assert (await http.post(f"{url}/{'0' * 32}/restart")).status_code == 404
+
+
 async def test_a_flood_comes_whole(http: httpx.AsyncClient, url: str) -> None:
     all_told = await told(http, url + "/processes", {"command": "head -c 20000000 /dev/urandom | tee /tmp/f; sha256sum < /tmp/f >&2"})
     assert output(all_told, "stderr").decode().startswith(hashlib.sha256(output(all_told)).hexdigest())
