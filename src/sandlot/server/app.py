@@ -12,10 +12,11 @@ from sandlot import __version__
 from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
 from sandlot.server import pages
 from sandlot.server.document import operation_id
-from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees, webhooks
+from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees
 from sandlot.server.native.runs import code, contexts, oneshot, packages
 from sandlot.server.native.saved import resting, snapshots
 from sandlot.server.native.volumes import volumes
+from sandlot.server.native.webhooks import webhooks
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
 from sandlot.web.frame import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply
-from sandlot.server.native.schemas.webhooks import NewWebhookAnswer, WebhookAnswer, WebhookBody, WebhooksAnswer
+from sandlot.server.native.webhooks.schemas import NewWebhookAnswer, WebhookAnswer, WebhookBody, WebhooksAnswer
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
