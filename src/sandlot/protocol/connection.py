@@ -17,8 +17,8 @@ Laws:
 from __future__ import annotations
 
 from sandlot.protocol import events, frames, greeting, values
-from sandlot.protocol.errors import ProtocolError, TooLarge
-from sandlot.protocol.outbox import Outbox, parse_credit
+from sandlot.protocol.errors import ProtocolError
+from sandlot.protocol.outbox import Outbox, encode, parse_credit
 from sandlot.protocol.streams import QUEUE_BYTES, Assembly, Outgoing, Stream
 from sandlot.protocol.table import Table
 
@@ -279,7 +279,7 @@ class Connection:
         if not self._greeted or (self._is_host and self._quiescing):
             raise ProtocolError("no stream can be opened before the greeting, or on the way to rest")
         self._table.check_open()
-        payload = _encode(head, MESSAGE_MAX_BYTES if self._is_host else self._max_payload)
+        payload = encode(head, MESSAGE_MAX_BYTES if self._is_host else self._max_payload)
         stream = self._table.open()
         self._outbox.put(stream, Outgoing(frames.OPEN, payload))
         return stream.id
@@ -298,7 +298,7 @@ class Connection:
         """
         stream = self._table.streams.get(stream_id)
         if stream is not None:
-            self._outbox.put(stream, Outgoing(frames.MESSAGE, _encode(message, MESSAGE_MAX_BYTES)))
+            self._outbox.put(stream, Outgoing(frames.MESSAGE, encode(message, MESSAGE_MAX_BYTES)))
 
     def send_bytes(self, stream_id: int, channel: int, data: bytes) -> None:
         """Queue bytes of a channel, which nobody changes afterwards; nothing happens where the stream is over or was ended."""
@@ -396,10 +396,3 @@ class Connection:
         """Events that sending made (``Writable``); call it after :meth:`next_frame`."""
         writable, self._outbox.writable = self._outbox.writable, []
         return [events.Writable(id_) for id_ in writable if id_ in self._table.streams]
-
-
-def _encode(message: Any, limit: int) -> bytes:
-    payload = values.encode(message)
-    if len(payload) > limit:
-        raise TooLarge(f"a message of {len(payload)} bytes; at most {limit} are allowed")
-    return payload

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 
 from sandlot.protocol import frames, values
+from sandlot.protocol.errors import TooLarge
 from sandlot.protocol.lean import deque
 from sandlot.protocol.streams import QUEUE_BYTES, Outgoing, Stream
 
@@ -147,3 +148,15 @@ class Outbox:
 def parse_credit(payload: bytes) -> int | None:
     """The bytes that a CREDIT grants; None where it is none."""
     return int(_CREDIT.unpack(payload)[0]) if len(payload) == _CREDIT.size else None
+
+
+def encode(message: Any, limit: int) -> bytes:
+    """A message for the wire.
+
+    Raises:
+        TooLarge: It has more than so many bytes.
+    """
+    payload = values.encode(message)
+    if len(payload) > limit:
+        raise TooLarge(f"a message of {len(payload)} bytes; at most {limit} are allowed")
+    return payload
