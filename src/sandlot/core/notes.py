@@ -2,24 +2,26 @@
 
 Laws:
 - A note is for who lists processes. Nothing depends on one: a service that was started anew has none, and tells that they are not known.
-- They are bounded: so many of a sandbox, the oldest go first, and their bytes are counted (``core/node/budget.py``).
+- They are bounded in bytes, which are counted (``core/node/budget.py``): those of processes that are known to have ended go first, then the oldest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import KIB, ProcessSpec
 
 if TYPE_CHECKING:
     from sandlot.core.sandbox import Sandbox
 
-MOST: Final = 1024
-"""Of one sandbox: as many processes as one list tells of."""
-_OWN_BYTES = 512
+MOST_BYTES: Final = 128 * KIB
+"""Of one sandbox's: some hundred notes, and no more than a client may hold for nothing."""
+ONE_MOST_BYTES: Final = 16 * KIB
+"""Of one environment and command line; of larger ones nothing but tag and folder is noted."""
+_OWN_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +31,18 @@ class Note:
     Args:
         tag: The word that its client found for it.
         cwd: Where it began; None is the default, or not known.
-        env: What its client added to its environment; empty where there was no memory to keep it.
+        env: What its client added to its environment; empty where that is too large to be noted.
         spec: All that it was started with; None likewise.
+        size_bytes: What the note takes, about.
+        ended: Whether the process is known to have ended.
     """
 
     tag: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     spec: ProcessSpec | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes here, about."""
-        argv = () if self.spec is None else self.spec.argv
-        return _OWN_BYTES + sum(len(name) + len(value) for name, value in self.env.items()) + sum(map(len, argv))
+    size_bytes: int = 0
+    ended: bool = False
 
 
 NOTHING = Note()
@@ -52,13 +52,21 @@ def keep(box: Sandbox, process: ProcessId, spec: ProcessSpec) -> None:
     """Note what was said of a process that was just started."""
     if spec.hidden:
         return
-    whole = Note(spec.tag, spec.cwd, spec.env, spec)
-    for note in (whole, Note(spec.tag, spec.cwd)):
-        if box.budget.try_take(note.size_bytes):
-            box.notes[process] = note
-            break
-    while len(box.notes) > MOST:
-        _drop(box, next(iter(box.notes)))
+    least = _OWN_BYTES + len(spec.tag or "") + len(spec.cwd or "")
+    size = sum(len(name) + len(value) for name, value in spec.env.items()) + sum(map(len, spec.argv))
+    whole = size <= ONE_MOST_BYTES
+    note = Note(spec.tag, spec.cwd, spec.env, spec, least + size) if whole else Note(spec.tag, spec.cwd, size_bytes=least)
+    while box.notes and sum(each.size_bytes for each in box.notes.values()) + note.size_bytes > MOST_BYTES:
+        _drop(box, next((known for known, each in box.notes.items() if each.ended), next(iter(box.notes))))
+    if box.budget.try_take(note.size_bytes):
+        box.notes[process] = note
+
+
+def ended(box: Sandbox, process: ProcessId) -> None:
+    """That process has ended: what was noted of it goes before what is noted of those that run."""
+    note = box.notes.get(process)
+    if note is not None:
+        box.notes[process] = replace(note, ended=True)
 
 
 def of(box: Sandbox, process: ProcessId) -> Note:

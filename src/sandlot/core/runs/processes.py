@@ -119,6 +119,7 @@ class Run:
             self._over = True
             raise await self._box.explain(error) from None
         self._over = True
+        notes.ended(self._box, outcome.process)
         if self._line is not None:
             self._line.end(outcome.reason, exit_code=outcome.exit_code, duration_s=outcome.duration_s)
         return outcome

@@ -124,8 +124,14 @@ async def test_a_list_tells_what_a_process_was_started_with(http: httpx.AsyncCli
     await until(lambda: (len(box.notes), box.budget.taken_bytes) == (0, 0))
 
 
-async def test_notes_are_bounded(http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "MOST", 2)
+async def test_notes_are_bounded_and_those_of_what_has_ended_go_first(
+    http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "MOST_BYTES", 1000)
+    await http.post(f"{url}/processes", json={"command": "sleep 60", "tag": "runs", "background": True})
     for tag in ("a", "b", "c"):
         await http.post(f"{url}/processes", json={"command": "true", "tag": tag})
-    assert [note.tag for note in box.notes.values()] == ["b", "c"]
+    assert [note.tag for note in box.notes.values()] == ["runs", "b", "c"]
+    await http.post(f"{url}/processes", json={"command": "true", "tag": "large", "env": {"A": "x" * 20_000}})
+    assert [(note.tag, note.env, note.spec is None) for note in box.notes.values()][-1] == ("large", {}, True)
+    assert box.budget.taken_bytes <= 1000
