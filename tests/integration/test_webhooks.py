@@ -26,7 +26,7 @@ class Receiver(ThreadingHTTPServer):
 
 
 class Answering(BaseHTTPRequestHandler):
-    server: Receiver
+    server: Receiver  # type: ignore[mutable-override]  # what made it
 
     def do_POST(self) -> None:
         event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
