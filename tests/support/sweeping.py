@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from sandlot.host.volumes import VolumeFiles
 from sandlot.server import state
 from sandlot.server.compose import own_drivers
 from sandlot.server.settings import Settings
@@ -20,4 +21,8 @@ def sweep(data_dir: Path) -> int:
         drivers = own_drivers(replace(Settings(), data_dir=data_dir), state.node(data_dir))
         return sum([await driver.sweep(keep=()) for driver in drivers.values()])
 
-    return asyncio.run(work())
+    swept = asyncio.run(work())
+    files = VolumeFiles(replace(Settings(), data_dir=data_dir).volumes)
+    for each in files.ids():
+        files.remove(each)
+    return swept
