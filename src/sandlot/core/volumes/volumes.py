@@ -389,5 +389,5 @@ def check_name(name: str) -> str:
 
 
 def having(boxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:
-    """Which sandboxes have which volumes. Pure."""
-    return {box.id: box.spec.volumes for box in boxes if box.spec.volumes}
+    """Which sandboxes have which volumes: one whose processes are dead has none, though the last trace of it may still be there. Pure."""
+    return {box.id: box.spec.volumes for box in boxes if box.spec.volumes and not box.ended.is_set()}
