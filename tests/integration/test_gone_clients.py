@@ -76,6 +76,7 @@ STREAMED: Mapping[str, Request] = {
     "GET /v1/sandboxes/{sandbox}/files/content": Request("GET {box}/files/content?path=/workspace/large", read=100_000),
     "GET /v1/sandboxes/{sandbox}/files/archive": Request("GET {box}/files/archive?path=/workspace", read=100_000),
     "GET /v1/sandboxes/{sandbox}/files/watch": Request("GET {box}/files/watch?path=/workspace", accept=EVENTS, read=1),
+    "GET /v1/sandboxes/{sandbox}/logs": Request("GET {box}/logs", accept=EVENTS, read=1),
     "GET /v1/signed/files/content": Request("GET {signed}", read=100_000),
     "GET /v1/files/{file}/content": Request("GET /v1/files/{file}/content", read=100_000),
     "GET /v1/events": Request("GET /v1/events?after=0", accept=EVENTS, read=1),

@@ -296,7 +296,7 @@ def test_a_root_is_an_image_with_the_guest_in_it_made_of_links(tiny: ImageStore)
     assert (root.path / "bin/busybox").samefile(image.path / "bin/busybox")
     assert not (image.path / ".sandlot").exists()
     names = {path.name for path in (root.path / ".sandlot").iterdir()}
-    assert names == {"bin", "lib", "guest.zip", "programs"}
+    assert names == {"bin", "lib", "guest.zip", "programs", "volumes"}
     assert {path.name for path in (root.path / ".sandlot/programs").iterdir()} == {name.partition("/")[0] for name in payload.programs()}
     assert tiny.root("tiny") == root
 
