@@ -141,6 +141,8 @@ PLAIN = {
         "fs url",
         "files rm",
         "pool rm",
+        "volume rm",
+        "webhooks rm",
         *("pause", "resume", "hibernate", "wake", "snapshot rm", "promote"),
     ),  # one word a line, or nothing
     *("demo", "serve"),
