@@ -100,10 +100,31 @@ class World:
         self.sandbox.run_code("1")
         return str(self.call("GET", "/v1/executions?limit=1")["executions"][0]["id"])
 
+    def spoken(self) -> Sandbox:
+        """The sandbox, after a run that wrote something."""
+        self.sandbox.run_code("print(1)")
+        return self.sandbox
+
     def context(self) -> str:
         """A context in the sandbox; of those there is a most."""
         contexts = self.sandbox.contexts
         return next((each.id for each in contexts.list() if each.id.startswith("ctx-")), "") or contexts.create().id
+
+    def watcher(self) -> str:
+        """A folder that is watched; of those there is a most."""
+        url = f"/v1/sandboxes/{self.sandbox.id}/files/watchers"
+        kept = self.call("GET", url)["watchers"]
+        return str((kept[0] if kept else self.call("POST", url, json={"path": "/workspace/folder"}))["watcher"])
+
+    def volume(self) -> str:
+        """A volume that no sandbox has."""
+        kept = self.call("GET", "/v1/volumes")["volumes"]
+        return str((kept[0] if kept else self.call("POST", "/v1/volumes", json=volume()))["id"])
+
+    def webhook(self) -> str:
+        """A webhook; of those there is a most."""
+        kept = self.call("GET", "/v1/webhooks")["webhooks"]
+        return str((kept[0] if kept else self.call("POST", "/v1/webhooks", json=WEBHOOK))["id"])
 
     def new_key(self) -> str:
         """Somebody else's key."""
@@ -134,7 +155,7 @@ class World:
 
 def endless(case: Case[Any]) -> bool:
     """Whether it asks for events that never end."""
-    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list"}
+    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list", "executions_logs"}
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +180,13 @@ def archive() -> bytes:
     return packed.getvalue()
 
 
+def volume() -> Mapping[str, Any]:
+    """A volume to make."""
+    return {"name": secrets.token_hex(8), "size_bytes": 16 << 20}
+
+
+WEBHOOK = {"url": "https://sandlot.invalid/", "events": ["sandbox.promoted"]}
+"""Whom nobody ever tells of anything: there is no such name (RFC 6761)."""
 EMPTY_POOL = {"template": TEMPLATE, "warm": 0, "max": 0}
 Asked = Mapping[str, Any]
 FILE: Asked = {"query": {"path": "/workspace/file"}}
@@ -189,6 +217,7 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "execute_run": {"body": {"language": "bash", "code": "echo 42", "expected_output": "42", **THROWAWAY}},
     "execute_run_batch": {"body": {"items": [{"language": "bash", "code": "exit 1", **THROWAWAY}, {"language": "none"}]}},
     "events_list": {"query": {"after": 0}},
+    "executions_logs": lambda world: {"path_parameters": {"sandbox": world.spoken().id}},
     "files_read": FILE,
     "files_write": {**FILE, "body": b"hello", "media_type": BINARY},
     "files_list_directory": FOLDER,
@@ -200,6 +229,9 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "files_pack": FOLDER,
     "files_unpack": {**FOLDER, "body": archive(), "media_type": "application/x-tar"},
     "files_watch": FOLDER,
+    "files_create_watcher": {"body": {"path": "/workspace/folder"}},
+    "volumes_create": lambda _world: {"body": volume()},
+    "webhooks_create": {"body": WEBHOOK},
     "files_sign": {"body": {"path": "/workspace/file"}},
     "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
     "file_store_inject": lambda world: {"body": {"file_ids": [world.stored()]}},
@@ -216,6 +248,9 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "context": World.context,
     "snapshot": World.snapshot,
     "pool": World.pool,
+    "watcher": World.watcher,
+    "volume": World.volume,
+    "webhook": World.webhook,
     "key": World.new_key,
 }
 """Name in a path -> something that there is."""

@@ -6,6 +6,7 @@ program is run here as a service runs it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from sandlot.host.volumes import VolumeFiles
 from sandlot.link.payload import program_argv
+from sandlot.model.errors import UnsupportedError
 from sandlot.model.ids import new_volume_id
 from sandlot.model.ports import Ability, Attachment, Change, Driver
 from sandlot.model.specs import MIB, ProcessSpec, User
@@ -74,9 +76,15 @@ class VolumesSuite(CleanSuite):
             assert (await writer.run("cat", "/other/word")).stdout == "2\n"
 
     async def test_one_that_runs_gets_a_volume(self, bench: Bench, volumes: list[Path]) -> None:
-        driver = await able(bench, Ability.CONFIGURE_VOLUMES)
+        driver = await able(bench, Ability.VOLUMES)
+        can = await asyncio.to_thread(driver.probe)
         async with bench.sandbox(driver) as subject:
             volume = Attachment(0, volumes[0], "/data")
+            if not can.can(Ability.CONFIGURE_VOLUMES):
+                with pytest.raises(UnsupportedError) as refused:
+                    await subject.instance.configure(Change(volumes=(volume,)))
+                assert can.why_not(Ability.CONFIGURE_VOLUMES) in refused.value.message
+                return
             await subject.instance.configure(Change(volumes=(volume,)))
             await _put(subject, volume)
             assert (await subject.run("sh", "-c", "echo 1 > /data/word && cat /data/word")).stdout == "1\n"

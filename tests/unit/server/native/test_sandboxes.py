@@ -29,6 +29,7 @@ FIELDS = {
     "on_timeout",
     "auto_resume",
     "idle_timeout",
+    "volumes",
     "snapshot",
     "parent",
     "restored",

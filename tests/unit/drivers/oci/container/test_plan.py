@@ -42,11 +42,13 @@ def test_no_core_file_and_the_first_to_go() -> None:
 
 def test_the_image_is_shown_by_other_owners_and_written_to_by_nobody() -> None:
     plan = stage_plan(PLACE)
-    assert plan[-4] == ("ids", "/run/sandlot/ids", 0x70000000, 65536)
-    assert plan[-3] == ("idmapped", "/cache/roots/x/tree", "/run/sandlot/lower", "/run/sandlot/ids")
-    assert [operation for operation in plan if "/cache/roots/x/tree" in operation] == [plan[-3]]
-    assert plan[-1] == ("overlay", "/run/sandlot/lower", "/run/sandlot/disk", "/run/sandlot/root", 0x70000000)
-    assert plan[-2] == ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
+    ids, image, disk, umask, overlay = plan[-5:]
+    assert ids == ("ids", "/run/sandlot/ids", 0x70000000, 65536)
+    assert image == ("idmapped", "/cache/roots/x/tree", "/run/sandlot/lower", "/run/sandlot/ids")
+    assert [operation for operation in plan if "/cache/roots/x/tree" in operation] == [image]
+    assert disk == ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
+    assert umask == ("umask", 0o022), "so that everybody may pass through the folders that the runtime makes for mounts"
+    assert overlay == ("overlay", "/run/sandlot/lower", "/run/sandlot/disk", "/run/sandlot/root", 0x70000000)
 
 
 def test_the_runtime_sees_no_control_group_of_the_host() -> None:
