@@ -228,7 +228,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_no
         taken += await slow.read(50_000)
         await asyncio.sleep(0.02)
     writing.close()
-    await until(lambda: at.service.budget.taken_bytes == 0)
+    await until(lambda: at.service.budget.taken_bytes < 10_000)  # what is noted of the processes stays
     left = b""
     while piece := await asyncio.to_thread(stalled.recv, 1 << 20):
         left += piece
