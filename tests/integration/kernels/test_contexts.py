@@ -307,11 +307,13 @@ async def test_whatever_a_kernel_started_ends_with_it_and_what_commands_started_
         "subprocess.Popen(['sleep', '1415'])\n"
         "subprocess.Popen(['sleep', '1415'], start_new_session=True, env={})\n"
         "os.system('setsid nohup sleep 1415 >/dev/null 2>&1 &')\n"
-        "if not os.fork():\n"
+        "first = os.fork()\n"
+        "if not first:\n"
         "    os.setsid()\n"
         "    if not os.fork():\n"
         "        time.sleep(1415)\n"
         "    os._exit(0)\n"
+        "os.waitpid(first, 0)\n"
     )
     await run(inside, context, "import os")
     kernels = int(await inside.sh(KERNELS))
