@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +21,15 @@ def service() -> Iterator[TcpService]:
 @pytest.fixture(scope="session")
 def key(service: TcpService) -> str:
     return service.key("compat")
+
+
+@pytest.fixture(autouse=True)
+def sockets_are_collected() -> Iterator[None]:
+    """The client leaves the sockets of terminals that ended, or were refused, to the garbage collector, which may find them in any later test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
+        yield
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
