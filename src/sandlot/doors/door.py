@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,6 +35,75 @@ class Kind:
 
     status: int
     word: str
+
+
+_FAMILIES: Mapping[str, Collection[ErrorCode]] = MappingProxyType(
+    {
+        "invalid": (ErrorCode.INVALID_REQUEST, ErrorCode.PATH_INVALID),
+        "unauthenticated": (ErrorCode.UNAUTHENTICATED,),
+        "forbidden": (ErrorCode.FORBIDDEN, ErrorCode.PERMISSION_DENIED),
+        "absent": (*(code for code in ErrorCode if code.value.endswith("not_found")), ErrorCode.SANDBOX_ENDED),
+        "conflict": (ErrorCode.PATH_EXISTS, ErrorCode.CONFLICT, ErrorCode.SANDBOX_PAUSED, ErrorCode.SNAPSHOT_UNUSABLE),
+        "too_large": (ErrorCode.TOO_LARGE,),
+        "over": (ErrorCode.LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED),
+        "full": (ErrorCode.DISK_FULL,),
+        "late": (ErrorCode.TIMEOUT,),
+        "unsupported": (ErrorCode.UNSUPPORTED,),
+        "away": (ErrorCode.HOST_NOT_READY, ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SERVICE_STOPPING),
+        "internal": (ErrorCode.INTERNAL,),
+    }
+)
+"""Error codes that most vendors have one word for."""
+
+
+def table(  # noqa: PLR0913 - all by name, and each a row of it
+    *,
+    invalid: Kind,
+    unauthenticated: Kind,
+    forbidden: Kind,
+    absent: Kind,
+    conflict: Kind,
+    too_large: Kind,
+    over: Kind,
+    full: Kind,
+    late: Kind,
+    unsupported: Kind,
+    away: Kind,
+    internal: Kind,
+    others: Mapping[ErrorCode, Kind],
+) -> Mapping[ErrorCode, Kind]:
+    """A vendor's words for all error codes.
+
+    Args:
+        invalid: What was asked makes no sense.
+        unauthenticated: No key, or none that is known.
+        forbidden: The key, or the system inside, does not allow it.
+        absent: There is no such thing.
+        conflict: It does not go together with what there is.
+        too_large: So much is never taken.
+        over: More than the key may have.
+        full: The disk is.
+        late: It took too long.
+        unsupported: Sandlot does not have it.
+        away: Not now.
+        internal: A defect.
+        others: Codes that this vendor tells from the rest of their family.
+    """
+    words = {
+        "invalid": invalid,
+        "unauthenticated": unauthenticated,
+        "forbidden": forbidden,
+        "absent": absent,
+        "conflict": conflict,
+        "too_large": too_large,
+        "over": over,
+        "full": full,
+        "late": late,
+        "unsupported": unsupported,
+        "away": away,
+        "internal": internal,
+    }
+    return MappingProxyType({code: words[family] for family, codes in _FAMILIES.items() for code in codes} | dict(others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,57 +8,34 @@ in its place (:mod:`sandlot.doors.e2b.control`). What Connect's RPCs answer is i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-from sandlot.doors.door import Failure, Kind
+from sandlot.doors.door import Failure, Kind, table
 from sandlot.model.errors import ErrorCode
 
 NOT_FOUND = "was not found"
 """What clients look for in the message of a 502."""
 
-_INVALID = Kind(400, "invalid_argument")
-_ABSENT = Kind(404, "not_found")
 _GONE = Kind(502, "unavailable")
-_CLASH = Kind(409, "already_exists")
-_OVER = Kind(429, "resource_exhausted")
-_AWAY = Kind(503, "unavailable")
 
-TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
-    {
-        ErrorCode.INVALID_REQUEST: _INVALID,
-        ErrorCode.PATH_INVALID: _INVALID,
-        ErrorCode.UNAUTHENTICATED: Kind(401, "unauthenticated"),
-        ErrorCode.FORBIDDEN: Kind(403, "permission_denied"),
-        ErrorCode.PERMISSION_DENIED: Kind(403, "permission_denied"),
-        ErrorCode.NOT_FOUND: _ABSENT,
-        ErrorCode.SANDBOX_NOT_FOUND: _ABSENT,
+TABLE = table(
+    invalid=Kind(400, "invalid_argument"),
+    unauthenticated=Kind(401, "unauthenticated"),
+    forbidden=Kind(403, "permission_denied"),
+    absent=Kind(404, "not_found"),
+    conflict=Kind(409, "already_exists"),
+    too_large=Kind(413, "resource_exhausted"),
+    over=Kind(429, "resource_exhausted"),
+    full=Kind(507, "resource_exhausted"),
+    late=Kind(408, "deadline_exceeded"),
+    unsupported=Kind(501, "unimplemented"),
+    away=Kind(503, "unavailable"),
+    internal=Kind(500, "internal"),
+    others={
         ErrorCode.SANDBOX_ENDED: _GONE,
-        ErrorCode.FILE_NOT_FOUND: _ABSENT,
-        ErrorCode.EXECUTION_NOT_FOUND: _ABSENT,
-        ErrorCode.CONTEXT_NOT_FOUND: _ABSENT,
-        ErrorCode.PROCESS_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_NOT_FOUND: _ABSENT,
-        ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
-        ErrorCode.TEMPLATE_NOT_FOUND: _ABSENT,
-        ErrorCode.POOL_NOT_FOUND: _ABSENT,
-        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_EXISTS: _CLASH,
-        ErrorCode.CONFLICT: _CLASH,
         ErrorCode.SANDBOX_PAUSED: _GONE,  # at E2B too a paused one is not running, and what does not resume it does not find it
         ErrorCode.SNAPSHOT_UNUSABLE: Kind(409, "failed_precondition"),
-        ErrorCode.TOO_LARGE: Kind(413, "resource_exhausted"),
-        ErrorCode.LIMIT_EXCEEDED: _OVER,
-        ErrorCode.QUOTA_EXCEEDED: _OVER,
-        ErrorCode.DISK_FULL: Kind(507, "resource_exhausted"),
-        ErrorCode.TIMEOUT: Kind(408, "deadline_exceeded"),
-        ErrorCode.UNSUPPORTED: Kind(501, "unimplemented"),
-        ErrorCode.HOST_NOT_READY: _AWAY,
-        ErrorCode.BUSY: _AWAY,
-        ErrorCode.SERVICE_UNAVAILABLE: _AWAY,
-        ErrorCode.SERVICE_STOPPING: _AWAY,
-        ErrorCode.INTERNAL: Kind(500, "internal"),
-    }
+    },
 )
 
 

@@ -14,52 +14,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sandlot.doors.door import Failure, Kind
+from sandlot.doors.door import Failure, Kind, table
 from sandlot.model.errors import ErrorCode
 
 SERVERS = 500
 
-_INVALID = Kind(400, "invalid_request")
-_ABSENT = Kind(404, "not_found")
-_CONFLICT = Kind(409, "conflict")
-_OVER = Kind(429, "quota_exceeded")
-_AWAY = Kind(503, "unavailable")
-
-TABLE: Mapping[ErrorCode, Kind] = MappingProxyType(
-    {
-        ErrorCode.INVALID_REQUEST: _INVALID,
-        ErrorCode.PATH_INVALID: _INVALID,
-        ErrorCode.UNAUTHENTICATED: Kind(401, "unauthorized"),
-        ErrorCode.FORBIDDEN: Kind(403, "forbidden"),
-        ErrorCode.PERMISSION_DENIED: Kind(403, "forbidden"),
-        ErrorCode.NOT_FOUND: _ABSENT,
-        ErrorCode.SANDBOX_NOT_FOUND: _ABSENT,
-        ErrorCode.SANDBOX_ENDED: _ABSENT,
-        ErrorCode.TEMPLATE_NOT_FOUND: _ABSENT,
-        ErrorCode.FILE_NOT_FOUND: _ABSENT,
-        ErrorCode.EXECUTION_NOT_FOUND: _ABSENT,
-        ErrorCode.CONTEXT_NOT_FOUND: _ABSENT,
-        ErrorCode.PROCESS_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_NOT_FOUND: _ABSENT,
-        ErrorCode.SNAPSHOT_NOT_FOUND: _ABSENT,
-        ErrorCode.POOL_NOT_FOUND: _ABSENT,
-        ErrorCode.VOLUME_NOT_FOUND: _ABSENT,
-        ErrorCode.PATH_EXISTS: _CONFLICT,
-        ErrorCode.CONFLICT: _CONFLICT,
-        ErrorCode.SANDBOX_PAUSED: _CONFLICT,
-        ErrorCode.SNAPSHOT_UNUSABLE: _CONFLICT,
-        ErrorCode.TOO_LARGE: Kind(413, "too_large"),
-        ErrorCode.LIMIT_EXCEEDED: _OVER,
-        ErrorCode.QUOTA_EXCEEDED: _OVER,
-        ErrorCode.DISK_FULL: Kind(507, "disk_full"),
-        ErrorCode.TIMEOUT: Kind(500, "timeout"),
-        ErrorCode.UNSUPPORTED: Kind(501, "not_supported"),
-        ErrorCode.HOST_NOT_READY: _AWAY,
-        ErrorCode.BUSY: _AWAY,
-        ErrorCode.SERVICE_UNAVAILABLE: _AWAY,
-        ErrorCode.SERVICE_STOPPING: _AWAY,
-        ErrorCode.INTERNAL: Kind(500, "internal_error"),
-    }
+TABLE = table(
+    invalid=Kind(400, "invalid_request"),
+    unauthenticated=Kind(401, "unauthorized"),
+    forbidden=Kind(403, "forbidden"),
+    absent=Kind(404, "not_found"),
+    conflict=Kind(409, "conflict"),
+    too_large=Kind(413, "too_large"),
+    over=Kind(429, "quota_exceeded"),
+    full=Kind(507, "disk_full"),
+    late=Kind(500, "timeout"),
+    unsupported=Kind(501, "not_supported"),
+    away=Kind(503, "unavailable"),
+    internal=Kind(500, "internal_error"),
+    others={},
 )
 
 _MEANT_OTHERWISE: Mapping[str, str] = MappingProxyType(
