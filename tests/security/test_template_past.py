@@ -146,7 +146,8 @@ async def test_an_environment_that_is_read_at_the_start_is_there_at_the_start(cl
 
 async def test_two_of_one_template_share_nothing(claims: Claims) -> None:
     one, other = [await claimed(claims, f"sb-{number}", OWN=str(number)) for number in range(2)]
-    draw = "import numpy, os, random, tempfile, uuid; print(os.urandom(8).hex(), random.random(), numpy.random.rand(), uuid.uuid4(), tempfile.mktemp())"
+    draw = "import numpy, os, random, tempfile, uuid\n"
+    draw += "print(os.urandom(8).hex(), random.random(), numpy.random.rand(), uuid.uuid4(), tempfile.mktemp())"
     drawn = [(await each.cell(draw))[0].split() for each in (one, other)]
     assert all(mine != others for mine, others in zip(*drawn, strict=True))
     await one.cell("secret = 1; open('/tmp/secret', 'w').write('1'); os.environ['SECRET'] = '1'")
