@@ -119,6 +119,20 @@ class Loop:
             del self._masks[fd]
             self._epoll.unregister(fd)
 
+    def renew(self) -> None:
+        """Ask the kernel anew about everything that is watched.
+
+        gVisor may keep an entry half that becomes ready while it is saved (measured): its descriptor is never told of again.
+        """
+        before, self._epoll = self._epoll, select.epoll()
+        for fd, mask in list(self._masks.items()):
+            try:
+                self._epoll.register(fd, mask)
+            except OSError as error:
+                del self._masks[fd], self._watched[fd]
+                log(f"descriptor {fd} is watched no more: {error}")
+        before.close()
+
     def after(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call back once after a delay."""
         timer = Timer(self.time() + delay_s, callback)

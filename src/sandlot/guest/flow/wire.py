@@ -76,6 +76,7 @@ class Wire:
         for event in self.connection.receive(data):
             if isinstance(event, events.Greeted):
                 self._pending = memoryview(b"")  # half a frame of the connection before is nobody's any more
+                self._loop.renew()  # this may be another life, and what waits to be written has to hear of room
             self._handle(event)
         self.flush_soon()
 

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from sandlot.guest.flow import wire
-from sandlot.guest.flow.loop import Loop
+from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
 from sandlot.protocol import events, greeting
 from sandlot.protocol.connection import HOST, Connection
@@ -88,3 +88,33 @@ def test_what_may_wait_goes_alone_where_nothing_follows(link: Link) -> None:
     link.loop.turn()  # nothing else is due: it waits for the moment to pass
     link.turn()
     assert [type(event) for event in link.host.receive(link.written())] == [events.Bytes]
+
+
+def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) -> None:
+    """A life that was saved while its output was full may have lost what would tell it of room."""
+    (stream,) = link.opened
+    out = link.wire._fd_out  # noqa: SLF001 - the pipe
+    filled = os.write(out, bytes(1 << 20))
+    link.wire.connection.send_bytes(stream, 1, b"output")
+    link.wire.flush_soon()
+    link.turn()
+    link.loop._epoll.unregister(out)  # noqa: SLF001 - as gVisor leaves it
+    assert len(link.written()) == filled
+    link.turn()
+    assert link.written() == b""
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    link.exchange()
+    assert link.host.is_ready
+
+
+def test_a_descriptor_that_was_closed_is_watched_no_more_and_takes_none_along(link: Link) -> None:
+    theirs, ours = os.pipe()
+    link.loop.watch(theirs, READ, lambda _: None)
+    os.close(theirs)
+    os.close(ours)
+    link.loop.renew()
+    link.loop.unwatch(theirs)
+    link.host.open({"call": "y"})
+    link.exchange()
+    assert len(link.opened) == 2
