@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
-from sandlot.web.telling import Told, pattern
+from sandlot.web.telling import Told, pattern, wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,7 @@ class Failure:
         code: Ours; stable.
         request_id: The request's.
         retryable: Whether the same request may succeed later.
+        wait_s: Seconds after which it may; None where waiting does not help, or nobody knows for how long.
     """
 
     kind: Kind
@@ -123,6 +124,7 @@ class Failure:
     code: ErrorCode
     request_id: str
     retryable: bool
+    wait_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Door:
         at_root: Routes that its client asks for without the prefix; they belong to this door all the same.
         admit: Who sends a request that shows no key of ours but something that this service gave the vendor's client in its place; None where it
             shows neither, and its key is asked for. It sees what ASGI knows of the request before anything of its body is read.
+        headers: Makes what more of headers an error has that its client looks at; ``Retry-After`` every answer has that knows when.
     """
 
     name: str
@@ -151,6 +154,7 @@ class Door:
     raw: Collection[str] = field(default_factory=frozenset)
     at_root: APIRouter | None = None
     admit: Callable[[Mapping[str, Any], Core], Principal | None] | None = None
+    headers: Callable[[Failure], Mapping[str, str]] = lambda _: {}
 
     @cached_property
     def roots(self) -> frozenset[str]:
@@ -167,8 +171,8 @@ class Door:
         kind = self.table[error.code]
         if status == HTTPStatus.METHOD_NOT_ALLOWED:  # all others that HTTP itself has are codes of ours as well
             kind = Kind(status, kind.word)
-        failure = Failure(kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable)
-        return Told(kind.status, self.body(failure))
+        failure = Failure(kind=kind, message=str(error), code=error.code, request_id=request_id, retryable=error.retryable, wait_s=wait_s(error))
+        return Told(kind.status, self.body(failure), headers=self.headers(failure))
 
     def takes_raw(self, path: str) -> bool:
         """Whether what is sent to that path is used as it comes."""

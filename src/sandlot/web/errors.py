@@ -21,12 +21,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
-from sandlot.web.telling import Teller, Tellers, Told
+from sandlot.web.telling import Teller, Tellers, Told, wait_s
 
 MEDIA_TYPE = "application/problem+json"
-
-RETRY_AFTER_S = 1
-"""What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
 
 MOST_FIELDS = 20
 """That one answer names; whoever corrects those is told the next."""
@@ -124,10 +121,9 @@ def answer(
         teller: Who tells it.
     """
     told = teller.tell(error, request_id, status)
-    more = dict(headers or {})
-    wait_s = error.fields.get("retry_after_s", RETRY_AFTER_S if error.retryable else None)
-    if isinstance(wait_s, int):  # never a text: it would be written into the answer's head as it is
-        more["Retry-After"] = str(wait_s)
+    more = {**(headers or {}), **told.headers}
+    if (seconds := wait_s(error)) is not None:
+        more["Retry-After"] = str(seconds)
     if told.status == HTTPStatus.UNAUTHORIZED:
         more["WWW-Authenticate"] = "Bearer"
     content = json.dumps(told.body, ensure_ascii=False, default=str).encode("utf-8", "replace")

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sandlot.core.service import Core
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait where whoever refused it did not say; nothing that says "again" is without (RFC 9110, 10.2.3)."""
+
+
+def wait_s(error: SandlotError) -> int | None:
+    """Seconds after which the same request may succeed; None where waiting does not help, or nobody knows for how long. Pure."""
+    known = error.fields.get("retry_after_s", RETRY_AFTER_S if error.retryable else None)
+    return known if isinstance(known, int) else None  # never a text: it is written into an answer's head as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +32,13 @@ class Told:
         status: HTTP's.
         body: JSON-representable.
         media_type: The body's.
+        headers: More of them.
     """
 
     status: int
     body: Mapping[str, Any]
     media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Teller(Protocol):

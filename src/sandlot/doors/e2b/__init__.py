@@ -15,4 +15,5 @@ DOOR = Door(
     raw=routes.RAW,
     at_root=routes.ROOT,
     admit=access.admit,
+    headers=errors.headers,
 )

@@ -16,6 +16,9 @@ from sandlot.model.errors import ErrorCode
 NOT_FOUND = "was not found"
 """What clients look for in the message of a 502."""
 
+ASKED_AGAIN = frozenset({429, 502, 503, 504})
+"""Statuses after which the control plane's clients wait, as ``Retry-After`` says or a little, and ask again, three times (e2b, ``retry.py``)."""
+
 _GONE = Kind(502, "unavailable")
 
 TABLE = table(
@@ -42,6 +45,11 @@ TABLE = table(
 def body(failure: Failure) -> Mapping[str, Any]:
     """What clients read. Pure."""
     return {"code": failure.kind.status, "message": told(failure)}
+
+
+def headers(failure: Failure) -> Mapping[str, str]:
+    """``Should-Retry: false`` where clients would ask again by themselves, and would be refused again. Pure."""
+    return {"Should-Retry": "false"} if failure.kind.status in ASKED_AGAIN and failure.wait_s is None else {}
 
 
 def told(failure: Failure) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +18,10 @@ from e2b.exceptions import (
     SandboxNotRunningException,
     ServiceBusyException,
 )
+from e2b.retry import RETRYABLE_STATUSES, _retry_delay
 
 from sandlot.doors.e2b import DOOR
-from sandlot.model.errors import ErrorCode, class_of
+from sandlot.model.errors import CODES, ErrorCode, class_of
 from sandlot.web.errors import answer
 
 
@@ -66,3 +68,15 @@ def test_the_control_planes_client_raises_its_own(code: ErrorCode, raised: type[
 )
 def test_the_insides_client_raises_its_own(code: ErrorCode, raised: type[Exception]) -> None:
     assert isinstance(format_envd_api_exception(*told(code)), raised)
+
+
+@pytest.mark.parametrize("fields, again_s", [({}, None), ({"retry_after_s": 5}, 5.0)])
+@pytest.mark.parametrize("code", ErrorCode)
+def test_clients_ask_again_only_where_waiting_helps(code: ErrorCode, fields: dict[str, Any], again_s: float | None) -> None:
+    answered = answer(class_of(code)("It happened.", code=code, fields=fields), "abc", teller=DOOR)
+    response = httpx.Response(answered.status_code, headers=dict(answered.headers))
+    waits_s = _retry_delay(response, 0, lambda: 1.0)
+    if answered.status_code not in RETRYABLE_STATUSES:
+        assert waits_s is None
+    else:
+        assert waits_s == (again_s or (1.0 if CODES[code][1] else None))
