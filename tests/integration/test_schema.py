@@ -232,6 +232,7 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "files_create_watcher": {"body": {"path": "/workspace/folder"}},
     "volumes_create": lambda _world: {"body": volume()},
     "webhooks_create": {"body": WEBHOOK},
+    "webhooks_change": {"body": {"enabled": True}},
     "files_sign": {"body": {"path": "/workspace/file"}},
     "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
     "file_store_inject": lambda world: {"body": {"file_ids": [world.stored()]}},

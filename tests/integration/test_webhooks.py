@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import pytest
 
-from sandlot import Client
+from sandlot import Client, InvalidRequestError
 from tests.support.tcpservice import tcp_service
 
 
@@ -51,7 +52,7 @@ def test_what_was_not_taken_before_a_kill_is_sent_after_it() -> None:
         key = service.key("hooked")
         with Client(url=service.url, api_key=key) as client:
             hook = client.webhooks.create(f"http://127.0.0.1:{receiver.server_port}/", events=["sandbox.created", "sandbox.ended"])
-            made = httpx.post(f"{service.url}/v1/sandboxes", json={"template": "base"}, headers={"X-API-Key": key}, timeout=120).json()["id"]
+            made = _made(service.url, key)
             while not receiver.got:
                 time.sleep(0.02)
             service.end(signal.SIGKILL)
@@ -65,3 +66,39 @@ def test_what_was_not_taken_before_a_kill_is_sent_after_it() -> None:
             while client.webhooks.get(hook.id).delivered < 2:
                 time.sleep(0.02)
             client.webhooks.remove(hook.id)
+
+
+def test_one_that_is_disabled_is_told_after_a_kill_what_happened_meanwhile_at_its_new_address() -> None:
+    with (
+        receiving() as before,
+        receiving() as after,
+        tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_POOLS": "none"}) as service,
+    ):
+        before.status = after.status = 200
+        key = service.key("hooked")
+        with Client(url=service.url, api_key=key) as client:
+            hook = client.webhooks.create(f"http://127.0.0.1:{before.server_port}/", events=["sandbox.created"])
+            first = _made(service.url, key)
+            while not before.got:
+                time.sleep(0.02)
+            assert not client.webhooks.update(hook.id, enabled=False).enabled
+            second = _made(service.url, key)
+            service.end(signal.SIGKILL)
+            service.start()
+            third = _made(service.url, key)
+            with pytest.raises(InvalidRequestError, match="public"):
+                client.webhooks.update(hook.id, url="http://10.0.0.1/", enabled=True)
+            assert not client.webhooks.get(hook.id).enabled
+            told = client.webhooks.update(
+                hook.id, url=f"http://127.0.0.1:{after.server_port}/", events=["sandbox.created", "sandbox.ended"], enabled=True
+            )
+            assert (told.enabled, told.events) == (True, ("sandbox.created", "sandbox.ended"))
+            client.kill(third)
+            while len(after.got) < 3:
+                time.sleep(0.02)
+            assert [each[2] for each in before.got] == [first]
+            assert [each[1:] for each in after.got] == [("sandbox.created", second), ("sandbox.created", third), ("sandbox.ended", third)]
+
+
+def _made(url: str, key: str) -> str:
+    return str(httpx.post(f"{url}/v1/sandboxes", json={"template": "base"}, headers={"X-API-Key": key}, timeout=120).json()["id"])

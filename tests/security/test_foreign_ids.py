@@ -61,6 +61,7 @@ RIGHT: Mapping[str, Asked] = {
     "DELETE /v1/files/{file}": Asked(last=True),
     "DELETE /v1/volumes/{volume}": Asked(last=True),
     "DELETE /v1/webhooks/{webhook}": Asked(last=True),
+    "PATCH /v1/webhooks/{webhook}": Asked(json={"enabled": False}),
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
     "DELETE /agentsandbox/v1/files/{file}": Asked(last=True),

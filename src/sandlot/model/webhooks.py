@@ -3,6 +3,7 @@
 Laws:
 - What a webhook was told of is recorded after it was told: a service that dies between the two tells it again, and nothing is left out.
 - At most one node delivers to a webhook at a time: the one that holds it. Who holds it says so again and again; one that died is followed by another.
+- One that is not enabled is told nothing, and stands where it is: what happens meanwhile it is told later.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class WebhookRecord:
         shape: What they look like: ``native``, or the name of a door.
         created_at: When it was made.
         progress: How far it is.
+        enabled: Whether it is told anything now.
     """
 
     id: WebhookId
@@ -84,6 +86,26 @@ class WebhookRecord:
     shape: str
     created_at: datetime
     progress: Progress
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookChange:
+    """What is to be another one of a webhook; None is what stays as it is.
+
+    Args:
+        url: Where what happens is sent. What is waiting to be sent again is sent there at once, and as often as what is new.
+        events: The types of events that it is told, of those that it is not done with; empty is all.
+        secret: What signs them.
+        name: A word for people.
+        enabled: Whether it is told anything.
+    """
+
+    url: str | None = None
+    events: tuple[str, ...] | None = None
+    secret: str | None = field(default=None, repr=False)
+    name: str | None = None
+    enabled: bool | None = None
 
 
 class WebhookTable(Protocol):
@@ -99,6 +121,10 @@ class WebhookTable(Protocol):
 
     async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
         """By ``created_at`` and id, oldest first; None is everybody's."""
+        ...
+
+    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+        """Change one, and give it as it is then; None where it is not there. With another address nothing was tried in vain yet."""
         ...
 
     async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:

@@ -41,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 from sandlot.model.access import Quota
 from sandlot.model.specs import SandboxSpec
 
-HEAD: Final = "0005"
+HEAD: Final = "0006"
 """The newest revision in ``migrations/versions``: a database that has it is opened without a look at them."""
 
 VERSION_TABLE: Final = "alembic_version"
@@ -322,6 +322,7 @@ webhooks = Table(
     Column("last_error", Words, nullable=False),
     Column("holder", Word(4)),
     Column("held_until", Moment),
+    Column("enabled", Boolean(create_constraint=False), nullable=False),
     Index("webhooks_by_owner", "owner", "created_at", "id"),
 )
 

@@ -12,7 +12,7 @@ from sqlalchemy import insert as plain_insert
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, WebhookId
-from sandlot.model.webhooks import Progress, WebhookRecord
+from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
 from sandlot.store.engine import Database
 from sandlot.store.rows import of
 from sandlot.store.schema import webhooks
@@ -53,6 +53,19 @@ class Webhooks:
         """By ``created_at`` and id, oldest first; None is everybody's."""
         query = of(select(webhooks), webhooks, owner=owner).order_by(webhooks.c.created_at, webhooks.c.id)
         return [_record(row) for row in await self._database.rows(query)]
+
+    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+        """Change one, and give it as it is then; None where it is not there. With another address nothing was tried in vain yet."""
+        values = {name: value for name, value in asdict(change).items() if value is not None}
+        if change.events is not None:
+            values["events"] = list(change.events)
+        if change.url is not None:
+            values |= {"tries": 0, "next_at": None}
+        if not values:
+            return await self.get(webhook)
+        statement = update(webhooks).where(webhooks.c.id == webhook).values(**values).returning(*webhooks.columns)
+        row = await self._database.write(lambda connection: connection.execute(statement).first())
+        return None if row is None else _record(row)
 
     async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
         """Let a node be the one that delivers to it until then, and give it as it is; None where another one is, or it is not there."""

@@ -47,7 +47,32 @@ def list_webhooks(*, in_json: InJson = False) -> None:
     if not found:
         note("There is no webhook; `sandlot webhooks create URL` makes one.")
         return
-    table(["ID", "NAME", "URL", "EVENTS", "DELIVERED", "GIVEN UP", "LAST ERROR"], [_row(each) for each in found])
+    table(["ID", "NAME", "URL", "EVENTS", "ENABLED", "DELIVERED", "GIVEN UP", "LAST ERROR"], [_row(each) for each in found])
+
+
+@webhooks.command("update")
+def update_webhook(
+    webhook: Annotated[str, typer.Argument(metavar="ID", help="The webhook.")],
+    *,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Where events are sent, by POST.")] = None,
+    events: Annotated[list[str] | None, typer.Option("--event", metavar="TYPE", help="Such as sandbox.ended; again for more.")] = None,
+    every: Annotated[bool, typer.Option("--all-events", help="Tell it of all events.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A word for people.")] = None,
+    enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Have it wait, and go on: what happens meanwhile is sent then.")] = None,
+    in_json: InJson = False,
+) -> None:
+    """Change a webhook; what is left out stays as it is.
+
+    Prints its id.
+    """
+    if every and events:
+        raise typer.BadParameter("Some events or all: give --event or --all-events.")
+    asked = [] if every else events or None
+    if (url, asked, name, enabled) == (None, None, None, None):
+        raise typer.BadParameter("Nothing to change: give --url, --event, --all-events, --name, --enable or --disable.")
+    with asking() as client:
+        changed = client.webhooks.update(webhook, url=url, events=asked, name=name, enabled=enabled)
+    typer.echo(as_json(changed) if in_json else changed.id)
 
 
 @webhooks.command("rm")
@@ -63,4 +88,5 @@ def remove_webhooks(*, ids: Annotated[list[str], typer.Argument(metavar="ID...",
 
 
 def _row(info: WebhookInfo) -> list[str]:
-    return [info.id, info.name or "-", info.url, ",".join(info.events) or "all", str(info.delivered), str(info.given_up), info.last_error or "-"]
+    told = [info.id, info.name or "-", info.url, ",".join(info.events) or "all", "yes" if info.enabled else "no"]
+    return [*told, str(info.delivered), str(info.given_up), info.last_error or "-"]

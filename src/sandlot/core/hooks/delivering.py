@@ -3,6 +3,7 @@
 Laws:
 - One task for each webhook reads its owner's events from the store, behind the one that the store says it is done with: nothing is kept for it in
   memory, and a service that dies loses nothing. What it was told of is recorded after its answer, so the last one may be told again.
+- What a webhook is, is read before every call and after every page of events: another node may have changed it. One that is not enabled has no task.
 - One that is slow, or fails, holds up itself alone: each waits by itself, and so many are called at once.
 - Only the node that holds a webhook calls it (``model/webhooks.py``).
 - A key that was taken away is told nothing more.
@@ -95,6 +96,7 @@ class Deliveries:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[WebhookId, asyncio.Task[None]] = {}
         self._looks: set[asyncio.Event] = set()
+        self._reached: dict[WebhookId, int] = {}
 
     async def run(self) -> None:
         """Deliver until it is cancelled."""
@@ -112,15 +114,22 @@ class Deliveries:
             await self._clock.sleep_until(self._clock.monotonic_s() + LOOK_S)
 
     def begin(self, record: WebhookRecord) -> None:
-        """Deliver to a webhook from now on. Idempotent."""
-        if record.id not in self._tasks:
+        """Deliver to a webhook from now on, where it is enabled. Idempotent."""
+        if record.enabled and record.id not in self._tasks:
             task = self._tasks[record.id] = asyncio.create_task(self._lasting(record), name=f"webhook {record.id}")
             task.add_done_callback(lambda _: self._tasks.pop(record.id, None))
 
     def end(self, webhook: WebhookId) -> None:
         """Deliver to a webhook no more. Idempotent."""
+        self._reached.pop(webhook, None)
         if task := self._tasks.get(webhook):
             task.cancel()
+
+    async def rest(self, webhook: WebhookId) -> None:
+        """Deliver to a webhook no more until it is begun again; what is being sent is sent again then. Idempotent."""
+        if task := self._tasks.get(webhook):
+            task.cancel()
+            await asyncio.wait({task})
 
     async def aclose(self) -> None:
         """Deliver to none any more; what is being sent is sent again by the next service. Idempotent."""
@@ -141,12 +150,12 @@ class Deliveries:
             await self._sleep(AGAIN_S)
 
     async def _deliver(self, record: WebhookRecord) -> None:
-        """Deliver to one webhook, until it is there no more.
+        """Deliver to one webhook, until it is there no more, or is not enabled.
 
         Raises:
             SandlotError: The store failed.
         """
-        cursor = record.progress.cursor
+        cursor = max(record.progress.cursor, self._reached.get(record.id, 0))
         while (who := self._principal_of(record.owner)) is not None:
             with self._feed.listening(who) as told:
                 self._looks.add(told)
@@ -156,29 +165,31 @@ class Deliveries:
                     self._looks.discard(told)
             if following is None:
                 return
-            cursor = following
+            cursor = self._reached[record.id] = following
 
     async def _page(self, record: WebhookRecord, who: Principal, cursor: int, told: asyncio.Event) -> int | None:
-        """Tell a webhook of a page of events, or wait until there is one; where it goes on. None where it is there no more."""
+        """Tell a webhook of a page of events, or wait until there is one; where it goes on. None where it is told nothing more."""
         page = await self._feed.page(who, after=cursor)
         if not page:
             await told.wait()  # whatever was committed since this listens has set it
             return cursor
-        wanted = [event for event in page if messages.is_wanted(record, event)]
-        held = await self._held(record.id) if wanted or page[-1].sequence // SKIPPED != cursor // SKIPPED else record
+        current = await self._table.get(record.id)  # after the page: what it asks for now has been asked for before whatever comes later
+        if current is None or not current.enabled:
+            return None
+        wanted = [event for event in page if messages.is_wanted(current, event)]
+        held = await self._held(record.id) if wanted or page[-1].sequence // SKIPPED != cursor // SKIPPED else current
         for event in wanted:
             if held is not None and event.sequence > held.progress.cursor:
                 held = await self._told(held, event)
         if held is None:
             return None
         behind = max(page[-1].sequence, held.progress.cursor)
-        if held is not record and behind > held.progress.cursor:
+        if held is not current and behind > held.progress.cursor:
             await self._table.move(record.id, self._node, replace(held.progress, cursor=behind))
         return behind
 
     async def _told(self, held: WebhookRecord, event: EventRecord) -> WebhookRecord | None:
-        """Tell a webhook of one event, as often as it takes; the webhook after that. None where it is there no more."""
-        body, headers = messages.message(held, event, self._shapes.get(held.shape, messages.native))
+        """Tell a webhook of one event, as often as it takes; the webhook after that. None where it is told nothing more."""
         while True:
             if held.progress.next_at is not None:
                 await self._sleep((held.progress.next_at - self._clock.now()).total_seconds())
@@ -187,6 +198,7 @@ class Deliveries:
                 return None
             if again.progress.cursor >= event.sequence:
                 return again  # another node was faster
+            body, headers = messages.message(again, event, self._shapes.get(again.shape, messages.native))
             async with self._slots:
                 problem = await self._try(again, body, headers)
             progress = messages.after_answer(again.progress, event.sequence, problem, self._clock.now())
@@ -205,12 +217,14 @@ class Deliveries:
             return error.message
 
     async def _held(self, webhook: WebhookId) -> WebhookRecord | None:
-        """The webhook, once this node holds it; None where it is there no more."""
+        """The webhook, once this node holds it; None where it is there no more, or is not enabled."""
         while True:
             now = self._clock.now()
             held = await self._table.hold(webhook, self._node, now=now, until=now + timedelta(seconds=HELD_S))
-            if held is not None or await self._table.get(webhook) is None:
-                return held
+            if held is not None:
+                return held if held.enabled else None
+            if await self._table.get(webhook) is None:
+                return None
             await self._sleep(HELD_S / 2)
 
     async def _sleep(self, seconds: float) -> None:

@@ -1,7 +1,9 @@
-"""Webhooks: made, listed and removed.
+"""Webhooks: made, listed, changed and removed.
 
 Laws:
 - A webhook is told of what happens from the moment that it is made.
+- One that is not enabled is told nothing. What happens meanwhile it is told once it is, as long as events are kept.
+- A change holds for every event that it is not done with. Where it may be then is decided as when it is made.
 - Its secret is told once, when it is made. It is kept as it is: whoever signs needs it.
 - Whoever is told is called by the service itself, so where that may be is decided by the egress policy, and not by who asks.
 """
@@ -12,6 +14,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from sandlot.core.hooks.delivering import Deliveries, Outgoing
@@ -23,7 +26,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, Not
 from sandlot.model.ids import NodeId, WebhookId, new_webhook_id
 from sandlot.model.specs import check_text
 from sandlot.model.storage import Store
-from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookRecord
+from sandlot.model.webhooks import EVENT_TYPES, NATIVE, Progress, WebhookChange, WebhookRecord
 
 MOST: Final = 10
 """Of one owner."""
@@ -83,6 +86,7 @@ class Webhooks:
         secret: str | None = None,
         name: str | None = None,
         shape: str = NATIVE,
+        enabled: bool = True,
     ) -> WebhookRecord:
         """Make one.
 
@@ -93,16 +97,13 @@ class Webhooks:
             secret: What signs them; None has one made.
             name: A word for people.
             shape: What they look like.
+            enabled: Whether it is told anything before somebody changes that.
 
         Raises:
             InvalidRequestError: The URL is none that may be called, there is no such event, or the secret is none.
             LimitError: ``limit_exceeded``: the owner has as many as one may have.
         """
-        self._calls.check(url)
-        check_events(events)
-        check_secret(secret)
-        if name is not None and not 0 < len(check_text("name", name)) <= NAME_LENGTH:
-            raise InvalidRequestError(f"The name of a webhook has 1 to {NAME_LENGTH} bytes.", fields={"field": "name"})
+        self._check(WebhookChange(url=url, events=tuple(events), secret=secret, name=name))
         record = WebhookRecord(
             id=new_webhook_id(),
             owner=who.owner,
@@ -113,6 +114,7 @@ class Webhooks:
             shape=shape,
             created_at=self._clock.now(),
             progress=Progress(cursor=await self._feed.last()),
+            enabled=enabled,
         )
         if not await self._table.add(record, most=MOST):
             raise LimitError(
@@ -144,6 +146,26 @@ class Webhooks:
             )
         return record
 
+    async def update(self, who: Principal, webhook: str, change: WebhookChange) -> WebhookRecord:
+        """Change one; what is answered is what holds from then on.
+
+        Raises:
+            NotFoundError: ``not_found``.
+            InvalidRequestError: As when it is made.
+        """
+        record = await self.get(who, webhook)
+        self._check(change)
+        if change.events is not None:
+            change = replace(change, events=tuple(dict.fromkeys(change.events)))
+        now: WebhookRecord | None = record
+        await self._deliveries.rest(record.id)  # of two that write how far it is, the later one would win
+        try:
+            now = await self._table.change(record.id, change)
+        finally:
+            if now is not None:
+                self._deliveries.begin(now)
+        return now or await self.get(who, webhook)
+
     async def remove(self, who: Principal, webhook: str) -> None:
         """Tell one nothing more.
 
@@ -153,6 +175,19 @@ class Webhooks:
         record = await self.get(who, webhook)
         await self._table.remove(record.id)
         self._deliveries.end(record.id)
+
+    def _check(self, asked: WebhookChange) -> None:
+        """Refuse what no webhook may be.
+
+        Raises:
+            InvalidRequestError: It is.
+        """
+        if asked.url is not None:
+            self._calls.check(asked.url)
+        check_events(asked.events or ())
+        check_secret(asked.secret)
+        if asked.name is not None and not 0 < len(check_text("name", asked.name)) <= NAME_LENGTH:
+            raise InvalidRequestError(f"The name of a webhook has 1 to {NAME_LENGTH} bytes.", fields={"field": "name"})
 
 
 def check_events(events: Sequence[str]) -> None:
@@ -179,5 +214,5 @@ def check_secret(secret: str | None) -> None:
     least, most = SECRET_LENGTH
     if secret is not None and not (least <= len(secret) <= most and check_text("secret", secret)):
         raise InvalidRequestError(
-            f"A secret has {least} to {most} characters.", hint="Leave it out, and one is made and told.", fields={"field": "secret"}
+            f"A secret has {least} to {most} characters.", hint="Leave it out: a new webhook has one made, and one that there is keeps its own.", fields={"field": "secret"}
         )

@@ -25,6 +25,7 @@ class WebhookInfo:
         last_at: When it was called last; None where it never was.
         last_error: Why that failed; empty where it did not.
         secret: What ``X-Signature`` is made with; told once, by ``client.webhooks.create``, and empty elsewhere.
+        enabled: Whether it is told anything now.
     """
 
     id: str
@@ -39,6 +40,7 @@ class WebhookInfo:
     last_at: datetime | None = None
     last_error: str = ""
     secret: str = field(default="", repr=False)
+    enabled: bool = True
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -56,6 +58,7 @@ class WebhookInfo:
             last_at=_moment(raw.get("last_at")),
             last_error=str(raw.get("last_error", "")),
             secret=str(raw.get("secret", "")),
+            enabled=bool(raw.get("enabled", True)),
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import new_webhook_id
 from sandlot.model.storage import Store
-from sandlot.model.webhooks import NATIVE, Progress, WebhookRecord
+from sandlot.model.webhooks import NATIVE, Progress, WebhookChange, WebhookRecord
 from sandlot.testing.stores.bench import ALICE, BOB, NASTY, StoreBench, fresh_node, moment
 
 
@@ -40,7 +40,9 @@ class HooksSuite:
 
     async def test_a_webhook_comes_back_as_it_was(self, store: Store) -> None:
         progress = Progress(1 << 50, 3, moment(1), 1 << 40, 5, moment(2), NASTY)
-        full = replace(webhook(), name=NASTY, url=NASTY, events=("sandbox.created", "a.b"), secret=NASTY, shape="a-door", progress=progress)
+        full = replace(
+            webhook(), name=NASTY, url=NASTY, events=("sandbox.created", "a.b"), secret=NASTY, shape="a-door", progress=progress, enabled=False
+        )
         for record in (full, webhook()):
             assert await store.webhooks.add(record, most=9)
             assert await store.webhooks.get(record.id) == record
@@ -58,6 +60,19 @@ class HooksSuite:
         assert await store.webhooks.remove(mine[0].id)
         assert not await store.webhooks.remove(mine[0].id)
         assert await store.webhooks.add(refused, most=3)
+
+    async def test_a_webhook_is_changed_in_what_is_given_and_in_nothing_else(self, store: Store) -> None:
+        progress = Progress(7, 3, moment(9), 4, 5, moment(2), "It answered 500.")
+        record = replace(webhook(), name="n", events=("sandbox.created",), progress=progress)
+        await store.webhooks.add(record, most=1)
+        assert await store.webhooks.change(record.id, WebhookChange()) == record
+        asleep = replace(record, name=NASTY, secret=NASTY, events=(), enabled=False)
+        assert await store.webhooks.change(record.id, WebhookChange(events=(), secret=NASTY, name=NASTY, enabled=False)) == asleep
+        moved = replace(asleep, url=NASTY, enabled=True, progress=replace(progress, tries=0, next_at=None))
+        assert await store.webhooks.change(record.id, WebhookChange(url=NASTY, enabled=True)) == moved
+        assert await store.webhooks.get(record.id) == moved
+        assert await store.webhooks.change(webhook().id, WebhookChange(name="x")) is None
+        assert await store.webhooks.change(webhook().id, WebhookChange()) is None
 
     async def test_one_node_at_a_time_holds_a_webhook(self, store: Store) -> None:
         record, one, other = webhook(), fresh_node(), fresh_node()

@@ -32,11 +32,25 @@ def test_ls_tells_how_they_fare(there: Script, capsys: pytest.CaptureFixture[str
     assert dispatch(["webhooks", "ls"]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["ID", "NAME", "URL", "EVENTS"]
-    assert row.split()[:6] == [HOOK["id"], "-", HOOK["url"], "sandbox.ended", "3", "1"]
+    assert row.split()[:7] == [HOOK["id"], "-", HOOK["url"], "sandbox.ended", "yes", "3", "1"]
     assert dispatch(["webhooks", "ls"]) == 0
     assert "sandlot webhooks create" in capsys.readouterr().err
     assert dispatch(["webhooks", "ls", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["delivered"] == 3
+
+
+def test_update_sends_what_is_given(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(*[Reply(200, {**HOOK, "enabled": False})] * 3)
+    assert dispatch(["webhooks", "update", HOOK["id"], "--disable", "--url", "https://example.com/2", "--event", "sandbox.ended", "--name", "n"]) == 0
+    assert capsys.readouterr().out == f"{HOOK['id']}\n"
+    assert (there.seen[-1].method, there.seen[-1].path) == ("PATCH", f"/v1/webhooks/{HOOK['id']}")
+    assert there.seen[-1].json() == {"url": "https://example.com/2", "events": ["sandbox.ended"], "name": "n", "enabled": False}
+    assert dispatch(["webhooks", "update", HOOK["id"], "--enable", "--all-events", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["enabled"] is False
+    assert there.seen[-1].json() == {"events": [], "enabled": True}
+    for wrong in ([], ["--event", "sandbox.ended", "--all-events"]):
+        assert dispatch(["webhooks", "update", HOOK["id"], *wrong]) == 2
+    assert len(there.seen) == 2
 
 
 def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

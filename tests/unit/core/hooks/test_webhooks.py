@@ -19,13 +19,14 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
 from sandlot.model.records import NewEvent
-from sandlot.model.webhooks import WebhookRecord
+from sandlot.model.webhooks import WebhookChange, WebhookRecord
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 URL = "https://one.example/"
+SIGNS = "another one"
 NODE, OTHER = NodeId("aaaa"), NodeId("bbbb")
 
 
@@ -261,6 +262,87 @@ async def test_one_that_was_removed_is_told_nothing_more(at: Place) -> None:
         await at.hooks.get(ALICE, hook.id)
 
 
+async def test_one_that_is_not_enabled_is_told_nothing_and_later_all_of_it(at: Place, store: SqlStore, clock: ManualClock) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    await at.happens("created")
+    await until(lambda: at.calls.heard() == [1])
+    told = await at.hooks.update(ALICE, hook.id, WebhookChange(enabled=False))
+    assert not told.enabled
+    asleep = await at.hooks.create(ALICE, url="https://asleep.example/", enabled=False)
+    await at.happens("paused", "resumed")
+    await at.hooks.create(BOB, url="https://bob.example/")
+    await at.happens("ended", who=BOB)
+    await until(lambda: at.calls.heard("https://bob.example/") == [4])
+    assert at.calls.heard() == [1]
+    await at.hooks.aclose()
+    async with service(store, clock, calls=at.calls) as again:  # it is not forgotten over a restart
+        await again.happens("ended", who=BOB)
+        await until(lambda: at.calls.heard("https://bob.example/")[-1] == 5)
+        assert at.calls.heard() == [1]
+        for each in (hook, asleep):
+            await again.hooks.update(ALICE, each.id, WebhookChange(enabled=True))
+        await until(lambda: at.calls.heard() == [1, 2, 3] and at.calls.heard("https://asleep.example/") == [2, 3])
+
+
+async def test_another_address_is_told_at_once_what_the_one_before_did_not_take(at: Place, clock: ManualClock) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    at.calls.answers = lambda url, _number: 500 if url == URL else 200
+    await at.happens("created")
+    await until(lambda: tried(at, hook, 1))
+    clock.advance(1)
+    await until(lambda: tried(at, hook, 2))
+    changed = await at.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/", secret=SIGNS, name="two"))
+    assert (changed.url, changed.name, changed.progress.tries, changed.progress.next_at) == ("https://two.example/", "two", 0, None)
+    await until(lambda: at.calls.heard("https://two.example/") == [1])
+    _, body, headers = at.calls.got[-1]
+    assert headers["X-Signature"] == signature(SIGNS, body)
+    assert body == at.calls.got[0][1], "the same event is the same bytes"
+    assert at.calls.heard() == [1, 1]
+
+
+async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
+    await at.happens("created", "paused", "ended")
+    await until(lambda: at.calls.heard() == [3])
+    changed = await at.hooks.update(ALICE, hook.id, WebhookChange(events=("sandbox.created", "sandbox.paused", "sandbox.created")))
+    assert changed.events == ("sandbox.created", "sandbox.paused")
+    await at.happens("created", "ended", "paused")
+    await until(lambda: at.calls.heard() == [3, 4, 6])
+    await at.hooks.update(ALICE, hook.id, WebhookChange(events=()))
+    await at.happens("woken")
+    await until(lambda: at.calls.heard() == [3, 4, 6, 7])
+
+
+async def test_what_it_passed_over_is_not_told_once_it_asks_for_more(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
+    await at.happens("ended")
+    await until(lambda: at.calls.heard() == [1])
+    await at.happens("created")
+    await at.hooks.create(BOB, url="https://bob.example/")
+    await at.happens("created", who=BOB)
+    await until(lambda: at.calls.heard("https://bob.example/") == [3])
+    await at.hooks.update(ALICE, hook.id, WebhookChange(events=()))
+    await at.happens("paused")
+    await until(lambda: at.calls.heard()[-1] == 4)
+    assert at.calls.heard() == [1, 4]
+
+
+async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        hook = await one.hooks.create(ALICE, url=URL)
+        await one.happens("created")
+        await until(lambda: one.calls.heard() == [1])
+        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/", events=("sandbox.ended",)))
+        await one.happens("paused", "ended")
+        await until(lambda: one.calls.heard("https://two.example/") == [3])
+        await other.hooks.update(ALICE, hook.id, WebhookChange(enabled=False))
+        await one.happens("ended")
+        await other.hooks.create(BOB, url="https://bob.example/")
+        await other.happens("ended", who=BOB)
+        await until(lambda: other.calls.heard("https://bob.example/") == [5])
+        assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
+
+
 async def test_somebody_elses_is_not_there(at: Place) -> None:
     hook = await at.hooks.create(ALICE, url=URL)
     for asked in (at.hooks.get, at.hooks.remove):
@@ -285,6 +367,23 @@ async def test_what_makes_no_sense_is_refused_and_leaves_nothing(at: Place) -> N
         with pytest.raises(InvalidRequestError):
             await at.hooks.create(ALICE, **wrong)
     assert await at.hooks.listing(ALICE) == []
+
+
+async def test_a_change_is_held_to_what_it_is_when_it_is_made_and_leaves_all_as_it_was(at: Place) -> None:
+    hook = await at.hooks.create(ALICE, url=URL)
+    for wrong in (
+        WebhookChange(url="http://inside/", name="x"),
+        WebhookChange(events=("sandbox.exploded",), name="x"),
+        WebhookChange(secret=SIGNS[:7], name="x"),
+        WebhookChange(name=""),
+    ):
+        with pytest.raises(InvalidRequestError):
+            await at.hooks.update(ALICE, hook.id, wrong)
+    for webhook, who in ((hook.id, BOB), ("x", ALICE), ("\0", ALICE)):
+        with pytest.raises(NotFoundError):
+            await at.hooks.update(who, webhook, WebhookChange(name="x"))
+    assert await at.hooks.listing(ALICE) == [hook]
+    assert (await at.hooks.update(OPERATOR, hook.id, WebhookChange(name="x"))).owner == ALICE.owner
 
 
 async def test_one_may_have_so_many(at: Place) -> None:

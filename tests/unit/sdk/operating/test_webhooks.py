@@ -70,6 +70,17 @@ def test_webhooks_are_listed_found_and_removed(client: Client, service: Script) 
     assert (service.seen[-1].method, service.seen[-1].path) == ("DELETE", "/v1/webhooks/a%2Fb")
 
 
+def test_a_webhook_is_changed_in_what_is_given(client: Client, service: Script) -> None:
+    service.say(*[Reply(200, {**HOOK, "enabled": False})] * 2, Reply(201, {**HOOK, "enabled": False}))
+    assert not client.webhooks.update("a/b", events=[], enabled=False).enabled
+    assert (service.seen[-1].method, service.seen[-1].path) == ("PATCH", "/v1/webhooks/a%2Fb")
+    assert service.seen[-1].json() == {"events": [], "enabled": False}
+    client.webhooks.update("x", url="https://example.com/2", secret="x" * 8, name="n", enabled=True)
+    assert service.seen[-1].json() == {"url": "https://example.com/2", "secret": "x" * 8, "name": "n", "enabled": True}
+    client.webhooks.create("https://example.com/", enabled=False)
+    assert service.seen[-1].json() == {"url": "https://example.com/", "enabled": False}
+
+
 def test_one_that_is_not_there_is_an_error(client: Client, service: Script) -> None:
     service.say(problem(404, "not_found", retryable=False))
     with pytest.raises(NotFoundError):

@@ -23,7 +23,9 @@ class Webhooks:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def create(self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None) -> WebhookInfo:
+    def create(
+        self, url: str, *, events: Sequence[str] = (), secret: str | None = None, name: str | None = None, enabled: bool = True
+    ) -> WebhookInfo:
         """Have an address told of what happens to what is yours; for an operator to everybody's.
 
         Args:
@@ -31,6 +33,7 @@ class Webhooks:
             events: Types of events, such as ``sandbox.ended``; none is all.
             secret: What ``X-Signature`` is made with; left out, one is made.
             name: A word for people.
+            enabled: False has it wait until :meth:`update` enables it; what happens meanwhile it is told then.
 
         Returns:
             It, with its secret, which is told once.
@@ -39,7 +42,7 @@ class Webhooks:
             InvalidRequestError: The address is none that is called, or there is no such event.
             LimitError: You have as many as one may have.
         """
-        body = wire.given(url=url, events=list(events) or None, secret=secret, name=name)
+        body = wire.given(url=url, events=list(events) or None, secret=secret, name=name, enabled=None if enabled else False)
         return WebhookInfo.parse(self._client.request("POST", "/v1/webhooks", body=body))
 
     def list(self) -> list[WebhookInfo]:
@@ -54,6 +57,36 @@ class Webhooks:
             NotFoundError: There is none of that id.
         """
         return WebhookInfo.parse(self._client.request("GET", f"/v1/webhooks/{wire.segment(webhook)}"))
+
+    def update(
+        self,
+        webhook: str,
+        *,
+        url: str | None = None,
+        events: Sequence[str] | None = None,
+        secret: str | None = None,
+        name: str | None = None,
+        enabled: bool | None = None,
+    ) -> WebhookInfo:
+        """Change one; what is left out stays as it is. What it is not done with goes by what it is then.
+
+        Args:
+            webhook: Its id.
+            url: Where events are sent; what is waiting to be sent again is sent there at once.
+            events: Types of events; none is all.
+            secret: What ``X-Signature`` is made with.
+            name: A word for people.
+            enabled: False has it wait: what happens meanwhile it is told once it is enabled, as long as the service keeps events.
+
+        Returns:
+            It, without its secret.
+
+        Raises:
+            NotFoundError: There is none of that id.
+            InvalidRequestError: As for :meth:`create`.
+        """
+        body = wire.given(url=url, events=None if events is None else list(events), secret=secret, name=name, enabled=enabled)
+        return WebhookInfo.parse(self._client.request("PATCH", f"/v1/webhooks/{wire.segment(webhook)}", body=body))
 
     def remove(self, webhook: str) -> None:
         """Tell an address nothing more.

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sandlot.model.webhooks import EVENT_TYPES, WebhookRecord
+from sandlot.model.webhooks import EVENT_TYPES, WebhookChange, WebhookRecord
 from sandlot.server.native.schemas.base import Answer, Body, Text, Texts
 
 
@@ -24,6 +24,28 @@ class WebhookBody(Body):
     )
     secret: Text | None = Field(default=None, description="What X-Signature is made with, 8 to 256 characters. Left out, one is made.")
     name: Text | None = Field(default=None, description="A word for people.")
+    enabled: bool = Field(default=True, description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.")
+
+
+class WebhookChangeBody(Body):
+    """What to change of a webhook; what is left out stays as it is."""
+
+    url: Text | None = Field(
+        default=None,
+        description="Where events are sent, as when it is made. What waits to be sent again is sent there at once.",
+    )
+    events: Texts | None = Field(default=None, description="Types of events, of all that it is not done with; none is all.")
+    secret: Text | None = Field(default=None, description="What X-Signature is made with, 8 to 256 characters.")
+    name: Text | None = Field(default=None, description="A word for people.")
+    enabled: bool | None = Field(
+        default=None,
+        description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.",
+    )
+
+    def asked(self) -> WebhookChange:
+        """What core makes of it."""
+        events = None if self.events is None else tuple(self.events)
+        return WebhookChange(url=self.url, events=events, secret=self.secret, name=self.name, enabled=self.enabled)
 
 
 class WebhookAnswer(Answer):
@@ -34,6 +56,7 @@ class WebhookAnswer(Answer):
     owner: str = Field(description="The key's id, or 'local'.")
     url: str
     events: list[str] = Field(description="Types of events; none is all.")
+    enabled: bool = Field(description="Whether it is told anything now.")
     created_at: datetime
     cursor: int = Field(description="The sequence of the last event that it is done with.")
     delivered: int = Field(description="Events that it has taken.")
@@ -74,6 +97,7 @@ def _told(record: WebhookRecord) -> dict[str, Any]:
         "owner": record.owner,
         "url": record.url,
         "events": list(record.events),
+        "enabled": record.enabled,
         "created_at": record.created_at,
         "cursor": progress.cursor,
         "delivered": progress.delivered,

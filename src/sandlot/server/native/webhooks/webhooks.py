@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from sandlot.server.native.common import PROBLEM, also, core_of, principal_of, reply
-from sandlot.server.native.webhooks.schemas import NewWebhookAnswer, WebhookAnswer, WebhookBody, WebhooksAnswer
+from sandlot.server.native.webhooks.schemas import NewWebhookAnswer, WebhookAnswer, WebhookBody, WebhookChangeBody, WebhooksAnswer
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
@@ -13,7 +13,9 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 @router.post("", status_code=201, responses=also(NewWebhookAnswer, "It is told of what happens from now on.", 201))
 async def create(body: WebhookBody, request: Request) -> Response:
     """Have an address told of what happens to what is yours; for an operator to everybody's. Its secret is in this answer and nowhere else."""
-    made = await core_of(request).webhooks.create(principal_of(request), url=body.url, events=body.events, secret=body.secret, name=body.name)
+    made = await core_of(request).webhooks.create(
+        principal_of(request), url=body.url, events=body.events, secret=body.secret, name=body.name, enabled=body.enabled
+    )
     return reply(NewWebhookAnswer.of(made), 201)
 
 
@@ -28,6 +30,12 @@ async def list_webhooks(request: Request) -> Response:
 async def get(webhook: str, request: Request) -> Response:
     """Look at a webhook: what it has taken, and what failed last."""
     return reply(WebhookAnswer.of(await core_of(request).webhooks.get(principal_of(request), webhook)))
+
+
+@router.patch("/{webhook}", responses=also(WebhookAnswer, "As it is from now on."))
+async def change(webhook: str, body: WebhookChangeBody, request: Request) -> Response:
+    """Change where a webhook is told, what, signed with what, or whether. What it is not done with goes by what it is now."""
+    return reply(WebhookAnswer.of(await core_of(request).webhooks.update(principal_of(request), webhook, body.asked())))
 
 
 @router.delete("/{webhook}", status_code=204, responses=PROBLEM)
