@@ -168,8 +168,8 @@ def new_sandbox(body: CreateBody) -> NewSandbox:
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
     if body.entrypoint:
         raise refuse("entrypoint", "Start what is to run with start_process.")
-    if body.max_pending_secs is not None:
-        raise refuse("max_pending_secs", "Nothing waits here for capacity: a sandbox is made at once, or refused. Leave it out.")
+    if body.max_pending_secs:
+        raise refuse("max_pending_secs", "Nothing waits here for capacity: a sandbox is made at once, or refused. Leave it out, or say 0.")
     if body.snapshot_id is not None and body.image is not None:
         raise refuse("image", "A snapshot decides the image of what starts from it: leave it out.")
     metadata = {DOOR_WORD: NAME} if not body.image else {DOOR_WORD: NAME, IMAGE_WORD: body.image}

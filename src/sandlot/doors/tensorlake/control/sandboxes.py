@@ -5,7 +5,10 @@ Law: A rest that was begun goes on where its client goes away; what would be mad
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
@@ -26,7 +29,7 @@ from sandlot.doors.tensorlake.control.wire import (
 )
 from sandlot.doors.tensorlake.translate import milliseconds
 from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, refused, url_of
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of, unless_gone
@@ -79,17 +82,17 @@ async def kill(sandbox: str, request: Request) -> Response:
 
 
 @CONTROL.route("POST", f"{ONE}/suspend")
-async def suspend(sandbox: str, _waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
-    """Write a sandbox's memory to the disk and give it back; it has been done when this is answered."""
+async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await core_of(request).sandboxes.hibernate(box.id, principal_of(request)))
+    return await _changed(request, box, core_of(request).sandboxes.hibernate(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/resume")
-async def resume(sandbox: str, _waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
-    """Let a sandbox go on where it was; it runs when this is answered."""
+async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Let a sandbox go on where it was; it runs when this is answered with 200."""
     box = await any_sandbox(request, sandbox)
-    return _told(request, await core_of(request).sandboxes.resume(box.id, principal_of(request)))
+    return await _changed(request, box, core_of(request).sandboxes.resume(box.id, principal_of(request)), waits)
 
 
 @CONTROL.route("POST", f"{ONE}/copy")
@@ -138,8 +141,32 @@ async def get_archived(archived: str, request: Request) -> Response:
     return reply(_archived(request, box))
 
 
-def _told(request: Request, box: Sandbox) -> Response:
-    return reply(translate.sandbox(box, url_of(request, box.id)))
+async def _changed(request: Request, box: Sandbox, work: Coroutine[Any, Any, Sandbox], waits: WaitQuery) -> Response:
+    """What a work has made of a sandbox; 202 where that takes longer than its client waits, and it goes on by itself.
+
+    Raises:
+        SandlotError: The work's, in that time.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=None if waits.wait_ms is None else waits.wait_ms / 1000)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return _told(request, task.result())
+    box.keep(asyncio.create_task(_let_be(task)))
+    return _told(request, box, ACCEPTED)
+
+
+async def _let_be(task: asyncio.Future[Sandbox]) -> None:
+    """Wait for a work of which nobody is told any more; its client asks how the sandbox is."""
+    with suppress(SandlotError):
+        await task
+
+
+def _told(request: Request, box: Sandbox, status: int = 200) -> Response:
+    return reply(translate.sandbox(box, url_of(request, box.id)), status)
 
 
 def _archived(request: Request, box: Sandbox) -> ArchivedAnswer:

@@ -97,7 +97,7 @@ class SnapshotBody(Body):
 
 
 class WaitQuery(Query):
-    """How long its client lets the service wait; it waits for as long as that takes."""
+    """How long its client waits until something is done: without it, for as long as that takes. What takes longer goes on."""
 
     wait_ms: _MOST | None = None
 
