@@ -40,6 +40,7 @@ UNREMEMBERED = frozenset(
         "file.read",
         "file.stat",
         "file.list",
+        "port.connect",
     }
 )
 

@@ -15,7 +15,8 @@ from sandlot.guest.kernels.service import Kernels
 from sandlot.guest.limits import Pids, count
 from sandlot.guest.local import Local
 from sandlot.guest.processes import Processes
-from sandlot.guest.relay import Relay
+from sandlot.guest.sockets.relay import Relay
+from sandlot.guest.sockets.tunnels import Tunnels
 from sandlot.guest.tasks import cpu_s, kill_all, tasks
 from sandlot.guest.waking import Waking
 from sandlot.protocol import events
@@ -88,6 +89,7 @@ class Guest:
         self.waking = Waking(self)
         self.hooks = Hooks(self)
         Files(self)
+        Tunnels(self)
 
     def run(self) -> None:
         """Serve until the deadline, a shutdown, or the end of the link."""

@@ -18,6 +18,7 @@ from sandlot.link.files import FileReader, Upload
 from sandlot.link.kernels import Kernels
 from sandlot.link.services import Service
 from sandlot.link.session import GREETING_TIMEOUT_S, PATIENCE_S, new_call_id
+from sandlot.link.tunnels import Tunnel
 from sandlot.link.types import Entry, GuestInfo, Listing, LostReason, ProcessInfo, ProcessResult
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
 from sandlot.model.ids import ProcessId, new_process_id
@@ -25,7 +26,7 @@ from sandlot.model.ports import ByteStream
 from sandlot.model.specs import WORKSPACE, ProcessSpec, User
 from sandlot.protocol import schema
 
-__all__ = ["CellCall", "FileReader", "Link", "ProcessCall", "Service"]
+__all__ = ["CellCall", "FileReader", "Link", "ProcessCall", "Service", "Tunnel"]
 
 WARM_TIMEOUT_S = 120.0
 _ENTROPY_BYTES = 64
@@ -344,3 +345,19 @@ class Link(Kernels):
     async def remove(self, path: str, *, user: User = User.USER, recursive: bool = False) -> int:
         """Remove a file, or a folder; how many entries were removed."""
         return await self.ask("file.remove", {"path": path, "user": user.value, "recursive": recursive}, parse.removed)
+
+    # -- ports ------------------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> Tunnel:
+        """Connect to what listens on a port of the sandbox's own loopback.
+
+        Args:
+            port: 1 to 65535.
+
+        Raises:
+            NotFoundError: ``port_not_found``: nothing does.
+            LimitError: ``limit_exceeded``: as many connections are open as may be.
+            TimeoutExceededError: What listens there accepts nobody.
+        """
+        self.check_usable()
+        return await Tunnel(self._pump, port, call_id=new_call_id()).opened()

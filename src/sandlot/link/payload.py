@@ -64,7 +64,7 @@ def guest_sources() -> Mapping[str, bytes]:
     """
     root = resources.files("sandlot")
     sources = {"sandlot/__init__.py": b""}
-    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels"):
+    for room in ("protocol", "guest", "guest/flow", "guest/files", "guest/kernels", "guest/sockets"):
         sources.update({f"sandlot/{room}/{name}": text for name, text in _modules(root.joinpath(room))})
     inside = "guest/programs"
     sources.update({f"sandlot/{inside}/{name}": text for name, text in _modules(root.joinpath(inside)) if name not in _PLAIN})

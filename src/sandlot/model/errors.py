@@ -29,6 +29,7 @@ class ErrorCode(StrEnum):
     PATH_NOT_FOUND = "path_not_found"
     PATH_EXISTS = "path_exists"
     PATH_INVALID = "path_invalid"
+    PORT_NOT_FOUND = "port_not_found"
     PERMISSION_DENIED = "permission_denied"
     CONFLICT = "conflict"
     TOO_LARGE = "too_large"
@@ -67,6 +68,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: (404, False),
         ErrorCode.PATH_EXISTS: (409, False),
         ErrorCode.PATH_INVALID: (400, False),
+        ErrorCode.PORT_NOT_FOUND: (404, False),
         ErrorCode.PERMISSION_DENIED: (403, False),
         ErrorCode.CONFLICT: (409, False),
         ErrorCode.TOO_LARGE: (413, False),
@@ -188,6 +190,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.PATH_NOT_FOUND: NotFoundError,
         ErrorCode.PATH_EXISTS: ConflictError,
         ErrorCode.PATH_INVALID: InvalidRequestError,
+        ErrorCode.PORT_NOT_FOUND: NotFoundError,
         ErrorCode.PERMISSION_DENIED: ForbiddenError,
         ErrorCode.CONFLICT: ConflictError,
         ErrorCode.TOO_LARGE: LimitError,

@@ -233,6 +233,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
+    # A connection to the sandbox's own loopback: bytes on channel 0 both ways once it is connected. The host's END is its end of file,
+    # the event its program's; the result comes when both have ended, or the program has and takes nothing any more.
+    "port.connect": {"args": {"port": "int"}, "events": {"connected": {"address": "str"}, "end": {}}, "result": {}},
 }
 
 #: What the host holds replies and events to; beyond it a guest breaks a law. Texts in characters, lists in items.
@@ -266,6 +269,7 @@ RESET_CODES = (
     "path_not_found",
     "path_exists",
     "path_invalid",
+    "port_not_found",
     "permission_denied",
     "conflict",
     "too_large",
@@ -276,6 +280,8 @@ RESET_CODES = (
     "busy",
     "internal",
 )
+#: What tunnels lead to.
+LOOPBACK = ("127.0.0.1", "::1")
 #: oom: the guest killed it for memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
 #: running: not done. timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.
