@@ -278,6 +278,26 @@ def test_a_run_without_a_session_gives_its_files_and_leaves_no_session(client: A
         client.files.delete(file.file_id)
 
 
+def test_files_and_environment_are_there_from_a_sessions_beginning(client: AgentSandbox) -> None:
+    upload = client.files.upload(b"given", filename="given.txt")
+    with client.sessions.context(file_ids=[upload.file_id], env_vars={"A": "1"}) as made:
+        assert client.run("echo $A; ls -A; cat given.txt", language="bash", session_id=made.session_id).stdout == "1\ngiven.txt\ngiven"
+    with client.sessions.context() as other:
+        assert client.run("ls -A", language="bash", session_id=other.session_id).stdout == ""
+        client.sessions.inject_files(other.session_id, file_ids=[upload.file_id])
+        assert client.run("cat given.txt", language="bash", session_id=other.session_id).stdout == "given"
+    client.files.delete(upload.file_id)
+
+
+def test_an_upload_may_go_into_a_session_as_well(client: AgentSandbox, session: str) -> None:
+    told = client._http.post(  # noqa: SLF001 - the vendor's plugin sends this, its client has no word for it
+        f"files?session_id={session}", files={"file": ("both.csv", b"1,2", "text/csv")}
+    )
+    assert (told["session_id"], client.files.download(told["file_id"])) == (session, b"1,2")
+    assert client.run("cat both.csv; rm both.csv", language="bash", session_id=session).stdout == "1,2"
+    client.files.delete(told["file_id"])
+
+
 def test_code_and_output_of_large_size(client: AgentSandbox, session: str) -> None:
     code = "data = '" + "x" * 3_000_000 + "'\nprint(len(data))\n"
     assert client.run(code, session_id=session).stdout == "3000000\n"
@@ -296,6 +316,7 @@ def test_all_files_are_listed_page_by_page(client: AgentSandbox, session: str) -
     for limit in (50, 7, 100):
         listed = [file.file_id for file in client.files.list_all(limit=limit)]
         assert [id_ for id_ in listed if id_ not in before] == made[::-1]
+    assert [file.file_id for file in client.files.list(limit=3, offset=2).files] == made[::-1][2:5]
     page = client.files.list(limit=20, offset=100)
     assert (len(page.files), page.total, page.limit, page.offset) == (20, 120 + len(before), 20, 100)
     assert client.files.list(offset=10_000).files == []

@@ -150,6 +150,8 @@ def test_a_program_is_run_once_and_graded(sb: SandboxAPI) -> None:
 def test_a_program_that_takes_too_long_or_too_much(sb: SandboxAPI) -> None:
     late = sb.execute(language="python3", code="print('early', flush=True)\nwhile True: pass", timeout=1)
     assert (late.status, late.stdout, late.exit_signal) == ("timeout", "early\n", "SIGKILL")
+    assert late.stderr.endswith("killed after 1 s.\n")
+    assert sb.execute(language="bash", code="sleep 11; echo late", timeout=30).stdout == "late\n"  # longer than one has that asks for nothing
     flood = sb.execute(language="bash", code="yes")
     assert (flood.status, len(flood.stdout)) == ("runtime_error", 1 << 20)
     assert "killed" in flood.stderr
@@ -245,6 +247,7 @@ def test_other_languages_keep_their_state_as_well(sb: SandboxAPI, language: str,
 def test_code_that_takes_too_long_is_interrupted_and_its_session_goes_on(sb: SandboxAPI, session: Session) -> None:
     late = sb.sessions.execute(session.id, code="here = 1\nimport time\ntime.sleep(60)", timeout=1)
     assert (late.status, late.exit_code) == ("timeout", 124)
+    assert "after 1 s" in late.stderr
     assert sb.sessions.execute(session.id, code="print(here)").stdout == "1\n"
 
 
@@ -271,6 +274,30 @@ def test_a_session_that_nobody_uses_is_closed(sb: SandboxAPI, forgotten: Session
         time.sleep(0.5)
     with pytest.raises(NotFoundError):
         sb.sessions.execute(forgotten.id, code="echo")
+
+
+def test_an_install_goes_to_the_manager_that_was_asked_for_and_ends_in_the_time_that_it_has(sb: SandboxAPI) -> None:
+    session = sb.sessions.create(language="javascript")
+    done = sb.sessions.install(session.id, manager="npm", packages=["left-pad"])
+    assert (done.status, done.exit_code, done.manager, done.packages) == ("completed", 0, "npm", ("left-pad",)), done
+    used = sb.sessions.execute(session.id, code="console.log(require('left-pad')('7', 3, '0'))")
+    assert used.stdout == "007\n", used
+    late = sb.sessions.install(session.id, packages=["six"], timeout=0.05)
+    assert (late.status, late.exit_code, late.manager) == ("failed", 124, "pip"), late
+    assert "after 0.05 s" in late.stderr
+    sb.sessions.close(session.id)
+
+
+def test_a_session_takes_no_input_and_no_other_language(sb: SandboxAPI, session: Session, key: str, base_url: str) -> None:
+    def told(**body: str) -> httpx.Response:
+        url = f"{base_url}/v1/sessions/{session.id}/execute"
+        return httpx.post(url, json={"code": "print(1)", **body}, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+    assert (told(stdin="x").status_code, told(language="bash").status_code) == (400, 400)
+    assert "standard input" in told(stdin="x").json()["error"]
+    assert told(language="bash").json()["error"].startswith("This session speaks python3.")
+    assert told(stdin="", language="py").json()["stdout"] == "1\n"
+    assert sb.sessions.get(session.id).language == "python3"
 
 
 def test_callers_find_the_other_paths_and_headers(key: str, base_url: str) -> None:
