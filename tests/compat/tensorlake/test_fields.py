@@ -1,0 +1,240 @@
+"""What the fields of Tensorlake's requests do inside of a sandbox, or that they are refused: those that no other test of its client looks at.
+
+Its client sends them where it can; what it cannot send goes over plain HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+import websocket
+from tensorlake.sandbox import OutputMode, RemoteAPIError, Sandbox, SandboxClient, SandboxError
+from tensorlake.sandbox.models import FileSystemMount, NetworkConfig, SandboxStatus
+
+from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.support.tcpservice import TcpService
+
+NAMED = "/tensorlake/v1/namespaces/default"
+REACHES_OUT = "curl -s -o /dev/null -w %{http_code} http://127.0.0.1:4479/nothing"
+"""Asks where packages come from, which is all that is reached unless that was closed: 404 there, and 403 where it was closed."""
+SPINS = "while True: pass"
+CLOSED = {"allow_internet_access": False}
+MOUNT = {"file_system_id": "x", "mount_path": "/mnt/x"}
+
+
+@pytest.fixture
+def http(service: TcpService, key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as made:
+        yield made
+
+
+def inside(box: Sandbox) -> str:
+    """Where the inside of a sandbox is asked."""
+    return f"/tensorlake/sbx/{box.sandbox_id}/api/v1"
+
+
+# -------------------------------------------------------------------------------------------------------------- sandboxes
+
+
+@pytest.mark.parametrize(
+    "asked, field",
+    [
+        ({**CLOSED, "allow_out": ["8.8.8.8"]}, "allow_out"),
+        ({**CLOSED, "deny_out": ["8.8.8.8"]}, "deny_out"),
+        ({"allow_internet_access": True, "allow_out": []}, "allow_internet_access=True"),
+        ({"gpus": 1}, "gpus"),
+        ({"entrypoint": ["sleep"]}, "entrypoint"),
+        ({"exposed_ports": [80]}, "exposed_ports"),
+        ({"allow_unauthenticated_access": True}, "allow_unauthenticated_access"),
+        ({"max_pending_secs": 60}, "max_pending_secs"),
+        ({"file_systems": [FileSystemMount(**MOUNT, prefetch=True)]}, "prefetch"),
+        ({"file_systems": [FileSystemMount(**MOUNT, owner="root")]}, "owner"),
+        ({"file_systems": [FileSystemMount(**MOUNT, read_only=True, snapshot_id="s")]}, "snapshot_id"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_nothing_would_come_of_is_refused_by_its_name(client: SandboxClient, asked: Mapping[str, Any], field: str) -> None:
+    before = len(list(client.list()))
+    with pytest.raises(RemoteAPIError, match=f"{field}.* is not possible here") as told:
+        client.create(**asked)
+    assert told.value.status_code == 400
+    assert len(list(client.list())) == before
+
+
+def test_what_says_what_is_so_anyway_passes(client: SandboxClient) -> None:
+    made = client.create(memory_mb=256, exposed_ports=[], allow_unauthenticated_access=False, max_pending_secs=0)
+    client.delete(made.sandbox_id)
+
+
+def test_a_sandbox_that_is_made_without_auto_resume_is_not_woken_by_a_request(client: SandboxClient) -> None:
+    for auto_resume in (None, False):
+        with client.create_and_connect(memory_mb=256, name="sleeper", auto_resume=auto_resume) as box:
+            client.suspend("sleeper")
+            if auto_resume is None:
+                assert box.run("echo", ["woken"]).stdout == "woken"
+            else:
+                assert status(lambda: box.run("true")) == 409
+                assert client.get("sleeper").status == SandboxStatus.SUSPENDED
+
+
+def test_an_image_is_what_is_in_a_sandbox(client: SandboxClient) -> None:
+    for image, has in ((None, "there"), ("base", "")):
+        with client.create_and_connect(memory_mb=512, image=image) as box:
+            assert box.run("python", ["-c", "import numpy; print('there')"]).stdout == has
+
+
+def test_cpus_are_what_it_may_use(client: SandboxClient, service: TcpService) -> None:
+    with client.create_and_connect(memory_mb=256, cpus=0.25) as box:
+        spinning = box.start_process("python", ["-c", SPINS])
+
+        def cpu_s() -> float:
+            return float(service.client.request("GET", f"/v1/sandboxes/{box.sandbox_id}/usage")["cpu_s"])
+
+        before = cpu_s() + 0.5
+        until_so(lambda: cpu_s() > before)
+        began_s, before = time.monotonic(), cpu_s()
+        time.sleep(2)
+        used = cpu_s() - before
+        # An upper bound: a busy host gives less, and a quota may be used up at both ends of the time looked at.
+        assert used <= 0.25 * (time.monotonic() - began_s + 0.3)
+        box.kill_process(spinning.pid)
+
+
+def test_resources_that_are_changed_are_there_at_once(client: SandboxClient) -> None:
+    with client.create_and_connect(memory_mb=128) as box:
+        client.update_sandbox(box.sandbox_id, memory_mb=512)
+        assert box.run("python", ["-c", "x = b'x' * (256 << 20); print(len(x) >> 20)"]).stdout == "256"
+        assert status(lambda: client.update_sandbox(box.sandbox_id, disk_mb=6144)) == 501
+
+
+def test_who_does_not_want_to_wait_is_told_that_it_was_only_accepted(http: httpx.Client) -> None:
+    for wait, told in (({}, 200), ({"wait": True}, 200), ({"wait": False}, 202)):
+        made = http.post(f"{NAMED}/sandboxes", json={"image": "base", "resources": {"memory_mb": 256}, **wait})
+        assert (made.status_code, made.json()["status"]) == (told, "running")
+        assert http.delete(f"{NAMED}/sandboxes/{made.json()['sandbox_id']}").status_code == 204
+
+
+def test_who_waits_for_a_rest_no_longer_is_told_so_and_the_rest_goes_on(client: SandboxClient, http: httpx.Client) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        id_ = box.sandbox_id
+        with pytest.raises(SandboxError, match="did not suspend within 0s"):
+            client.suspend(id_, timeout=0)
+        until_so(lambda: client.get(id_).status == SandboxStatus.SUSPENDED)
+        for wait_ms, told in ((0, 202), (30_000, 200)):
+            assert http.post(f"{NAMED}/sandboxes/{id_}/resume", params={"wait_ms": wait_ms}).status_code == told
+        assert box.run("echo", ["here"]).stdout == "here"
+        for word in ("-1", "x", str(1 << 31)):
+            assert http.post(f"{NAMED}/sandboxes/{id_}/suspend", params={"wait_ms": word}).status_code == 400
+
+
+def test_of_what_has_ended_a_page_is_as_long_as_it_is_asked_for_and_the_next_one_follows(client: SandboxClient) -> None:
+    ids = [client.create(image="base", memory_mb=256).sandbox_id for _ in range(3)]
+    for id_ in ids:
+        client.delete(id_)
+    until_so(lambda: set(ids) <= {each.sandbox_id for each in client.list_archived(limit=1000).sandboxes})
+    whole = [each.sandbox_id for each in client.list_archived(limit=1000, direction="forward").sandboxes]
+    paged: list[str] = []
+    cursor = None
+    while not paged or cursor is not None:
+        page = client.list_archived(limit=2, cursor=cursor)
+        assert 1 <= len(page.sandboxes) <= 2
+        paged += [each.sandbox_id for each in page.sandboxes]
+        cursor = page.next_cursor
+    assert paged == whole
+    assert status(lambda: client.list_archived(direction="backward")) == status(lambda: client.list_archived(cursor="nonsense")) == 400
+    assert status(lambda: client.list_archived(limit=0)) == 400
+
+
+# ------------------------------------------------------------------------------------------------------------------ pools
+
+
+def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(operator: SandboxClient, client: SandboxClient, box: Sandbox) -> None:
+    asked = {"image": "base", "cpus": 1.0, "memory_mb": 208, "disk_mb": 48}
+    with pytest.raises(RemoteAPIError, match="entrypoint is not possible here"):
+        operator.create_pool(**asked, entrypoint=["sleep"])
+    with pytest.raises(RemoteAPIError, match="gpus is not possible here"):
+        operator.create_pool(**asked, gpus=1)
+    pool = operator.create_pool(**asked, timeout_secs=4, warm_containers=0, network=NetworkConfig(allow_internet_access=False)).pool_id
+    assert box.run("sh", ["-c", REACHES_OUT]).stdout == "404"
+    claimed = client.claim(pool).sandbox_id
+    try:
+        box = client.connect(claimed)
+        assert 150 < int(box.run("sh", ["-c", "grep MemTotal /proc/meminfo"]).stdout.split()[1]) // 1024 <= 208
+        full = box.run("sh", ["-c", "head -c 100M /dev/zero > /workspace/big"])
+        assert "No space left" in full.stderr
+        assert "ModuleNotFoundError" in box.run("python", ["-c", "import numpy"]).stderr
+        assert box.run("sh", ["-c", REACHES_OUT]).stdout == "403"
+        until_so(lambda: client.get(claimed).status == SandboxStatus.TERMINATED)
+    finally:
+        client.delete(claimed)
+        operator.delete_pool(pool)
+
+
+def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(operator: SandboxClient, client: SandboxClient, http: httpx.Client) -> None:
+    pool = operator.create_pool(image="base", memory_mb=216, warm_containers=0).pool_id
+    assert http.post("/v1/volumes", json={"name": "claimed", "size_bytes": 64 * MIB}).status_code == 201
+    claimed = client.claim(pool, file_systems=[FileSystemMount(file_system_id="claimed", mount_path="/mnt/here")]).sandbox_id
+    try:
+        box = client.connect(claimed)
+        assert box.run("sh", ["-c", "echo kept > /mnt/here/file; cat /mnt/here/file"], user="root").stdout == "kept"
+    finally:
+        client.delete(claimed)
+        operator.delete_pool(pool)
+        assert http.delete("/v1/volumes/claimed").status_code == 204
+
+
+# -------------------------------------------------------------------------------------------------------------- processes
+
+
+@pytest.mark.parametrize(
+    "asked, field",
+    [
+        ({"restart": {"policy": "always"}}, "restart"),
+        ({"health_check": {"type": "tcp", "port": 80}}, "health_check"),
+        ({"stdout_mode": OutputMode.DISCARD}, "stdout_mode"),
+        ({"stderr_mode": OutputMode.DISCARD}, "stderr_mode"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_nobody_does_for_a_process_is_refused_by_its_name(box: Sandbox, asked: Mapping[str, Any], field: str) -> None:
+    with pytest.raises(RemoteAPIError, match=f"{field}.* is not possible here") as told:
+        box.start_process("true", **asked)
+    assert told.value.status_code == 400
+
+
+def test_a_process_is_its_users_and_is_fed_where_that_was_asked_for(box: Sandbox) -> None:
+    for user, name in ((None, "user"), ("root", "root")):
+        process = box.start_process("id", ["-un"], user=user, stdout_mode=OutputMode.CAPTURE, stderr_mode=OutputMode.CAPTURE)
+        assert [event.line for event in box.follow_output(process.pid)] == [name]
+    unfed = box.start_process("cat")
+    assert list(box.follow_output(unfed.pid)) == []
+    assert status(lambda: box.write_stdin(unfed.pid, b"x")) == 409
+
+
+def test_a_terminal_is_its_users_and_its_token_opens_it(box: Sandbox, http: httpx.Client) -> None:
+    made = http.post(f"{inside(box)}/pty", json={"command": "sh", "args": ["-c", "id -un; cat"], "user": "root"}).json()
+    address = box.pty_ws_url(made["session_id"], made["token"])
+    for query, headers in (("", [f"X-PTY-Token: {made['token']}"]), (f"?token={made['token']}", [])):
+        with suppress(websocket.WebSocketConnectionClosedException):
+            socket = websocket.create_connection(address + query, header=headers)
+            socket.send_binary(b"\x02")
+            shown = b""
+            while b"root\r\n" not in shown:
+                shown += socket.recv()
+            socket.close()
+    for query, headers in (("", []), ("", ["X-PTY-Token: nonsense"]), ("?token=nonsense", [])):
+        with pytest.raises(websocket.WebSocketBadStatusException) as refused:
+            websocket.create_connection(address + query, header=headers)
+        assert refused.value.status_code == 401
+    assert http.delete(f"{inside(box)}/pty/{made['session_id']}").status_code == 204
+
+
+def test_a_header_names_the_sandbox_where_its_client_keeps_no_path(box: Sandbox, http: httpx.Client) -> None:
+    told = http.post("/api/v1/processes/run", json={"command": "hostname"}, headers={"X-Tensorlake-Sandbox-Id": box.sandbox_id})
+    assert f'"line":"{box.sandbox_id}"' in told.text.replace(": ", ":")
+    assert http.get("/api/v1/info").status_code == 400
