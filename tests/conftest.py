@@ -2,6 +2,7 @@
 
 - Async tests run on asyncio, the event loop that the service and the SDK are made for.
 - Hypothesis sets no deadline: no test asserts a time.
+- An async test that hangs is cancelled before its timeout: pytest-timeout alone would leave it on the loop that its fixtures are to be ended on.
 - In CI a skipped test is a failure, because a promise that nobody checked is none. Where the reason lies in the machine (no
   KVM, no cgroup v2), the test says so by ``@pytest.mark.may_skip(reason)``.
 - A service that a test starts keeps no pool unless the test says so: what is made ahead would be counted as a leak, and takes time from others.
@@ -9,8 +10,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Awaitable, Callable, Generator
 
 import hypothesis
 import pytest
@@ -23,9 +28,41 @@ os.environ.setdefault("SANDLOT_POOLS", "none")
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}
 
 
+FOR_FIXTURES_S = 20.0
+"""Of a test's timeout, for what has to be ended after one that hung."""
+_begun_s = pytest.StashKey[float]()
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_begun_s] = time.monotonic()
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    if inspect.iscoroutinefunction(pyfuncitem.obj) and (allowed_s := _timeout_s(pyfuncitem)):
+        left_s = allowed_s - FOR_FIXTURES_S - (time.monotonic() - pyfuncitem.stash[_begun_s])
+        pyfuncitem.obj = _bounded(pyfuncitem.obj, max(1.0, left_s))
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker is not None else item.config.getini("timeout") or 0)
+
+
+def _bounded(test: Callable[..., Awaitable[None]], most_s: float) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def bounded(*args: object, **named: object) -> None:
+        async with asyncio.timeout(most_s):
+            await test(*args, **named)
+
+    return bounded
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,6 +47,10 @@ exec chroot "$root" "$@"
 """
 
 
+_STILL = frozenset("TtZX")
+"""States of what runs no more, for now or for ever (proc(5))."""
+
+
 class Thread(NamedTuple):
     """One inside, as this machine's kernel sees it (proc(5), stat)."""
 
@@ -125,15 +129,21 @@ class BareInstance:
         """Stop every process of it: no freezer, but nothing inside can undo it before it is resumed."""
         await self._faults.at("pause")
         self._signal(signal.SIGSTOP)
+        while any(thread.state not in _STILL for pid in self._inside() for thread in _threads(pid)):  # forked meanwhile, or not stopped yet
+            await asyncio.sleep(0.001)
+            self._signal(signal.SIGSTOP)
 
     async def resume(self) -> None:
         await self._faults.at("resume")
         self._signal(signal.SIGCONT)
 
+    def _inside(self) -> list[int]:
+        return _members({_pid_space(self.process.pid, "pid_for_children")} - {""})
+
     def _signal(self, number: signal.Signals) -> None:
         if self.process.returncode is not None:
             raise SandboxEndedError("It has ended.", code=ErrorCode.SANDBOX_ENDED)
-        for pid in _members({_pid_space(self.process.pid, "pid_for_children")} - {""}):
+        for pid in self._inside():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
