@@ -20,6 +20,7 @@ from e2b import (
 from e2b.envd.client_sync import create_rpc_client
 from e2b.envd.process import process_pb
 from e2b.envd.process.process_connect import ProcessClientSync
+from e2b.envd.process.process_pb import StreamInputRequest as Input
 from e2b.exceptions import AuthenticationException
 from protobuf import Oneof
 
@@ -132,6 +133,29 @@ def test_input_is_written_and_ended(sandbox: Sandbox) -> None:
         deaf.send_stdin("x")
     with pytest.raises(NotFoundException):
         sandbox.commands.stream_input(999_999, ["x"])
+
+
+def test_an_input_that_has_nothing_to_say_is_kept_alive(sandbox: Sandbox, rpc: ProcessClientSync) -> None:
+    handle = sandbox.commands.run("cat", background=True, stdin=True)
+    selected: Oneof[Literal["pid"], int] = Oneof("pid", handle.pid)
+    selector = process_pb.ProcessSelector(selector=selected)
+
+    def written(text: bytes) -> Input:
+        stdin: Oneof[Literal["stdin"], bytes] = Oneof("stdin", text)
+        data: Oneof[Literal["data"], Input.DataEvent] = Oneof("data", Input.DataEvent(input=process_pb.ProcessInput(input=stdin)))
+        return Input(event=data)
+
+    def messages() -> Iterator[Input]:
+        start: Oneof[Literal["start"], Input.StartEvent] = Oneof("start", Input.StartEvent(process=selector))
+        yield Input(event=start)
+        yield written(b"one ")
+        keepalive: Oneof[Literal["keepalive"], Input.KeepAlive] = Oneof("keepalive", Input.KeepAlive())
+        yield Input(event=keepalive)
+        yield written(b"two")
+
+    rpc.stream_input(messages())
+    handle.close_stdin()
+    assert handle.wait().stdout == "one two"
 
 
 def test_the_list_tells_environment_folder_and_tag(sandbox: Sandbox, rpc: ProcessClientSync) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import httpx
 import pytest
-from e2b import AsyncSandbox, FileNotFoundException, FilesystemEvent, FilesystemEventType, Sandbox, SandboxException
+from e2b import AsyncSandbox, FileNotFoundException, FilesystemEvent, FilesystemEventType, NotFoundException, Sandbox, SandboxException
 from e2b.sandbox_sync.filesystem.watch_handle import WatchHandle
 
 from tests.compat.e2b.conftest import Options
+from tests.support.tcpservice import TcpService, tcp_service
 from tests.support.until import until as eventually
 
 PATIENCE_S = 20.0
@@ -90,3 +92,30 @@ def test_a_folder_is_told_of_as_it_happens(options: Options, sandbox: Sandbox) -
         await same.files.remove("s")
 
     asyncio.run(watch())
+
+
+def test_a_volume_is_watched_as_any_other_folder(options: Options, service: TcpService) -> None:
+    with httpx.Client(base_url=service.url, headers={"X-API-KEY": options["api_key"]}) as http:
+        volume = http.post("/v1/volumes", json={"name": "watched"}).raise_for_status().json()["id"]
+        with Sandbox.create(volume_mounts={"/mnt/v": "watched"}, **options) as made:
+            for allowed in (True, False):
+                handle = made.files.watch_dir("/mnt/v", allow_network_mounts=allowed)
+                made.files.write(f"/mnt/v/{allowed}", "x")
+                until(handle, (str(allowed), CREATE), (str(allowed), WRITE))
+                handle.stop()
+        assert http.delete(f"/v1/volumes/{volume}").status_code == 204
+
+
+def test_a_watcher_ends_with_the_service_and_another_one_is_begun() -> None:
+    with tcp_service() as service:
+        url = f"{service.url}/e2b"
+        sandbox = Sandbox.create(template="base", api_key=service.key("mine"), api_url=url, sandbox_url=url)
+        sandbox.files.make_dir("w")
+        handle = sandbox.files.watch_dir("w")
+        service.end()
+        service.start()
+        with pytest.raises(NotFoundException, match="watcher"):
+            handle.get_new_events()
+        again = sandbox.files.watch_dir("w")
+        sandbox.files.write("w/file", "x")
+        until(again, ("file", CREATE), ("file", WRITE))

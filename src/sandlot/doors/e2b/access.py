@@ -20,7 +20,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.e2b.envd import signatures
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.states import RESTING
 from sandlot.web.asking import core_of, principal_of
 from sandlot.web.auth import presented
@@ -29,12 +29,16 @@ PREFIX = "/e2b"
 FILES = "/files"
 """Below the prefix, and at the root of the port, where signed URLs lead."""
 
-SANDBOX = "e2b-sandbox-id"
+SANDBOX, PORT = "e2b-sandbox-id", "e2b-sandbox-port"
 TOKENS = ("x-access-token", "e2b-traffic-access-token")
 
 INSIDE = ("health", "files", "execute", "contexts", "process.Process", "filesystem.Filesystem")
 """How the paths begin, below the prefix, that are about one sandbox's inside."""
 
+ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
+"""What clients say in :data:`PORT`: which of E2B's servers inside is meant. Paths tell them apart here; another's port is nobody's."""
+
+_INTERPRETER = ("execute", "contexts")
 _SIGNED = frozenset({FILES, PREFIX + FILES})
 _FOUND = "e2b.sandbox"
 """In a request's state: the sandbox that was found to be meant by whoever shows no key; it counts, whatever the header says."""
@@ -65,7 +69,31 @@ def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:
 
 def is_inside(path: str) -> bool:
     """Whether a path, prefix included, is about a sandbox's inside. Pure."""
-    return path == FILES or (path.startswith(PREFIX + "/") and path[len(PREFIX) + 1 :].partition("/")[0] in INSIDE)
+    return path == FILES or (path.startswith(PREFIX + "/") and _first(path) in INSIDE)
+
+
+def _first(path: str) -> str:
+    return path.removeprefix(PREFIX)[1:].partition("/")[0]
+
+
+def check_port(path: str, port: str) -> None:
+    """Refuse what is for somebody's own server inside. Pure.
+
+    Args:
+        path: The request's, prefix included.
+        port: What it says of the port; empty is nothing.
+
+    Raises:
+        UnsupportedError: Another port is meant than that of the server that has such paths.
+    """
+    known = INTERPRETER_PORT if _first(path) in _INTERPRETER else ENVD_PORT
+    if port not in {"", known}:
+        raise UnsupportedError(
+            f"Port {port[:20]!r} of a sandbox is not reached from outside.",
+            code=ErrorCode.UNSUPPORTED,
+            hint=f"What is asked here is answered for port {known}; ask a server inside by a command.",
+            fields={"field": "E2b-Sandbox-Port"},
+        )
 
 
 def box_of(request: HTTPConnection) -> Sandbox:
@@ -73,9 +101,11 @@ def box_of(request: HTTPConnection) -> Sandbox:
 
     Raises:
         InvalidRequestError: It does not say which.
+        UnsupportedError: It is for another port than E2B's own servers have.
         SandboxEndedError: There is none, or none any more, or it is somebody else's.
         ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by this.
     """
+    check_port(request.scope["path"], request.headers.get(PORT, ""))
     sandbox = request.scope["state"].get(_FOUND) or request.headers.get(SANDBOX, "")
     if not sandbox:
         raise InvalidRequestError(

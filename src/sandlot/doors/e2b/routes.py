@@ -13,8 +13,6 @@ RAW = envd.RAW
 ROOT = envd.ROOT
 
 router = APIRouter()
-for _part in (records, sandboxes, saved, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
-    router.routes.extend(_part.router.routes)
 
 _BUILDS = "Templates are built by the service's operator; a snapshot keeps what was installed in a sandbox, and is used as a template is."
 _VOLUMES = "Make volumes by Sandlot's own API (POST /v1/volumes), and mount them by volume_mounts."
@@ -25,11 +23,24 @@ for _method, _path, _why in (
     ("POST", "/v3/templates", _BUILDS),
     ("POST", "/v2/templates", _BUILDS),
     ("POST", "/templates", _BUILDS),
+    ("GET", "/templates/{template}/files/{digest}", _BUILDS),
+    ("POST", "/v2/templates/{template}/builds/{build}", _BUILDS),
+    ("GET", "/templates/{template}/builds/{build}/status", _BUILDS),
     ("POST", "/templates/tags", _BUILDS),
+    ("DELETE", "/templates/tags", _BUILDS),  # before "/templates/{template}"
+    ("GET", "/templates/{template}/tags", _BUILDS),
     ("GET", "/volumes", _VOLUMES),
     ("POST", "/volumes", _VOLUMES),
+    ("GET", "/volumes/{volume}", _VOLUMES),
+    ("DELETE", "/volumes/{volume}", _VOLUMES),
     ("GET", "/secrets", _SECRETS),
     ("POST", "/secrets", _SECRETS),
+    ("GET", "/secrets/{secret}", _SECRETS),
+    ("POST", "/secrets/{secret}", _SECRETS),
+    ("DELETE", "/secrets/{secret}", _SECRETS),
     ("GET", "/teams", _TEAMS),
 ):
     refuse(router, _method, _path, _why)
+
+for _part in (records, sandboxes, saved, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
+    router.routes.extend(_part.router.routes)

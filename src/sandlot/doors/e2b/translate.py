@@ -126,8 +126,10 @@ def check_unsupported(body: CreateBody) -> None:
         raise without_memory("autoPauseMemory")
     if body.mcp:
         raise _unsupported("An MCP gateway", "Start the MCP server in the sandbox by a command.", "mcp")
-    if body.iam is not None and body.iam.get("tokens"):
+    if any((body.iam or {}).values()):
         raise _unsupported("Workload identity", "Give what the code needs to know as envs.", "iam")
+    if body.secure is False:
+        raise _unsupported("A sandbox without a token", "Leave it out: clients show the token by themselves.", "secure")
 
 
 def network_of(*, allow: bool | None, network: NetworkBody | None) -> Network | None:

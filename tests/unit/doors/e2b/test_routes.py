@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sandlot.core.lives import means
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
@@ -152,13 +153,30 @@ async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
     assert "was not found" in refused(await http.post(f"{HERE}/execute", json={"code": "1"}, headers=inside), 502)
     assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
     assert ok(await http.get(f"{HERE}/sandboxes")) == []
-    refused(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", json={"memory": False}), 501)
+    for call in (f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", f"{here}/connect", f"{here}/resume"):
+        refused(await http.post(call, json={"memory": False, "timeout": 10}), 501)
     ok(await http.post(f"{here}/timeout", json={"timeout": 50}), 204)  # which does not resume it
     ok(await http.post(f"{here}/refreshes"), 204)
     assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
     ok(await http.post(f"{here}/connect", json={"timeout": 100}), 201)
     refused(await http.post(f"{here}/resume", json={}), 409)
     ok(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect"), 200)
+    refused(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", json={"memory": False}), 501)
+
+
+async def test_a_sandbox_whose_guest_does_not_answer_is_not_paused_and_goes_on(
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = at.sandboxes.find(made["sandboxID"], OPERATOR)
+    monkeypatch.setattr(means, "STEP_TIMEOUT_S", 1.0)
+    for asked, status in (({"requireHealthyGuest": True}, 503), ({}, 408)):
+        assert box.instance is not None
+        await box.instance.pause()  # behind the service's back: it answers nothing
+        answer = await http.post(f"{HERE}/sandboxes/{box.id}/pause", json=asked)
+        refused(answer, status)
+        assert ("retry-after" in answer.headers) == (status == 503)
+        assert box.state == "running"
+        assert lines(await http.post(f"{HERE}/execute", json={"code": "1 + 1"}, headers=inside))[-1]["text"] == "2"
 
 
 async def test_a_sandbox_that_ended_is_not_found(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:

@@ -66,6 +66,8 @@ def test_templates_have_two_names(name: str, ours: str) -> None:
         {"autoPauseMemory": False},
         {"mcp": {"x": {}}},
         {"iam": {"tokens": {"x": {}}}},
+        {"iam": {"other": 1}},
+        {"secure": False},
         {"allow_internet_access": True},
         {"network": {"allowOut": ["1.1.1.1"]}},
         {"network": {"denyOut": ["1.1.1.1"]}},

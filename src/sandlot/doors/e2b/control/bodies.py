@@ -70,7 +70,7 @@ class CreateBody(Body):
     auto_resume: AutoResumeBody | None = Field(default=None, alias="autoResume")
     allow_internet_access: bool | None = None
     network: NetworkBody | None = None
-    secure: bool | None = Field(default=None, description="E2B ignores it as well: a token is always asked for.")
+    secure: bool | None = Field(default=None, description="A token is always asked for.")
     mcp: dict[str, Any] | None = None
     iam: dict[str, Any] | None = None
     volume_mounts: list[VolumeMountBody] | None = Field(default=None, alias="volumeMounts")
@@ -89,7 +89,7 @@ class RefreshBody(Body):
 
 
 class PauseBody(Body):
-    """How to pause: its memory is always kept, and its guest always asked first."""
+    """How to pause: its memory is always kept. A guest that does not answer is never paused; ``requireHealthyGuest`` says how that is told."""
 
     memory: bool = True
     require_healthy_guest: bool = Field(default=False, alias="requireHealthyGuest")
@@ -152,10 +152,14 @@ class SnapshotsQuery(PageQuery):
     name: Text | None = None
 
 
-class TemplatesQuery(PageQuery):
-    """Which templates; there are no teams."""
+class TeamQuery(Query):
+    """Whose templates, for older clients; there are no teams."""
 
     team_id: Text | None = Field(default=None, alias="teamID")
+
+
+class TemplatesQuery(TeamQuery, PageQuery):
+    """Which templates."""
 
 
 class MetricsQuery(Query):

@@ -31,7 +31,15 @@ from sandlot.doors.e2b.control.bodies import (
 )
 from sandlot.doors.e2b.control.telling import NEXT, told
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    InvalidRequestError,
+    NotFoundError,
+    SandboxEndedError,
+    TimeoutExceededError,
+    UnavailableError,
+)
 from sandlot.model.ports import Ability
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.model.storage import Position
@@ -196,20 +204,31 @@ async def refresh(sandbox: str, request: Request, body: RefreshBody | None = Non
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause(sandbox: str, request: Request, body: PauseBody | None = None) -> Response:
-    """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile."""
-    core, who = core_of(request), principal_of(request)
+    """Keep a sandbox, memory and files, until something resumes it. It goes on where the client goes away meanwhile, or its guest does not answer."""
+    core, who, asked = core_of(request), principal_of(request), body or PauseBody()
     box = find(core, who, sandbox)
-    if body is not None and not body.memory:
+    if not asked.memory:
         raise translate.without_memory("memory")
     if translate.STATES[box.state] == translate.PAUSED:
         raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
     can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
-    with unless_ended(sandbox):
+    with unless_ended(sandbox), _strictly(asked):
         if can.can(Ability.SNAPSHOT):
             await core.sandboxes.hibernate(box.id, who)
         else:
             await core.sandboxes.pause(box.id, who)
     return Response(status_code=204)
+
+
+@contextmanager
+def _strictly(asked: PauseBody) -> Iterator[None]:
+    """Around a pause: a guest that does not answer is busy to whoever asked for a healthy one."""
+    try:
+        yield
+    except TimeoutExceededError as error:
+        if not asked.require_healthy_guest:
+            raise
+        raise UnavailableError(error.message, code=ErrorCode.BUSY, hint="It runs on.", fields=error.fields) from None
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")
@@ -253,7 +272,7 @@ async def _connected(sandbox: str, request: Request, asked: ConnectBody, seconds
     core, who, timeout_s = core_of(request), principal_of(request), translate.timeout(seconds)
     box = find(core, who, sandbox)
     rests = translate.STATES[box.state] == translate.PAUSED
-    if rests and not asked.memory:
+    if not asked.memory:
         raise translate.without_memory("memory")
     with unless_ended(sandbox):
         if rests:

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.ports import Template
 from sandlot.doors.e2b import translate
-from sandlot.doors.e2b.control.bodies import TemplatesQuery
-from sandlot.doors.e2b.control.telling import told
-from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
+from sandlot.doors.e2b.control.bodies import TeamQuery, TemplatesQuery
+from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
+from sandlot.model.storage import Position
+from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of
 
 router = APIRouter()
 
-_LONG_AGO = "1970-01-01T00:00:00.000Z"
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_LONG_AGO = translate.moment(_EPOCH)
 """When a template came to be that is part of the service: nobody knows, and clients read a time."""
 
 
 @router.get("/templates")
-@router.get("/v2/templates")
-async def list_templates(_: Annotated[TemplatesQuery, Query()], request: Request) -> Response:
-    """List the service's templates."""
+async def list_old(query: Annotated[TeamQuery, Query()], request: Request) -> Response:
+    """List the service's templates, as older clients ask for it: all at once."""
+    _check_team(query)
     return told([_template(each) for each in await _known(request)])
+
+
+@router.get("/v2/templates")
+async def list_templates(query: Annotated[TemplatesQuery, Query()], request: Request) -> Response:
+    """List the service's templates, by name."""
+    _check_team(query)
+    after = cursors.understood(query.next_token)
+    known = sorted((each for each in await _known(request) if after is None or each.name > after.id), key=lambda each: each.name)
+    page = known[: query.limit]
+    headers = {NEXT: cursors.told(Position(_EPOCH, page[-1].name))} if len(known) > len(page) else {}
+    return told([_template(each) for each in page], headers=headers)
 
 
 @router.get("/templates/aliases/{template}")
@@ -60,6 +75,14 @@ async def delete(template: str, request: Request) -> Response:
         )
     await core.snapshots.delete(found.id, who)
     return Response(status_code=204)
+
+
+def _check_team(query: TeamQuery) -> None:
+    """Whether nobody's templates are asked for: they are the service's."""
+    if query.team_id is not None:
+        raise UnsupportedError(
+            "There are no teams.", code=ErrorCode.UNSUPPORTED, hint="Leave teamID out: templates are the service's.", fields={"field": "teamID"}
+        )
 
 
 async def _known(request: Request) -> Sequence[Template]:

@@ -1,0 +1,150 @@
+"""What is refused, and how E2B's clients are told: fields that mean nothing here, calls that there are not, ports, and whether to ask again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from e2b import RateLimitException, Sandbox, Secret, Template, Volume
+from e2b.exceptions import BuildException, SandboxException, TemplateException, VolumeException
+
+from tests.compat.e2b.conftest import Options
+from tests.support.tcpservice import TcpService
+from tests.support.until import until
+
+
+@pytest.fixture(scope="module")
+def http(options: Options) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=options["api_url"], headers={"X-API-KEY": options["api_key"]}) as made:
+        yield made
+
+
+def refused(answer: httpx.Response, word: str) -> None:
+    """It was, in E2B's shape, and with a message that has that word."""
+    assert (answer.status_code, set(answer.json()), answer.json()["code"]) == (501, {"code", "message"}, 501), answer.text
+    assert word in answer.json()["message"], answer.text
+
+
+@pytest.mark.parametrize(
+    "field, value, word",
+    [
+        ("autoPauseMemory", False, "without memory"),
+        ("secure", False, "token"),
+        ("mcp", {"x": {}}, "MCP"),
+        ("iam", {"tokens": {"aws": {"audience": "x"}}}, "identity"),
+        ("iam", {"other": True}, "identity"),
+        ("allow_internet_access", True, "Internet"),
+        ("allowOut", ["8.8.8.8"], "allowed addresses"),
+        ("denyOut", ["8.8.8.8"], "denied addresses"),
+        ("allowPublicTraffic", True, "network"),
+        ("dnsServers", ["8.8.8.8"], "network"),
+        ("egressProxy", {"address": "x"}, "network"),
+        ("httpsPorts", [443], "network"),
+        ("maskRequestHost", "x", "network"),
+        ("rules", {"x": []}, "network"),
+    ],
+)
+def test_a_field_that_means_nothing_here_is_refused_and_says_so(http: httpx.Client, sandbox: Sandbox, field: str, value: object, word: str) -> None:
+    of_network = word in {"network", "allowed addresses", "denied addresses"}
+    asked = {"network": {field: value}} if of_network else {field: value}
+    refused(http.post("/v2/sandboxes", json={"templateID": "base", **asked}), word)
+    if of_network or field == "allow_internet_access":
+        refused(http.put(f"/sandboxes/{sandbox.sandbox_id}/network", json={field: value}), word)
+
+
+def test_the_values_that_say_what_is_so_anyway_are_taken(http: httpx.Client) -> None:
+    network = {"allowOut": [], "denyOut": [], "allowPublicTraffic": False, "dnsServers": [], "egressProxy": {}, "httpsPorts": [], "rules": {}}
+    asked = {"templateID": "base", "autoPauseMemory": True, "secure": True, "mcp": {}, "iam": {"tokens": {}}, "network": network}
+    made = http.post("/v2/sandboxes", json=asked)
+    assert made.status_code == 201, made.text
+    http.delete(f"/sandboxes/{made.json()['sandboxID']}")
+
+
+def test_neither_a_pause_nor_a_resume_is_without_memory(http: httpx.Client, sandbox: Sandbox) -> None:
+    for call in ("sandboxes/{}/pause", "v2/sandboxes/{}/connect", "sandboxes/{}/connect"):
+        refused(http.post(call.format(sandbox.sandbox_id), json={"memory": False, **({} if "pause" in call else {"timeout": 600})}), "memory")
+    assert sandbox.is_running()
+
+
+def test_volumes_secrets_and_builds_are_refused_by_their_calls(options: Options) -> None:
+    for_control: dict[str, Any] = {"api_key": options["api_key"], "api_url": options["api_url"]}
+    for ask in (
+        Volume.list,
+        lambda **opts: Volume.create("v", **opts),
+        lambda **opts: Volume.get_info("v", **opts),
+        lambda **opts: Volume.destroy("v", **opts),
+    ):
+        with pytest.raises((VolumeException, SandboxException), match="501"):
+            ask(**for_control)
+    for ask in (
+        lambda **opts: Secret.list(**opts).next_items(),
+        lambda **opts: Secret.create("s", "value", **opts),
+        lambda **opts: Secret.get_info("s", **opts),
+        lambda **opts: Secret.update("s", value="other", **opts),
+        lambda **opts: Secret.destroy("s", **opts),
+    ):
+        with pytest.raises(Exception, match="501"):
+            ask(**for_control)
+    for ask in (
+        lambda **opts: Template.build(Template().from_base_image(), "mine", **opts),
+        lambda **opts: Template.assign_tags("base:x", ["y"], **opts),
+        lambda **opts: Template.remove_tags("base", ["y"], **opts),
+        lambda **opts: Template.get_tags("base", **opts),
+    ):
+        with pytest.raises((BuildException, TemplateException, SandboxException), match="501"):
+            ask(**for_control)
+
+
+def test_every_other_call_of_these_families_is_answered_in_its_shape(http: httpx.Client) -> None:
+    for method, path, status in (
+        *(("GET", "/templates/base/files/abc", 501), ("POST", "/v2/templates/base/builds/b", 501), ("GET", "/templates/base/builds/b/status", 501)),
+        *(("POST", "/secrets/s", 501), ("GET", "/templates/base/builds/b/logs", 404), ("GET", "/templates/base/tags/count", 404)),
+        *(("PATCH", "/templates/base", 405), ("PATCH", "/v2/templates/base", 404), ("GET", "/default-templates", 404), ("PUT", "/volumes/v", 405)),
+        *(("GET", "/volumecontent/v/path", 404), ("PUT", "/volumecontent/v/file", 404), ("GET", "/api-keys", 404), ("POST", "/access-tokens", 404)),
+    ):
+        answer = http.request(method, path)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), path
+        assert (set(answer.json()), answer.json()["code"]) == ({"code", "message"}, status), path
+
+
+def test_a_port_of_ones_own_is_not_taken_for_e2bs_servers(http: httpx.Client, sandbox: Sandbox) -> None:
+    inside = {"E2b-Sandbox-Id": sandbox.sandbox_id}
+    for path, port, other in (("/health", "49983", "49999"), ("/files?path=/etc/passwd", "49983", "3000"), ("/contexts", "49999", "49983")):
+        assert http.get(path, headers={**inside, "E2b-Sandbox-Port": port}).status_code in {200, 204}
+        assert http.get(path, headers=inside).status_code in {200, 204}
+        refused(http.get(path, headers={**inside, "E2b-Sandbox-Port": other}), other)
+    rpc = http.post("/process.Process/List", json={}, headers={**inside, "E2b-Sandbox-Port": "8080"})
+    assert (rpc.status_code, rpc.json()["code"]) == (501, "unimplemented")
+
+
+def answered(service: TcpService, status: int) -> int:
+    """How often a create was answered like that."""
+    return sum(each.get("path") == "/e2b/v2/sandboxes" and each.get("status") == status for each in service.records())
+
+
+def test_the_client_asks_once_where_waiting_does_not_help(service: TcpService, url: str) -> None:
+    key = service.key("nothing", "--max-sandboxes", "0")
+    before = answered(service, 429)
+    with pytest.raises(RateLimitException):
+        Sandbox.create(api_key=key, api_url=url, sandbox_url=url)
+    assert answered(service, 429) == before + 1
+    said = httpx.post(f"{url}/v2/sandboxes", json={"templateID": "base"}, headers={"X-API-KEY": key})
+    assert (said.headers["should-retry"], "retry-after" in said.headers) == ("false", False)
+
+
+async def test_the_client_asks_again_where_waiting_helps(service: TcpService, url: str) -> None:
+    key = service.key("one", "--max-sandboxes", "1")
+    opts: dict[str, Any] = {"api_key": key, "api_url": url, "sandbox_url": url}
+    first, second = Sandbox.create(timeout=60, **opts), []
+    before = answered(service, 429)
+    asking = threading.Thread(target=lambda: second.append(Sandbox.create(timeout=60, **opts)))
+    asking.start()
+    await until(lambda: answered(service, 429) == before + 1)
+    first.kill()
+    asking.join()
+    assert answered(service, 429) == before + 1
+    assert second[0].is_running()
+    second[0].kill()
