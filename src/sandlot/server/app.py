@@ -13,6 +13,7 @@ from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, t
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees
+from sandlot.server.native.ports import tunnels
 from sandlot.server.native.runs import code, contexts, oneshot, packages
 from sandlot.server.native.saved import resting, snapshots
 from sandlot.server.native.volumes import volumes
@@ -36,6 +37,7 @@ _ROOMS = (
     snapshots,
     processes,
     terminals,
+    tunnels,
     code,
     contexts,
     packages,

@@ -6,6 +6,7 @@ Laws:
   as it is taken. Nothing is compressed.
 - A client that answers no ping, or takes nothing of what waits for it, for two minutes is cut off; one that goes away is noticed at once,
   whatever is being done for it.
+- A Close is answered at once, but where a route has asked for time (``LINGERS``): for as long as its client takes something every two minutes.
 - Sockets count as connections, and stand in the log when they are over.
 """
 
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
-from websockets.frames import Frame
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 
 from sandlot.core.records.metrics import Metrics
@@ -49,6 +51,8 @@ STALL_TIMEOUT_S = 120.0
 
 GONE = "gone"
 """What a socket's state has: an event that is set when its client has gone away."""
+LINGERS = "lingers"
+"""What a socket's state is given by who goes on sending to a client that has said Close, until it is done itself (RFC 6455 5.5.1)."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
@@ -66,6 +70,9 @@ class Socket(WebSocketsSansIOProtocol):
         self.is_local = False
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self._farewell: bytes | None = None
+        """The answer to a Close that the client has said, which is not given yet."""
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See where it comes from."""
@@ -76,6 +83,7 @@ class Socket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._flows_again()
+        self._wait_no_more()
         self._gone.set()
         super().connection_lost(exc)
 
@@ -116,13 +124,42 @@ class Socket(WebSocketsSansIOProtocol):
 
     def handle_close(self, event: Frame) -> None:
         """The client leaves."""
+        if self.handshake_complete and not self.close_sent and self.scope["state"].get(LINGERS) and not self.transport.is_closing():
+            self.stop_keepalive()
+            self._farewell = b"".join(self.conn.data_to_send())
+            self._wait_on()
+            assert self.conn.close_rcvd is not None  # noqa: S101 - what this event is
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": self.conn.close_rcvd.code, "reason": self.conn.close_rcvd.reason})
+            return
         self._gone.set()
         super().handle_close(event)
 
     def shutdown(self) -> None:
         """The service ends."""
         self._gone.set()
+        if self._farewell is not None:
+            self.transport.close()
+            return
         super().shutdown()
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - ASGI's
+        """Send what the app says; also to a client that has said Close, where that waits for it."""
+        if self._farewell is None:
+            await super().send(message)
+            return
+        await self.writable.wait()
+        if self.disconnected:
+            raise ClientDisconnected
+        if message["type"] == "websocket.send":  # the library sends nothing more by itself: its own Close is made already
+            data = message.get("bytes")
+            frame = Frame(Opcode.TEXT, message["text"].encode()) if data is None else Frame(Opcode.BINARY, data)
+            self.transport.write(frame.serialize(mask=False))
+            self._wait_on()
+        elif not self.close_sent:
+            self.close_sent = True
+            self._wait_no_more()
+            self.transport.write(self._farewell)
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Its client takes less than it is sent."""
@@ -151,6 +188,15 @@ class Socket(WebSocketsSansIOProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+    def _wait_on(self) -> None:
+        self._wait_no_more()
+        self._patience = self.loop.call_later(STALL_TIMEOUT_S, self._abort)
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _abort(self) -> None:
         self._gone.set()

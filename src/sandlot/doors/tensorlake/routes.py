@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sandlot.doors.door import refuse
 from sandlot.doors.tensorlake.control import logs, pools, sandboxes, snapshots
-from sandlot.doors.tensorlake.inside import daemon, files, processes, terminals
+from sandlot.doors.tensorlake.inside import daemon, files, processes, terminals, tunnels
 from sandlot.doors.tensorlake.ways import INSIDE, at_root, router
 
 __all__ = ["RAW", "admit", "at_root", "router"]
 
-ROOMS = (processes, files, terminals, daemon, sandboxes, snapshots, pools, logs)
+ROOMS = (processes, files, terminals, tunnels, daemon, sandboxes, snapshots, pools, logs)
 """Each has put its routes where they are asked for."""
 
 RAW = INSIDE.paths(files.CONTENT) | INSIDE.paths(processes.STDIN)

@@ -2,7 +2,8 @@
 
 Its client asks for sandboxes, snapshots and pools below ``/v1/namespaces/NAME`` where the service's host is ``localhost`` or ``127.0.0.1``, and
 without that for every other one. It asks the inside of a sandbox at the ``sandbox_url`` that it was told; of hosts that are not this machine it
-keeps no path of that, and names the sandbox in a header.
+keeps no path of that, and names the sandbox in a header. Its tunnels keep no path of any host, and where that is this machine their ``Host`` names
+the sandbox.
 
 Laws:
 - A sandbox is named by its id, or by its name where it is one's own and lives.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request, WebSocket
+from fastapi import APIRouter, Depends, Request
 from starlette.requests import HTTPConnection
 
 from sandlot.core.sandbox import Sandbox
@@ -30,6 +31,8 @@ SANDBOX_HEADER = "X-Tensorlake-Sandbox-Id"
 BELOW = "/sbx"
 """Where the inside of sandboxes is."""
 INNER = "/api/v1"
+HOST_SUFFIX = ".local"
+"""What its client puts behind a sandbox's id or name, as the ``Host`` of this machine."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -115,11 +118,17 @@ def inside(connection: HTTPConnection) -> Sandbox:
         NotFoundError: ``sandbox_not_found``.
         InvalidRequestError: It does not say which.
     """
-    named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER)
+    named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
     if not named:
         raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
     sandboxes, who = core_of(connection).sandboxes, principal_of(connection)
     return sandboxes.find(named, who) if SANDBOX_ID.fullmatch(named) else sandboxes.named(named, who)
+
+
+def _of_host(host: str) -> str:
+    """The sandbox that a ``Host`` names, or nothing. Pure."""
+    name = host.partition(":")[0]
+    return name.removesuffix(HOST_SUFFIX) if name.endswith(HOST_SUFFIX) else ""
 
 
 def url_of(request: Request, sandbox: str) -> str:
@@ -135,13 +144,3 @@ def refused(what: str, why: str) -> UnsupportedError:
         why: What to use in its place.
     """
     return UnsupportedError(what, code=ErrorCode.UNSUPPORTED, hint=why)
-
-
-def no_socket(socket: WebSocket, what: str, why: str) -> UnsupportedError:
-    """The same for a WebSocket; somebody else's sandbox is not found first.
-
-    Raises:
-        NotFoundError: ``sandbox_not_found``.
-    """
-    inside(socket)
-    return refused(what, why)

@@ -30,7 +30,7 @@ from sandlot.doors.tensorlake.inside import translate
 from sandlot.doors.tensorlake.inside.processes import find
 from sandlot.doors.tensorlake.inside.wire import TerminalAnswer, TerminalBody
 from sandlot.doors.tensorlake.translate import NAME
-from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside, no_socket
+from sandlot.doors.tensorlake.ways import BELOW, INNER, INSIDE, PREFIX, SANDBOX_HEADER, inside
 from sandlot.link.types import Lost
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
@@ -72,12 +72,6 @@ async def terminal(process: str, socket: WebSocket) -> None:
         await _serve(socket, box, run)
     finally:
         await run.detach()
-
-
-@INSIDE.socket("/tunnels/tcp")
-async def tunnel(socket: WebSocket) -> None:
-    """Refuse to reach a port of the inside."""
-    raise no_socket(socket, "Ports of sandboxes are not reached from outside here.", "Use what listens there from inside of the sandbox, by run().")
 
 
 def admit(scope: Mapping[str, Any], core: Core) -> Principal | None:

@@ -54,16 +54,16 @@ class SignalBody(Body):
     signal: int
 
 
+class TunnelQuery(Query):
+    """Where a tunnel leads."""
+
+    port: int
+
+
 class PathQuery(Query):
     """A path inside."""
 
     path: Text
-
-
-class TokenQuery(Query):
-    """What stands for a key in the address of a terminal."""
-
-    token: Text | None = None
 
 
 class Managed(Answer):

@@ -1,0 +1,88 @@
+"""Tunnels: ports of the inside, each connection a WebSocket whose binary messages are its bytes.
+
+Laws:
+- A Close is the end of one half: what the program says after its client's is still sent before that is answered. The program's end closes.
+- A text message is none of a tunnel's, in either direction: its client takes one for an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import WebSocket
+from pydantic import ValidationError
+from starlette.websockets import WebSocketState
+
+from sandlot.core.content import tunnels
+from sandlot.doors.tensorlake.inside.wire import TunnelQuery
+from sandlot.doors.tensorlake.ways import INSIDE, inside
+from sandlot.model.errors import InvalidRequestError, SandlotError
+from sandlot.web import errors
+from sandlot.web.sockets import GONE, LINGERS
+
+NORMAL, REFUSED, FAILED = 1000, 1008, 1011
+"""Codes of a close, RFC 6455 7.4.1."""
+_REASON_BYTES = 120
+"""RFC 6455 5.5."""
+_LEFT = frozenset({1000, 1005})
+"""Who closes with one of these ends its half; RFC 6455 7.4.1."""
+
+
+@INSIDE.socket("/tunnels/tcp")
+async def tunnel(socket: WebSocket) -> None:
+    """Connect to a port of the inside."""
+    box = inside(socket)
+    try:
+        query = TunnelQuery.model_validate(dict(socket.query_params))
+    except ValidationError as error:
+        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+    opened = await tunnels.connect(box, query.port)
+    try:
+        socket.scope["state"][LINGERS] = True
+        await socket.accept()
+        try:
+            if await tunnels.carry(opened, _Client(socket)) and socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(NORMAL)
+        except SandlotError as error:
+            if socket.application_state is WebSocketState.CONNECTED:
+                await socket.close(
+                    REFUSED if isinstance(error, InvalidRequestError) else FAILED, str(error).encode()[:_REASON_BYTES].decode(errors="ignore")
+                )
+    finally:
+        await opened.aclose()
+
+
+class _Client:
+    """The client's end of a tunnel.
+
+    Args:
+        socket: Accepted.
+    """
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self._left = False
+        self.gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+
+    async def receive(self) -> bytes | None:
+        """What the client sends next."""
+        while not self._left:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                self._left = True
+                return b"" if message.get("code") in _LEFT and not self.gone.is_set() else None
+            if message.get("text") is not None:
+                raise InvalidRequestError("A tunnel carries binary messages.", hint="Send bytes.")
+            if data := message.get("bytes"):
+                return bytes(data)
+        await self.gone.wait()
+        return None
+
+    async def send(self, data: bytes) -> None:
+        """Send the client bytes."""
+        await self._socket.send_bytes(data)
+
+    async def ended(self) -> None:
+        """Close: this client has no other word for the end of the program's half."""
+        if not self._left:
+            await self._socket.close(NORMAL)

@@ -1,0 +1,112 @@
+"""A tunnel to a port inside over a WebSocket: bytes both ways as binary messages, everything else as JSON in text messages.
+
+It is connected once the upgrade is answered; until then every failure is the answer that a request would get. To the client: what the program sends,
+``{"event": "end"}`` when it has ended its half, and a normal close when both have; or ``{"event": "failure", ...}`` with a problem document. From the
+client: what the program is to read, and ``{"end": true}`` to end its own half. Closing in the middle resets the program's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response, WebSocket
+from starlette.websockets import WebSocketState
+
+from sandlot.core.content import tunnels
+from sandlot.model.errors import InvalidRequestError, SandlotError
+from sandlot.server.native.common import sandbox_of
+from sandlot.web import errors
+from sandlot.web.sockets import GONE
+
+NORMAL, REFUSED, FAILED = 1000, 1008, 1011
+"""Codes of a close, RFC 6455 7.4.1."""
+_SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", tags=["sandboxes"])
+
+
+@router.websocket("/{port}/tunnel")
+async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
+    """Connect to what listens on a port of the sandbox's own loopback, over a WebSocket: whatever its network is.
+
+    Binary messages are the bytes of the connection, both ways. Text messages are JSON: `{"event": "end"}` says that the program has ended its half,
+    `failure` that the connection was cut; `{"end": true}` from the client ends its half. Closing the WebSocket before both halves have ended resets
+    the connection. Where nothing listens, the answer is 404 `port_not_found`.
+    """
+    opened = await tunnels.connect(sandbox_of(socket, sandbox), port)
+    try:
+        await socket.accept()
+        try:
+            if await tunnels.carry(opened, _Client(socket)):
+                await socket.close(NORMAL)
+        except SandlotError as error:
+            await _fail(socket, error)
+    finally:
+        await opened.aclose()
+
+
+@router.get("/{port}/tunnel", include_in_schema=False)
+async def plain_request(sandbox: str, port: int, request: Request) -> Response:
+    """Say to somebody who asks without a WebSocket what it takes."""
+    sandbox_of(request, sandbox)
+    error = InvalidRequestError(f"Port {port} is reached over a WebSocket.", hint="Ask with a WebSocket client, or use `sandlot forward`.")
+    return errors.answer(error, errors.request_id(request), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
+
+
+class _Client:
+    """The client's end of a tunnel.
+
+    Args:
+        socket: Accepted.
+    """
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket = socket
+        self.gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+        self._ended = False
+
+    async def receive(self) -> bytes | None:
+        """What the client sends next."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return None
+            if data := message.get("bytes"):
+                if self._ended:
+                    raise InvalidRequestError("Bytes came after the end of them.", hint=_SAID)
+                return bytes(data)
+            if message.get("text") is not None:
+                _check_end(message["text"])
+                self._ended = True
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        """Send the client bytes."""
+        await self._socket.send_bytes(data)
+
+    async def ended(self) -> None:
+        """Tell the client that the program has ended its half."""
+        await _tell(self._socket, {"event": "end"})
+
+
+def _check_end(text: str) -> None:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = None
+    if said != {"end": True}:
+        raise InvalidRequestError("The message is none that a tunnel knows.", hint=_SAID)
+
+
+async def _fail(socket: WebSocket, error: SandlotError) -> None:
+    if socket.application_state is WebSocketState.CONNECTED:
+        await _tell(socket, {"event": "failure", **errors.problem(error, str(socket.scope["state"].get("request_id", "")))})
+        await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED)
+
+
+async def _tell(socket: WebSocket, message: Mapping[str, Any]) -> None:
+    await socket.send_text(json.dumps(message, separators=(",", ":")))
