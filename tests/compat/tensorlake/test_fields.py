@@ -14,7 +14,7 @@ import httpx
 import pytest
 import websocket
 from tensorlake.sandbox import OutputMode, RemoteAPIError, Sandbox, SandboxClient, SandboxError
-from tensorlake.sandbox.models import FileSystemMount, NetworkConfig, SandboxStatus
+from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, FileSystemMount, NetworkConfig, SandboxStatus
 
 from tests.compat.tensorlake.asking import MIB, status, until_so
 from tests.support.tcpservice import TcpService
@@ -69,6 +69,21 @@ def test_what_nothing_would_come_of_is_refused_by_its_name(client: SandboxClient
 def test_what_says_what_is_so_anyway_passes(client: SandboxClient) -> None:
     made = client.create(memory_mb=256, exposed_ports=[], allow_unauthenticated_access=False, max_pending_secs=0)
     client.delete(made.sandbox_id)
+
+
+def test_what_a_sandbox_is_not_is_not_made_of_one_that_runs_either(client: SandboxClient, box: Sandbox) -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"allow_unauthenticated_access": True}, "allow_unauthenticated_access"),
+        ({"exposed_ports": [80]}, "exposed_ports"),
+        ({"network": NetworkConfig(allow_internet_access=False)}, "network"),
+        ({"network": NetworkConfig(allow_internet_access=True)}, "allow_internet_access=True"),
+    )
+    for asked, field in refused:
+        with pytest.raises(RemoteAPIError, match=f"{field} is not possible here") as told:
+            client.update_sandbox(box.sandbox_id, **asked)
+        assert told.value.status_code == 400
+    same = client.update_sandbox(box.sandbox_id, allow_unauthenticated_access=False, exposed_ports=[], network=CLEAR_NETWORK_POLICY)
+    assert (same.network_policy, same.exposed_ports) == (None, [])
 
 
 def test_a_sandbox_that_is_made_without_auto_resume_is_not_woken_by_a_request(client: SandboxClient) -> None:
