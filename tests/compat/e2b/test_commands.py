@@ -224,3 +224,21 @@ def test_a_sandbox_that_ends_under_a_command_is_told(options: Options) -> None:
     with pytest.raises(SandboxNotRunningException):
         doomed.files.read("x")
     assert doomed.is_running() is False
+
+
+def test_git_is_commands_and_works_as_these_do(sandbox: Sandbox) -> None:
+    sandbox.git.init("repo", initial_branch="main")
+    sandbox.git.configure_user("A", "a@example.org", scope="local", path="repo")
+    sandbox.files.write("repo/file", "one\n")
+    assert [each.name for each in sandbox.git.status("repo").file_status] == ["file"]
+    sandbox.git.add("repo")
+    sandbox.git.commit("repo", "first")
+    sandbox.git.create_branch("repo", "other")
+    assert sandbox.git.status("repo").is_clean
+    found = sandbox.git.branches("repo")
+    assert (set(found.branches), found.current_branch) == ({"main", "other"}, "other")
+    sandbox.git.clone("/home/user/repo", path="copy")
+    assert sandbox.files.read("copy/file") == "one\n"
+    assert sandbox.commands.run("git log --format='%an %s'", cwd="copy").stdout == "A first\n"
+    with pytest.raises(CommandExitException):
+        sandbox.git.checkout_branch("repo", "nowhere")

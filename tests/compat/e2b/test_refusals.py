@@ -9,10 +9,17 @@ from typing import Any
 import httpx
 import pytest
 from e2b import RateLimitException, Sandbox, Secret, Template, Volume
-from e2b.exceptions import BuildException, SandboxException, TemplateException, VolumeException
+from e2b.exceptions import (
+    BuildException,
+    NotEnoughSpaceException,
+    SandboxException,
+    ServiceBusyException,
+    TemplateException,
+    VolumeException,
+)
 
 from tests.compat.e2b.conftest import Options
-from tests.support.tcpservice import TcpService
+from tests.support.tcpservice import TcpService, tcp_service
 from tests.support.until import until
 
 
@@ -148,3 +155,26 @@ async def test_the_client_asks_again_where_waiting_helps(service: TcpService, ur
     assert answered(service, 429) == before + 1
     assert second[0].is_running()
     second[0].kill()
+
+
+def test_a_full_service_is_busy_to_its_client() -> None:
+    with tcp_service({"SANDLOT_MAX_SANDBOXES": "1"}) as service:
+        opts: dict[str, Any] = {"api_key": service.key("busy"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
+        first = Sandbox.create(timeout=60, **opts)
+        with pytest.raises(ServiceBusyException):
+            Sandbox.create(timeout=60, request_timeout=5, **opts)
+        assert answered(service, 503) > 0
+        first.kill()
+
+
+def test_a_full_disk_is_no_space_to_its_client(url: str, options: Options) -> None:
+    limits = {"disk_bytes": 64 << 20}
+    made = httpx.post(
+        f"{url.removesuffix('/e2b')}/v1/sandboxes", json={"template": "base", "limits": limits}, headers={"X-API-KEY": options["api_key"]}
+    )
+    box = Sandbox.connect(made.raise_for_status().json()["id"], **options)
+    with pytest.raises(NotEnoughSpaceException):
+        box.files.write("large", bytes(100 << 20))
+    assert not box.files.exists("large")
+    box.files.write("small", "x")
+    box.kill()
