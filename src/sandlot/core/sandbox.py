@@ -112,6 +112,7 @@ class Sandbox:
         "rouse",
         "spec",
         "state",
+        "steady",
         "tasks",
         "throwaway",
         "wanted",
@@ -171,6 +172,8 @@ class Sandbox:
         """What lets it go on while it rests."""
         self.changing = asyncio.Lock()
         self.claimed: Limits | None = None
+        self.steady = 0
+        """What is being made that has to have the volumes that it has now."""
         self.recording = asyncio.Lock()
         self.wanted = asyncio.Event()
         self.wanted_exit: Exit | None = None

@@ -17,6 +17,7 @@ from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved.forks import Forks
 from sandlot.core.saved.snapshots import Snapshots
+from sandlot.core.volumes.mounts import Mounts
 from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.ids import NodeId
 
@@ -37,6 +38,7 @@ class Core:
         metrics: What is counted and measured.
         snapshots: What is kept of sandboxes to start others from.
         volumes: Files that outlive sandboxes.
+        mounts: Which of them the sandboxes have.
         forks: Of sandboxes, and the trees that they grow into.
         signer: Of URLs that need no key.
         keys: Who may ask.
@@ -54,6 +56,7 @@ class Core:
     metrics: Metrics
     snapshots: Snapshots
     volumes: Volumes
+    mounts: Mounts
     forks: Forks
     signer: Signer
     keys: Keys

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -180,7 +181,7 @@ class VolumeFiles:
 
 
 def attach(process: int, hub: str, volume: Attachment, ids: str | None = None) -> None:
-    """Mount a volume in the view of a process, over an empty folder there. Blocks for a moment.
+    """Mount a volume in the view of a process, over an empty folder there; nothing where it is there already. Blocks for a moment.
 
     It is cloned in this process's view and moved into the other one, which no call does from outside; so a thread of its own goes there, and ends.
 
@@ -193,30 +194,64 @@ def attach(process: int, hub: str, volume: Attachment, ids: str | None = None) -
     Raises:
         OSError: The process has ended, or the kernel refused.
     """
-    failures: list[BaseException] = []
+    _elsewhere(lambda: _attach(process, hub, volume, ids))
+
+
+def detach(process: int, hub: str, slot: int) -> None:
+    """Take a volume away from the view of a process, and from those that have received it from there; nothing where none is. Blocks for a moment.
+
+    On return nobody there has anything of it open, mapped or as a working folder: the kernel looks for that in all these views, and refuses
+    (mount_namespaces(7), umount(2)).
+
+    Args:
+        process: A descriptor of the process.
+        hub: The folder in its view.
+        slot: Whose folder of it is emptied.
+
+    Raises:
+        OSError: The process has ended; or EBUSY: something of it is in use.
+    """
 
     def work() -> None:
+        _enter(process)
+        _umount(Path(f"{hub}/{slot}"))
+
+    _elsewhere(work)
+
+
+def _elsewhere(work: Callable[[], None]) -> None:
+    """Do something in a thread that may go to another view of mounts, and ends."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
         try:
-            _attach(process, hub, volume, ids)
+            # Its own root and working folder: who shares them may not change its view (setns(2)).
+            operations.checked(operations.libc.unshare(_CLONE_FS), "unshare")
+            work()
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             failures.append(error)
 
-    thread = threading.Thread(target=work, name="attaching")
+    thread = threading.Thread(target=run, name="attaching")
     thread.start()
     thread.join()
     if failures:
         raise failures[0]
 
 
+def _enter(process: int) -> None:
+    operations.checked(operations.libc.setns(process, operations.CLONE_NEWNS), "setns")
+
+
 def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None:
     libc, called = operations.libc, operations.called
-    # Its own root and working folder: who shares them may not change its view (setns(2)).
-    operations.checked(libc.unshare(_CLONE_FS), "unshare")
+    target, device = f"{hub}/{volume.slot}", volume.source.stat().st_dev
     source = os.fsencode(volume.source)
     tree = called(libc.syscall(operations.SYS_OPEN_TREE, operations.AT_FDCWD, source, operations.OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
     namespace = -1
     try:
-        operations.checked(libc.setns(process, operations.CLONE_NEWNS), "setns")
+        _enter(process)
+        if os.stat(target).st_dev == device:  # noqa: PTH116 - as the calls below have it
+            return  # by a service that was killed before it could say so
         flags = operations.MOUNT_ATTR_NOSUID | operations.MOUNT_ATTR_NODEV
         if volume.read_only:
             flags |= operations.MOUNT_ATTR_RDONLY
@@ -227,9 +262,9 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
         attributes = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags, _MOUNT_ATTR_ATIME, 0, max(0, namespace)))
         call = libc.syscall(operations.SYS_MOUNT_SETATTR, tree, b"", operations.AT_EMPTY_PATH, attributes, len(attributes))
         called(call, f"mount_setattr of {volume.source}")
-        target = os.fsencode(f"{hub}/{volume.slot}")
-        call = libc.syscall(operations.SYS_MOVE_MOUNT, tree, b"", operations.AT_FDCWD, target, operations.MOVE_MOUNT_F_EMPTY_PATH)
-        called(call, f"move_mount {hub}/{volume.slot}")
+        to = os.fsencode(target)
+        call = libc.syscall(operations.SYS_MOVE_MOUNT, tree, b"", operations.AT_FDCWD, to, operations.MOVE_MOUNT_F_EMPTY_PATH)
+        called(call, f"move_mount {target}")
     finally:
         os.close(tree)
         if namespace >= 0:

@@ -169,7 +169,8 @@ class Change:
         cpus: Cores.
         pids: Processes and threads. The guest is told by itself (``Link.set_limits``): a driver moves the host's backstop only.
         disk_bytes: What may be written on top of the image.
-        volumes: What is attached to it that had none.
+        volumes: What is attached to it; what is so already stays.
+        without: Slots whose volumes are detached: refused while anything inside holds anything of one of them; what is so already is done.
     """
 
     memory_bytes: int | None = None
@@ -177,6 +178,7 @@ class Change:
     pids: int | None = None
     disk_bytes: int | None = None
     volumes: tuple[Attachment, ...] = ()
+    without: tuple[int, ...] = ()
 
     def over(self, limits: Limits) -> Limits:
         """What a sandbox of these limits has after the change.
@@ -189,7 +191,7 @@ class Change:
     def needs(self, limits: Limits) -> tuple[Ability, ...]:
         """What a driver must be able to do for it; a field that is so already needs nothing."""
         after = self.over(limits)
-        volumes = (Ability.CONFIGURE_VOLUMES,) if self.volumes else ()
+        volumes = (Ability.CONFIGURE_VOLUMES,) if self.volumes or self.without else ()
         return (*(ability for name, ability in _FIELDS.items() if getattr(after, name) != getattr(limits, name)), *volumes)
 
 
@@ -252,7 +254,7 @@ class Instance(Protocol):
         Raises:
             InvalidRequestError: Out of bounds.
             UnsupportedError: One of them cannot be changed here; says why.
-            ConflictError: It uses more than it would be allowed, or it is paused.
+            ConflictError: It uses more than it would be allowed, or a volume is in use, or it is paused.
             SandboxEndedError: It has ended.
         """
         ...

@@ -124,11 +124,17 @@ class VolumeMount:
         volume: Its name or its id.
         path: The folder that it is; absolute, made where it is not there.
         read_only: Whether nothing can be written to it.
+        slot: Which of the sandbox's places for volumes it has, as long as it is attached; None where that is not settled.
+        asked: What it was asked for as; empty is its id.
+        moving: Whether it is being attached or detached.
     """
 
     volume: str
     path: str
     read_only: bool = False
+    slot: int | None = None
+    asked: str = ""
+    moving: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a path where nothing can be put."""

@@ -26,6 +26,7 @@ from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved.forks import Forks
 from sandlot.core.saved.snapshots import Snapshots
 from sandlot.core.service import Core
+from sandlot.core.volumes.mounts import Mounts
 from sandlot.core.volumes.volumes import Volumes, having
 from sandlot.doors.sandbase import events as sandbase
 from sandlot.drivers.oci.places import sandboxes_folder
@@ -263,6 +264,7 @@ async def open_service(
                 snapshots=snapshots,
                 forks=forks,
                 volumes=volumes,
+                mounts=Mounts(sandboxes, volumes),
                 signer=Signer(state.secret(settings.data_dir), time.now, records.keys.principal_of),
             )
             yield Service(settings=settings, core=core, keys=records.keys, store=store, blobs=blobs, stop=asyncio.Event(), keep=keep)

@@ -116,4 +116,4 @@ async def _put(subject: Subject, *volumes: Attachment) -> None:
         call.close_stdin()
         said = b"".join([item.data async for item in call if hasattr(item, "data")])
         await call.result()
-    assert values.decode(said[_HEAD_BYTES:]) == {"result": {}}, said
+    assert values.decode(said[_HEAD_BYTES:]) == {"result": {"used": []}}, said

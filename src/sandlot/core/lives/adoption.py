@@ -24,6 +24,7 @@ from sandlot.core.lives import life, resting
 from sandlot.core.lives.means import Living, Means, extend, step, turn
 from sandlot.core.lives.starts import first_answer, reach
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes import mounting
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.ports import Driver, Exit, ExitReason, Instance
 from sandlot.model.records import SandboxRecord
@@ -105,6 +106,7 @@ async def take_over(living: Living) -> Exit:
             await means.images.remove(box.id)  # half an image, or one that is older than what runs
             box.keep(asyncio.create_task(_end_programs(box)))
         box.activity.touch()
+        box.keep(asyncio.create_task(_settled(box)))  # before anything else that is asked of it
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
         if box.metadata.get(USE_WORD) == ONE_RUN:
@@ -157,6 +159,13 @@ async def _adopt(box: Sandbox, means: Means) -> Instance:
             _log.warning("sandbox.not_adopted_yet", sandbox=box.id, error=str(error))
             await asyncio.sleep(PAUSE_S)
     raise AssertionError
+
+
+async def _settled(box: Sandbox) -> None:
+    """Finish what the service before had begun with its volumes."""
+    if any(mount.moving for mount in box.spec.volumes):
+        with contextlib.suppress(SandlotError):
+            await box.orders.put(mounting.settle)
 
 
 async def _end_programs(box: Sandbox) -> None:

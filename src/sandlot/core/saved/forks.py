@@ -37,6 +37,7 @@ from sandlot.core.saved import trees, writing
 from sandlot.core.saved.gate import Gate
 from sandlot.core.saved.litter import Litter
 from sandlot.core.saved.sources import MEMORY
+from sandlot.core.volumes.mounting import steady
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.ids import NodeId, SandboxId, new_snapshot_id
@@ -248,6 +249,10 @@ class Forks:
     async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
             raise parent.ended_error()
+        with steady(parent):
+            return await self._born(parent, owner, asked, request)
+
+    async def _born(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
         _check_volumes(parent, asked)
         children = self._asked(parent, asked)
         image = new_snapshot_id(self._node)

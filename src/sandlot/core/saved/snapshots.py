@@ -32,6 +32,7 @@ from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved import sources, writing
 from sandlot.core.saved.uses import Uses
 from sandlot.core.saved.verifying import Verifier
+from sandlot.core.volumes.mounting import steady
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
@@ -262,10 +263,11 @@ class Snapshots:
             await self._table.save(intent)
         try:
             async with writing.room(self._sandboxes, box, intent.id, kind):
-                size_bytes = await self._written(box, intent)
+                with steady(box):
+                    size_bytes, spec = await self._written(box, intent), _spec_of(box)
             kept, kept_bytes = await self._table.totals(box.owner)
             quotas.check_snapshots(who.quota, kept - 1, kept_bytes, size_bytes)
-            done = replace(intent, spec=_spec_of(box), ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
+            done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             await self._table.update(done, self._event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)

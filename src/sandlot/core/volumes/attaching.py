@@ -7,11 +7,12 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from sandlot.core.content import programs
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes.volume import slots
 from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.specs import User, VolumeMount
 from sandlot.model.states import State
@@ -45,11 +46,20 @@ def shown(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> Callable
         hub = None if box.instance is None else box.instance.hub
         if hub is None:
             return
-        places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in enumerate(there)]
-        program = await programs.start(box, PROGRAM, {"gone": [mount.path for mount in gone], "there": places}, user=User.ROOT)
-        try:
-            await program.result()
-        finally:
-            program.close()
+        places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
+        await ask(box, gone=[mount.path for mount in gone], there=places)
 
     return show
+
+
+async def ask(box: Sandbox, **request: object) -> Mapping[str, Any]:
+    """Have the guest put volumes into their places, or take them away: see the program.
+
+    Raises:
+        SandlotError: It could not; says why.
+    """
+    program = await programs.start(box, PROGRAM, {"gone": [], "there": [], **request}, user=User.ROOT)
+    try:
+        return await program.result()
+    finally:
+        program.close()

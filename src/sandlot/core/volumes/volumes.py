@@ -13,55 +13,26 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import structlog
 
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records import quotas
+from sandlot.core.volumes.volume import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume, check_name, placed, slots
 from sandlot.host.threads import run_apart
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import VOLUME_ID, NodeId, SandboxId, VolumeId, new_volume_id
 from sandlot.model.ports import Attachment, Resources
 from sandlot.model.records import NewEvent, VolumeRecord
-from sandlot.model.specs import GIB, MIB, VolumeMount
+from sandlot.model.specs import VolumeMount
 from sandlot.model.storage import VolumeTable
 
-NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-LEAST_BYTES: Final = 16 * MIB
-MOST_BYTES: Final = 16 * 1024 * GIB
-DEFAULT_BYTES: Final = GIB
-
 _log = structlog.get_logger("sandlot.core")
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A volume, as it is at this moment.
-
-    Args:
-        id: Its id.
-        name: What its owner calls it.
-        owner: Whose it is.
-        size_bytes: What may be written to it.
-        used_bytes: What was.
-        created_at: When it was asked for.
-        attached: The ids of the sandboxes that have it, hibernated ones included.
-    """
-
-    id: VolumeId
-    name: str
-    owner: OwnerId
-    size_bytes: int
-    used_bytes: int
-    created_at: datetime
-    attached: tuple[SandboxId, ...]
 
 
 class Volumes:
@@ -199,13 +170,14 @@ class Volumes:
         await asyncio.shield(asyncio.ensure_future(self._removed(record.id)))
 
     def resolve(self, who: Principal, mounts: Sequence[VolumeMount]) -> tuple[VolumeMount, ...]:
-        """The same with the volumes' ids. It waits for nothing: what is resolved in the step in which a sandbox begins is not deleted before.
+        """The same by ids, each in a slot. It waits for nothing: what is resolved in the step in which a sandbox gets it is not deleted before.
 
         Raises:
             NotFoundError: ``volume_not_found``.
             InvalidRequestError: One of them is in two places.
         """
-        found = tuple(replace(mount, volume=self._find(who, mount.volume).id) for mount in mounts)
+        ids = [self._find(who, mount.volume).id for mount in mounts]
+        found = placed([replace(mount, volume=id_, asked=mount.asked or mount.volume) for mount, id_ in zip(mounts, ids, strict=True)])
         if len({mount.volume for mount in found}) < len(found):
             raise InvalidRequestError("A sandbox has a volume in one place only.", hint="Give each volume once.", fields={"field": "volumes"})
         return found
@@ -217,7 +189,7 @@ class Volumes:
             HostError: One of them cannot be mounted; says why.
         """
         attachments = []
-        for slot, mount in enumerate(mounts):
+        for slot, mount in slots(mounts):
             volume = VolumeId(mount.volume)
             self._users.setdefault(volume, set()).add(sandbox)
             async with self._lock(volume):
@@ -233,10 +205,10 @@ class Volumes:
             attachments.append(Attachment(slot=slot, source=source, path=mount.path, read_only=mount.read_only))
         return tuple(attachments)
 
-    def release(self, sandbox: SandboxId) -> None:
-        """A sandbox sees its volumes no more: its processes are gone. Idempotent."""
+    def release(self, sandbox: SandboxId, *which: str) -> None:
+        """A sandbox sees its volumes no more, or these alone: its processes are gone, or they were taken away from it. Idempotent."""
         for volume, users in tuple(self._users.items()):
-            if sandbox in users:
+            if sandbox in users and (not which or volume in which):
                 users.discard(sandbox)
                 if not users:
                     self._spawn(self._unmount(volume))
@@ -371,21 +343,6 @@ class Volumes:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def check_name(name: str) -> str:
-    """A name for a volume. Pure.
-
-    Raises:
-        InvalidRequestError: It is none, or is an id.
-    """
-    if NAME.fullmatch(name) is None or VOLUME_ID.fullmatch(name) is not None:
-        raise InvalidRequestError(
-            f"{name[:64]!r} is no name for a volume.",
-            hint="Use up to 63 lower-case letters, digits, '_' and '-', beginning with a letter or a digit.",
-            fields={"field": "name"},
-        )
-    return name
 
 
 def having(boxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:

@@ -17,7 +17,7 @@ from sandlot.core.admission import OWN, NewSandbox
 from sandlot.core.lives.updates import Update
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.volumes.volumes import Volume
+from sandlot.core.volumes.volume import Volume
 from sandlot.doors.pandastack.wire import (
     CreateBody,
     EntryAnswer,

@@ -32,7 +32,7 @@ from sandlot.host.hierarchies import GroupLimits
 from sandlot.host.idranges import IdRanges
 from sandlot.host.launch import Stage
 from sandlot.host.threads import run_apart, run_blocking
-from sandlot.host.volumes import attach
+from sandlot.host.volumes import attach, detach
 from sandlot.model.errors import ErrorCode, HostError, InternalError, SandlotError
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import Limits
@@ -168,6 +168,22 @@ class Holding:
         try:
             for volume in volumes:
                 await run_apart(attach, process, VIEW_VOLUMES, volume, ids)
+        finally:
+            os.close(process)
+
+    async def detach(self, process: int, slots: Sequence[int]) -> None:
+        """Take volumes away from its view.
+
+        Args:
+            process: A descriptor of a process in that view, which is closed.
+            slots: Whose.
+
+        Raises:
+            OSError: EBUSY: one is in use; or the process has ended.
+        """
+        try:
+            for slot in slots:
+                await run_apart(detach, process, VIEW_VOLUMES, slot)
         finally:
             os.close(process)
 

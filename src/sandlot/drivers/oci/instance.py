@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from sandlot.host.launch import Started
 from sandlot.host.processes import Identity, ended, ended_within, open_process
 from sandlot.host.threads import finished, run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.ports import Ability, Attachment, ByteStream, Change, Exit, Usage
+from sandlot.model.ports import Ability, ByteStream, Change, Exit, Usage
 from sandlot.model.specs import PIDS_LEAST, PIDS_MOST, Limits
 
 FIXED_DISK = "its file system is made once, in the size that was asked for"
@@ -86,15 +87,15 @@ class OciInstance:
 
         Raises:
             InvalidRequestError: Out of bounds.
-            UnsupportedError: The disk, which cannot be changed.
-            ConflictError: It uses more than it would be allowed, or it is paused.
+            UnsupportedError: The disk, which cannot be changed; or volumes, where the runtime settles them once.
+            ConflictError: It uses more than it would be allowed, or a volume is in use, or it is paused.
             HostError: The kernel refused, or it cannot be written down.
             SandboxEndedError: It has ended.
         """
         await self._check_live()
         async with self._changing:
-            if change.volumes:
-                await self._attach(change.volumes)
+            if Ability.CONFIGURE_VOLUMES in change.needs(self._record.limits):
+                await self._move(change)
             limits = change.over(self._record.limits)
             if Ability.CONFIGURE_DISK in change.needs(self._record.limits):
                 message = f"The disk limit of a live sandbox cannot be changed: {FIXED_DISK}."
@@ -119,16 +120,26 @@ class OciInstance:
         """Where its volumes are inside, to be bound to their places by the guest; None where the runtime has put them there."""
         return self._runtime.hub
 
-    async def _attach(self, volumes: Sequence[Attachment]) -> None:
+    async def _move(self, change: Change) -> None:
         if reason := self._runtime.absent.get(Ability.CONFIGURE_VOLUMES, ""):
-            raise UnsupportedError(f"A live sandbox cannot get a volume: {reason}.", code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
+            message = f"The volumes of a sandbox that runs cannot be changed: {reason}."
+            raise UnsupportedError(message, code=ErrorCode.UNSUPPORTED, fields={"reason": reason})
+        try:
+            await self._holding.detach(self._keeper(), change.without)
+            await self._holding.attach(self._keeper(), change.volumes)
+        except ProcessLookupError:
+            raise await self._ended_error() from None
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise ConflictError("A volume is in use inside.", code=ErrorCode.CONFLICT, hint="End what has files of it open.") from error
+            raise not_attached(error) from error
+
+    def _keeper(self) -> int:
+        """A descriptor of the process in whose view its volumes are."""
         keeper = open_process(self._started.keeper)
         if keeper is None:
-            raise await self._ended_error()
-        try:
-            await self._holding.attach(keeper, volumes)
-        except OSError as error:
-            raise not_attached(error) from error
+            raise ProcessLookupError
+        return keeper
 
     async def settle(self) -> None:
         """Finish what a service began that was killed: what is recorded was meant to be.

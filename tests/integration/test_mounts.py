@@ -1,0 +1,285 @@
+"""Volumes of sandboxes that run: attached, used, refused while in use, detached; through rest, forks, snapshots and kills of the service.
+
+Every test leaves nothing on the host: no mount in any namespace, no loop device (``place``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.runs import processes
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.saved.forks import NewFork
+from sandlot.core.volumes import mounting
+from sandlot.host.disks import loops_below
+from sandlot.link.payload import INTERPRETER_ARGV
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, UnsupportedError
+from sandlot.model.specs import ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.server.compose import Service
+from tests.integration.test_volumes import all_let_go, fails, made
+from tests.support.saving import BASE, IN_CONTAINER, make, place, real_service, shell
+from tests.support.until import until
+
+DATA = VolumeMount("data", "/data")
+OTHER = VolumeMount("other", "/srv/other", read_only=True)
+
+
+async def attach(service: Service, box: Sandbox, mount: VolumeMount = DATA) -> None:
+    assert await service.core.mounts.attach(box.id, OPERATOR, mount) is box
+
+
+async def detach(service: Service, box: Sandbox, which: str = "/data") -> None:
+    assert await service.core.mounts.detach(box.id, OPERATOR, which) is box
+
+
+async def is_mounted(box: Sandbox, path: str = "/data") -> bool:
+    """Whether something is mounted there, inside."""
+    return f" {path} 9p " in await shell(box, "cat /proc/mounts")
+
+
+@asynccontextmanager
+async def running(command: str, box: Sandbox, user: User = User.USER) -> AsyncIterator[None]:
+    """A command that says ``ready`` and goes on until the end of the block."""
+    started, _ = await processes.launch(box, ProcessSpec(("/bin/sh", "-c", f"{command}\ntouch /tmp/ready; sleep 1000"), user=user, timeout_s=None))
+
+    async def ready() -> bool:
+        return "ready" in await shell(box, "ls /tmp")
+
+    await until(ready)
+    try:
+        yield
+    finally:
+        await processes.send_signal(box, started, 9)
+        await shell(box, "rm -f /tmp/ready")
+
+
+async def test_one_that_runs_gets_a_volume_and_gives_it_back() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            id_ = await made(service)
+            await made(service, "other")
+            box = await make(service)
+            await attach(service, box)
+            await attach(service, box)  # so it is
+            assert await shell(box, "stat -c %U /data; echo 1 > /data/word; cat /data/word") == "user\n1\n"
+            await attach(service, box, OTHER)
+            assert "Read-only" in await fails(box, "touch /srv/other/x", User.ROOT)
+            assert [(each.asked, each.path, each.read_only) for each in box.spec.volumes] == [
+                ("data", "/data", False),
+                ("other", "/srv/other", True),
+            ]
+            assert (await service.core.volumes.get(OPERATOR, "data")).attached == (box.id,)
+            await detach(service, box)
+            assert await shell(box, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
+            await service.core.volumes.remove(OPERATOR, id_)
+            await until(lambda: _loops(folder, 1))
+            await made(service)
+            await attach(service, box)  # in the place of the one before
+            assert await shell(box, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
+            await detach(service, box, "other")
+            await detach(service, box, box.spec.volumes[0].volume)
+            assert box.spec.volumes == ()
+            await all_let_go(folder)
+            events = await service.core.events.page(OPERATOR, sandbox=box.id)
+            assert [each.event.data["changed"] for each in events if each.event.type == "sandbox.updated"] == [["volumes"]] * 6
+
+
+async def _loops(folder: Path, number: int) -> bool:
+    return len(loops_below(folder / "volumes")) == number
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["exec 3>>/data/word", "exec 3</data/word", "cd /data/folder", "cp /bin/sleep /data/sleep; /data/sleep 1000 &"],
+    ids=["open for writing", "open for reading", "working folder", "a program of it runs"],
+)
+async def test_one_that_is_in_use_inside_is_not_taken_away(command: str) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service)
+            await attach(service, box)
+            await shell(box, "echo 1 > /data/word; mkdir /data/folder")
+            async with running(command, box):
+                with pytest.raises(ConflictError, match="in use"):
+                    await detach(service, box)
+                assert await shell(box, "cat /data/word") == "1\n"
+                assert [(each.path, each.moving) for each in box.spec.volumes] == [("/data", False)]
+                with pytest.raises(ConflictError):
+                    await service.core.volumes.remove(OPERATOR, "data")
+            await shell(box, "pkill -x sleep; true")
+
+            async def let_go() -> bool:
+                try:
+                    await detach(service, box)
+                except ConflictError:
+                    return False
+                return True
+
+            await until(let_go)
+            await service.core.volumes.remove(OPERATOR, "data")
+            await all_let_go(folder)
+
+
+async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service)
+            await attach(service, box)
+            # By the hub, past what the guest looks at; and by another name for it.
+            hidden = "import os,time; f = os.open('/.sandlot/volumes/0/word', os.O_WRONLY | os.O_CREAT); open('/tmp/ready', 'w'); time.sleep(1000)"
+            bound = "import ctypes,os; os.mkdir('/tmp/x'); print(ctypes.CDLL(None).mount(b'/data', b'/tmp/x', None, 4096, None))"
+            undone = "import ctypes; print(ctypes.CDLL(None).umount2(b'/tmp/x', 2))"
+            started, _ = await processes.launch(box, ProcessSpec((*INTERPRETER_ARGV, "-c", hidden), user=User.ROOT, timeout_s=None))
+            await until(lambda: _there(box, "/tmp/ready"))
+            with pytest.raises(ConflictError, match="in use"):
+                await detach(service, box)
+            assert await is_mounted(box)
+            await processes.send_signal(box, started, 9)
+            await until(lambda: _ended(box, "time.sleep"))
+            assert "0" in await _root(box, bound)
+            with pytest.raises(ConflictError, match="in use"):
+                await detach(service, box)
+            await _root(box, undone)
+            await detach(service, box)
+            other = await make(service)
+            await attach(service, other)
+            await shell(other, "echo other > /data/mine")
+            await fails(box, "echo x > /.sandlot/volumes/0/mine", User.ROOT)
+            assert await shell(other, "cat /data/mine; cat /data/word") == "other\n"
+
+
+async def _there(box: Sandbox, path: str) -> bool:
+    return await shell(box, f"ls {path} 2>/dev/null || true") != ""
+
+
+async def _ended(box: Sandbox, word: str) -> bool:
+    return word not in await shell(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+
+
+async def _root(box: Sandbox, text: str) -> str:
+    done = await processes.run(box, ProcessSpec((*INTERPRETER_ARGV, "-c", text), user=User.ROOT, timeout_s=60))
+    assert done.outcome.exit_code == 0, done.stderr.text()
+    return done.stdout.text()
+
+
+async def test_what_cannot_be_attached_is_refused_and_changes_nothing() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            for name in ("data", "other", "third"):
+                await made(service, name)
+            box = await make(service)
+            await attach(service, box)
+            await shell(box, "echo kept > /workspace/file")
+            for mount, error in (
+                (VolumeMount("nowhere", "/x"), NotFoundError),
+                (VolumeMount("data", "/elsewhere"), ConflictError),
+                (replace(DATA, read_only=True), ConflictError),
+                (VolumeMount("other", "/data"), ConflictError),
+                (VolumeMount("other", "/data/below"), ConflictError),
+                (VolumeMount("other", "/workspace/file"), SandlotError),
+            ):
+                with pytest.raises(error):
+                    await attach(service, box, mount)
+                assert [each.asked for each in box.spec.volumes] == ["data"]
+            for which in ("/elsewhere", "other", "/", ""):
+                with pytest.raises(NotFoundError) as absent:
+                    await detach(service, box, which)
+                assert absent.value.code is ErrorCode.VOLUME_NOT_FOUND
+            with pytest.raises(NotFoundError):
+                await service.core.mounts.attach("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR, DATA)
+            assert (await service.core.volumes.get(OPERATOR, "other")).attached == ()
+            await service.core.volumes.remove(OPERATOR, "other")
+            await attach(service, box, VolumeMount("third", "/third"))
+            assert (await shell(box, "cat /workspace/file; echo 3 > /third/x; cat /third/x")).split() == ["kept", "3"]
+            container = await make(service, IN_CONTAINER)
+            for work in (attach(service, container), detach(service, container)):
+                with pytest.raises(UnsupportedError, match="container"):
+                    await work
+            await service.sandboxes.kill(box.id, OPERATOR)
+            with pytest.raises(SandlotError):
+                await attach(service, box)
+
+
+async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            await made(service, "other")
+            box = await make(service)
+            for rest in (service.sandboxes.pause, service.sandboxes.hibernate):
+                await rest(box.id, OPERATOR)
+                await attach(service, box)
+                await attach(service, box, OTHER)
+                assert await shell(box, "echo 1 >> /data/word; cat /data/word")
+                await detach(service, box)  # the other one stays in the second place
+                assert await is_mounted(box, "/srv/other")
+                await rest(box.id, OPERATOR)
+                await service.sandboxes.resume(box.id, OPERATOR)
+                assert (await is_mounted(box, "/srv/other"), await is_mounted(box)) == (True, False)
+                await attach(service, box)
+                await rest(box.id, OPERATOR)
+                assert await shell(box, "echo 2 >> /data/word; tail -n 1 /data/word") == "2\n"
+                await rest(box.id, OPERATOR)
+                await detach(service, box, "other")
+                await detach(service, box)
+            await service.sandboxes.kill(box.id, OPERATOR)
+            sleeper = await make(service, replace(BASE, auto_resume=False))
+            await service.sandboxes.pause(sleeper.id, OPERATOR)
+            with pytest.raises(ConflictError) as rests:
+                await attach(service, sleeper)
+            assert rests.value.code is ErrorCode.SANDBOX_PAUSED
+
+
+async def test_forks_and_snapshots_treat_it_like_any_other() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service)
+            await attach(service, box)
+            await shell(box, "echo 1 > /data/word")
+            with pytest.raises(ConflictError, match="share_volumes"):
+                await service.core.forks.fork(box.id, OPERATOR, NewFork())
+            with mounting.steady(box):
+                for work in (attach(service, box, OTHER), detach(service, box)):
+                    with pytest.raises((ConflictError, NotFoundError)):
+                        await work
+            (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
+            assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
+            await detach(service, box)
+            assert not await is_mounted(box)
+            assert await shell(child, "cat /data/word") == "2\n"
+            (free,) = await service.core.forks.fork(box.id, OPERATOR, NewFork())
+            assert free.spec.volumes == ()
+            assert await shell(free, "ls -A /data") == ""
+            taken = await service.core.snapshots.take(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
+            assert [each.path for each in taken.spec.volumes] == ["/data"]
+            await detach(service, child)
+            again = await service.core.snapshots.create(replace(BASE, snapshot="with"), OPERATOR)
+            assert not await is_mounted(again)
+            await attach(service, again, replace(DATA, path="/elsewhere"))
+            assert await shell(again, "ls -A /data; cat /elsewhere/word") == "2\n"
+
+
+async def test_many_at_once_come_one_after_the_other() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            names = [f"v{number}" for number in range(9)]
+            for name in names:
+                await made(service, name)
+            box = await make(service)
+            done = await asyncio.gather(*(attach(service, box, VolumeMount(name, f"/mnt/{name}")) for name in names), return_exceptions=True)
+            assert [type(each) for each in done].count(ConflictError) == 1  # eight it may have
+            assert sorted(each.slot or 0 for each in box.spec.volumes) == list(range(8))
+            assert (await shell(box, "for v in /mnt/*; do echo ${v##*/} > $v/name; done; cat /mnt/*/name")).split() == names[:8]
+            await asyncio.gather(*(detach(service, box, f"/mnt/{name}") for name in names[:8]))
+            assert box.spec.volumes == ()
+            assert "/mnt/" not in await shell(box, "cat /proc/mounts")
