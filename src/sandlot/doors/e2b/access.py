@@ -89,9 +89,9 @@ def check_port(path: str, port: str) -> None:
     known = INTERPRETER_PORT if _first(path) in _INTERPRETER else ENVD_PORT
     if port not in {"", known}:
         raise UnsupportedError(
-            f"Port {port[:20]!r} of a sandbox is not reached from outside.",
+            f"Port {port[:20]!r} of a sandbox is not reached by E2B's API here.",
             code=ErrorCode.UNSUPPORTED,
-            hint=f"What is asked here is answered for port {known}; ask a server inside by a command.",
+            hint=f"What is asked here is port {known}'s; Sandlot's own API has tunnels to the others.",
             fields={"field": "E2b-Sandbox-Port"},
         )
 
