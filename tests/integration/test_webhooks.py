@@ -79,7 +79,7 @@ def test_one_that_is_disabled_is_told_after_a_kill_what_happened_meanwhile_at_it
         with Client(url=service.url, api_key=key) as client:
             hook = client.webhooks.create(f"http://127.0.0.1:{before.server_port}/", events=["sandbox.created"])
             first = _made(service.url, key)
-            while not before.got:
+            while not client.webhooks.get(hook.id).delivered:
                 time.sleep(0.02)
             assert not client.webhooks.update(hook.id, enabled=False).enabled
             second = _made(service.url, key)

@@ -193,6 +193,7 @@ SANDBASE = {
     "POST /sandbase/sandboxes/{sandbox}/shutdown": LAST,
     "DELETE /sandbase/sandboxes/{sandbox}": LAST,
     "DELETE /sandbase/events/webhooks/{webhook}": LAST,
+    "PATCH /sandbase/events/webhooks/{webhook}": Asked({"enabled": False}),
 }
 INSIDE = {
     "GET /files": Asked(query=PATH),

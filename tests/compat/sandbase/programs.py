@@ -57,3 +57,22 @@ agent = requests.post(f"{BASE}/default/v1/agents", headers=HEADERS, json={
 print(agent.status_code, agent.json()["message"])
 """
 """How the second program begins; an agent runs a model, which is not served here."""
+
+CONNECT = """
+from e2b import Sandbox
+
+paginator = Sandbox.list(api_url="https://api.sandbase.ai")
+running = paginator.next_items()
+if not running:
+    raise Exception("No running sandboxes found")
+
+sandbox_id = running[0].sandbox_id
+
+from e2b import Sandbox
+
+sandbox = Sandbox.connect(sandbox_id, api_url="https://api.sandbase.ai")
+
+result = sandbox.commands.run("whoami")
+print(f'Running in {sandbox.sandbox_id} as "{result.stdout.strip()}"')
+"""
+"""Connecting, with E2B's client: the page's two parts one after the other."""

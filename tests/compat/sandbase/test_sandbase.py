@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,10 @@ def test_a_sandbox_is_looked_at_listed_and_prolonged(api: Api, box: str) -> None
     assert told["sandboxID"] in [each["sandboxID"] for each in api("GET", "/sandboxes?status=running").json()]
     api("POST", f"{box}/timeout", 204, json={"timeout": 1200})
     assert api("GET", box).json()["endAt"] > told["endAt"]
+    later = api("GET", box).json()["endAt"]
     api("POST", f"{box}/refreshes", 204, json={"duration": 2400})
+    assert api("GET", box).json()["endAt"] > later
+    assert set(api("GET", "/templates/code_interpreter").json()) >= {"templateID", "name", "description", "defaultTimeout"}
     api("GET", f"{box}/health", 204)
     used = api("GET", f"{box}/metrics").json()
     assert 0 < used["mem_used"] < used["mem_total"]
@@ -150,16 +154,54 @@ def test_a_pause_keeps_memory_and_files(api: Api) -> None:
     while int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"0") <= number:
         time.sleep(0.1)  # it goes on from where it was
     assert number > 1
-    assert api("POST", f"{made}/connect", json={"timeout": 600}).json()["status"] == "running"
+    assert 0 < left_s(api("GET", made).json()) <= 300, "its timeout began anew"
+    for path, seconds in (("resume", 1200), ("connect", 600)):
+        told = api("POST", f"{made}/{path}", json={"timeout": seconds}).json()
+        assert told["status"] == "running"
+        assert seconds - 60 < left_s(told) <= seconds
     api("POST", f"{made}/shutdown", 204)
     assert api("POST", f"{made}/processes", 404, json={"cmd": "true"}).json()["message"] == "sandbox not found"
     assert api("GET", made).json()["status"] == "stopped"
 
 
+def left_s(box: dict[str, Any]) -> float:
+    """Seconds until it times out."""
+    return (datetime.fromisoformat(box["endAt"]) - datetime.now(UTC)).total_seconds()
+
+
+def test_a_new_sandbox_is_what_was_asked_for_and_its_time_ends_it_or_pauses_it(api: Api) -> None:
+    asked: dict[str, Any] = {"templateID": "base", "timeout": 1800, "metadata": {"a": "b"}, "envVars": {"X": "1", "E2B_TEMPLATE_ID": "mine"}}
+    told = api("POST", "/sandboxes", 201, json=asked).json()
+    assert (told["templateID"], told["metadata"]) == ("base", {"a": "b"})
+    assert 1740 < left_s(told) <= 1800
+    run = f"/sandboxes/{told['sandboxID']}/processes"
+    assert api("POST", run, json={"cmd": "sh", "args": ["-c", "echo $X $E2B_TEMPLATE_ID"]}).json()["stdout"] == "1 mine\n"
+    assert api("POST", run, json={"cmd": "python3", "args": ["-c", "import pandas"]}).json()["exitCode"] == 1, "pandas is the other template's"
+    made = {
+        kept: api("POST", "/sandboxes", 201, json={"templateID": "base", "timeout": 1, "autoPause": kept}).json()["sandboxID"]
+        for kept in (True, False)
+    }
+
+    def listed(status: str) -> set[str]:
+        return {each["sandboxID"] for each in api("GET", "/sandboxes", params={"status": status}).json()}
+
+    while not (made[True] in listed("paused") and made[False] in listed("stopped")):
+        time.sleep(0.1)
+    assert made[False] not in listed("paused") | listed("running")
+    assert made[True] not in listed("stopped") | listed("running")
+    assert told["sandboxID"] in listed("running")
+    assert {each["status"] for each in api("GET", "/sandboxes").json()} <= {"running", "paused"}
+    for one in (told["sandboxID"], made[True]):
+        api("DELETE", f"/sandboxes/{one}", 204)
+
+
 def test_the_network_is_closed_where_that_is_asked_for(api: Api) -> None:
     made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base', 'allowInternetAccess': False}).json()['sandboxID']}"
-    done = api("POST", f"{made}/processes", json={"cmd": "pip", "args": ["download", "--no-deps", "-d", "/tmp/x", "six"], "timeout": 50}).json()
-    assert done["exitCode"] != 0
+    other = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base'}).json()['sandboxID']}"
+    asked = {"cmd": "pip", "args": ["download", "--no-deps", "-d", "/tmp/x", "six"], "timeout": 100}
+    assert api("POST", f"{made}/processes", json=asked).json()["exitCode"] != 0
+    assert api("POST", f"{other}/processes", json=asked).json()["exitCode"] == 0
+    api("DELETE", other, 204)
     api("DELETE", made, 204)
     api("DELETE", made, 404)
 
@@ -178,9 +220,11 @@ class Receiver(BaseHTTPRequestHandler):
     """Refuses what comes first, and takes the rest."""
 
     got: list[tuple[str, str, bytes]]
+    paths: list[str]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.paths.append(self.path)
         self.got.append((self.headers["X-Event-ID"], self.headers["X-Signature"], body))
         self.send_response(200 if len(self.got) > 1 else 500)
         self.end_headers()
@@ -190,7 +234,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def test_events_and_webhooks(api: Api) -> None:
-    Receiver.got = []
+    Receiver.got, Receiver.paths = [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         asked = {
@@ -213,9 +257,53 @@ def test_events_and_webhooks(api: Api) -> None:
     listed = api("GET", f"/events/sandboxes/{made}").json()
     assert [each["id"] for each in reversed(listed)] == [each["id"] for each in told]
     assert listed == [each for each in api("GET", "/events/sandboxes", params={"limit": 50}).json() if each["sandboxID"] == made]
+    for path in (f"/events/sandboxes/{made}", "/events/sandboxes"):
+        assert api("GET", path, params={"limit": 1}).json() == listed[:1], "the newest"
     assert [each["id"] for each in api("GET", "/events/webhooks").json()] == [hook["id"]]
     assert "signatureSecret" not in api("GET", "/events/webhooks").json()[0]
     api("DELETE", f"/events/webhooks/{hook['id']}", 204)
+
+
+def test_a_webhook_is_made_to_wait_and_changed_and_loses_nothing(api: Api, service: TcpService) -> None:
+    Receiver.got, Receiver.paths = [("", "", b"{}")], []
+
+    def killed() -> str:
+        made = str(api("POST", "/sandboxes", 201, json={"templateID": "base"}).json()["sandboxID"])
+        api("DELETE", f"/sandboxes/{made}", 204)
+        return made
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url, secret = f"http://127.0.0.1:{server.server_port}", "whsec_of-my-own"
+        asked = {"url": f"{url}/one", "enabled": False, "resourceType": "sandbox", "signatureSecret": secret, "events": ["sandbox.lifecycle.killed"]}
+        hook = api("POST", "/events/webhooks", 201, json=asked).json()
+        assert (hook["enabled"], hook["name"], hook["signatureSecret"]) == (False, "", secret)
+        path, told = f"/events/webhooks/{hook['id']}", {**{name: value for name, value in hook.items() if name != "signatureSecret"}, "enabled": True}
+        first = killed()
+        assert Receiver.paths == []
+        assert api("PATCH", path, json={"enabled": True}).json() == told
+        while not requests.get(f"{service.url}/v1/webhooks/{hook['id']}", headers=api.headers, timeout=60).json()["delivered"]:
+            time.sleep(0.05)
+        assert api("PATCH", path, json={"enabled": False}).json()["enabled"] is False
+        second = killed()
+        changed = {"url": f"{url}/two", "name": "Moved", "events": ["sandbox.lifecycle.updated", "sandbox.lifecycle.killed"], "enabled": True}
+        refused = api("PATCH", path, 400, json={**changed, "url": "http://10.0.0.1/"}).json()["message"]
+        assert "is not a public address" in refused
+        assert api("PATCH", path, json={**changed, "signatureSecret": f"{secret}-2"}).json() == {**told, **changed}
+        while len(Receiver.paths) < 2:
+            time.sleep(0.05)
+        third = api("POST", "/sandboxes", 201, json={"templateID": "base"}).json()["sandboxID"]
+        api("POST", f"/sandboxes/{third}/timeout", 204, json={"timeout": 60})
+        while len(Receiver.paths) < 3:
+            time.sleep(0.05)
+        api("DELETE", path, 204)
+        server.shutdown()
+    assert Receiver.paths == ["/one", "/two", "/two"]
+    sent = [(json.loads(body)["type"].rpartition(".")[2], json.loads(body)["sandboxID"]) for _, _, body in Receiver.got[1:]]
+    assert sent == [("killed", first), ("killed", second), ("updated", third)]
+    for (_, signature, body), key in zip(Receiver.got[1:], [secret, f"{secret}-2", f"{secret}-2"], strict=True):
+        assert signature == hmac.new(key.encode(), body, hashlib.sha256).hexdigest()
+    api("DELETE", f"/sandboxes/{third}", 204)
 
 
 def test_a_webhook_inside_is_refused(api: Api) -> None:

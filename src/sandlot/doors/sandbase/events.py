@@ -68,6 +68,6 @@ def webhook(record: WebhookRecord) -> dict[str, Any]:
         "url": record.url,
         "resourceType": RESOURCE,
         "events": [] if set(told) == set(TYPES.values()) else told,
-        "enabled": True,
+        "enabled": record.enabled,
         "createdAt": record.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }

@@ -25,8 +25,8 @@ from sandlot.core.records.executions import Label
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.sandbase import translate
-from sandlot.doors.sandbase.sandboxes import live
-from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MoveBody, PathQuery, ProcessBody, done, told
+from sandlot.doors.sandbase.sandboxes import by_e2b, live
+from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done, told
 from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.specs import User
@@ -163,11 +163,17 @@ async def health(sandbox: str, request: Request) -> Response:
 
 
 @router.get("/sandboxes/{sandbox}/metrics")
-async def metrics(sandbox: str, request: Request) -> Response:
-    """What a sandbox uses now."""
-    core, box = core_of(request), live(request, sandbox)
+async def metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], request: Request) -> Response:
+    """What a sandbox uses now; to E2B's client a list of that, where it is in the time that it asks for."""
+    core, box, listed = core_of(request), live(request, sandbox), by_e2b(request)
+    if not listed and (query.start, query.end) != (None, None):
+        raise InvalidRequestError("Only E2B's client asks for metrics of a time.", hint="Leave start and end out.", fields={"field": "start"})
     used, now = await core.sandboxes.usage(box.id, principal_of(request)), core.clock.now()
-    return told(translate.metrics(used, now, (now - box.created_at).total_seconds()))
+    lived_s = (now - box.created_at).total_seconds()
+    if not listed:
+        return told(translate.metrics(used, now, lived_s))
+    wanted = (query.start or 0) <= now.timestamp() and (query.end is None or query.end >= int(now.timestamp()))
+    return told([translate.e2b_metrics(used, now, lived_s)] if wanted else [])
 
 
 @router.get("/sandboxes/{sandbox}/envs")

@@ -16,11 +16,14 @@ from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
 from sandlot.doors.sandbase import translate
-from sandlot.doors.sandbase.wire import RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done, told
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done, told
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import Ability
 from sandlot.model.states import is_terminal
 from sandlot.web.asking import core_of, principal_of, sandbox_of, unless_gone
+
+E2B = "e2b-"
+"""How the clients of E2B call themselves: e2b-python-sdk/2.63.0, e2b-js-sdk/2.30.0."""
 
 router = APIRouter()
 
@@ -28,10 +31,15 @@ router = APIRouter()
 @router.post("/sandboxes")
 async def create(body: SandboxBody, request: Request) -> Response:
     """Create a sandbox. A client that goes away meanwhile leaves none behind."""
+    return await made(body, request)
+
+
+async def made(body: SandboxBody, request: Request) -> Response:
+    """Create a sandbox, whoever's client asks for it."""
     core = core_of(request)
     asked = translate.new_sandbox(body, core.sandboxes.supply.names())
     box = await unless_gone(request, core.sandboxes.create(asked, principal_of(request)))
-    return told(_opened(core, box), 201)
+    return told(opened(core, box), 201)
 
 
 @router.get("/sandboxes")
@@ -47,8 +55,10 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
 async def get(sandbox: str, request: Request) -> Response:
     """Look at a sandbox, also at one that has ended, for as long as it is known."""
     core = core_of(request)
+    if by_e2b(request):
+        return told(opened(core, live(request, sandbox)))
     box = await core.sandboxes.look(sandbox, principal_of(request))
-    return told(translate.sandbox(box) if is_terminal(box.state) else _opened(core, box))
+    return told(translate.sandbox(box) if is_terminal(box.state) else opened(core, box))
 
 
 @router.delete("/sandboxes/{sandbox}")
@@ -61,10 +71,12 @@ async def kill(sandbox: str, request: Request) -> Response:
 
 
 @router.post("/sandboxes/{sandbox}/pause")
-async def pause(sandbox: str, request: Request) -> Response:
+async def pause(sandbox: str, request: Request, _body: PauseBody | None = None) -> Response:
     """Keep a sandbox, memory and files, until it is resumed. It goes on where the client goes away meanwhile."""
     core, who = core_of(request), principal_of(request)
     box = live(request, sandbox)
+    if by_e2b(request) and translate.status(box) == translate.PAUSED:
+        raise ConflictError(f"Sandbox {box.id} is paused already.", code=ErrorCode.CONFLICT, fields={"sandbox": box.id})
     can = await core.sandboxes.supply.able(box.spec.isolation, Ability.SNAPSHOT)
     if can.can(Ability.SNAPSHOT):
         await core.sandboxes.hibernate(box.id, who)
@@ -83,11 +95,11 @@ async def resume(sandbox: str, request: Request, body: ResumeBody | None = None)
         await core.sandboxes.resume(box.id, who)
     else:
         seconds = translate.timeout(body.timeout)
-        if translate.STATUSES[box.state] == "paused":
+        if translate.status(box) == translate.PAUSED:
             await core.sandboxes.resume(box.id, who, timeout_s=seconds)
         else:
             await core.sandboxes.update(box.id, who, Update(timeout_s=seconds))
-    return told(_opened(core, box))
+    return told(opened(core, box))
 
 
 @router.post("/sandboxes/{sandbox}/timeout")
@@ -123,6 +135,11 @@ async def get_template(template: str, request: Request) -> Response:
     return told(translate.template(name, about))
 
 
+def by_e2b(request: Request) -> bool:
+    """Whether E2B's client asks: its answers differ from Sandbase's in a few places."""
+    return request.headers.get("user-agent", "").startswith(E2B)
+
+
 def live(request: Request, sandbox: str) -> Sandbox:
     """The sandbox that a request is about.
 
@@ -155,6 +172,6 @@ async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Respon
     return done()
 
 
-def _opened(core: Core, box: Sandbox) -> dict[str, object]:
+def opened(core: Core, box: Sandbox) -> dict[str, object]:
     """A sandbox as whoever made it, or connects to it, is told of it: with what opens it to E2B's client."""
     return translate.sandbox(box, core.signer.token(box.owner, box.id))

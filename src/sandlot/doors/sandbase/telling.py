@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.doors.sandbase import events, translate
-from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, done, told
+from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done, told
 from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.webhooks import WebhookChange, WebhookRecord
 from sandlot.web.asking import core_of, principal_of
 
 router = APIRouter()
@@ -40,6 +41,7 @@ async def create_webhook(body: WebhookBody, request: Request) -> Response:
         secret=body.signature_secret,
         name=body.name,
         shape=translate.NAME,
+        enabled=body.enabled is not False,
     )
     return told({**events.webhook(made), "signatureSecret": made.secret}, 201)
 
@@ -51,11 +53,35 @@ async def list_webhooks(request: Request) -> Response:
     return told([events.webhook(record) for record in found if record.shape == translate.NAME])
 
 
+@router.patch("/events/webhooks/{webhook}")
+async def change_webhook(webhook: str, body: WebhookChangeBody, request: Request) -> Response:
+    """Change where an address is told, what, signed with what, or whether; what happens while it is not enabled it is told once it is."""
+    record = await _webhook(webhook, request)
+    change = WebhookChange(
+        url=body.url,
+        name=body.name,
+        events=None if body.events is None else tuple(events.ours(body.events)),
+        secret=body.signature_secret,
+        enabled=body.enabled,
+    )
+    return told(events.webhook(await core_of(request).webhooks.update(principal_of(request), record.id, change)))
+
+
 @router.delete("/events/webhooks/{webhook}")
 async def remove_webhook(webhook: str, request: Request) -> Response:
     """Tell an address nothing more."""
-    core, who = core_of(request), principal_of(request)
-    record = await core.webhooks.get(who, webhook)
+    record = await _webhook(webhook, request)
+    await core_of(request).webhooks.remove(principal_of(request), record.id)
+    return done()
+
+
+async def _webhook(webhook: str, request: Request) -> WebhookRecord:
+    """A webhook that was made here.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    record = await core_of(request).webhooks.get(principal_of(request), webhook)
     if record.shape != translate.NAME:
         raise NotFoundError(
             f"There is no webhook {webhook[:64]!r} of Sandbase's.",
@@ -63,5 +89,4 @@ async def remove_webhook(webhook: str, request: Request) -> Response:
             hint="The native API has it.",
             fields={"webhook": webhook[:64]},
         )
-    await core.webhooks.remove(who, record.id)
-    return done()
+    return record

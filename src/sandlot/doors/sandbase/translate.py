@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import unquote
 
 from sandlot.core.admission import OWN, NewSandbox, check_own
 from sandlot.core.limits import Used
@@ -54,7 +55,10 @@ STATUSES: Mapping[State, str] = MappingProxyType(
         State.FAILED: "error",
     }
 )
-LIVE: Final = frozenset({"creating", "running", "paused"})
+PAUSED: Final = "paused"
+LIVE: Final = frozenset({"creating", "running", PAUSED})
+E2B_STATES: Final = frozenset({"running", PAUSED})
+"""All that E2B's client knows."""
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 """When a sandbox ends that has no timeout."""
 
@@ -171,15 +175,13 @@ def sandbox(box: Sandbox, token: str | None = None) -> dict[str, Any]:
         box: It.
         token: What opens it to E2B's client; None is not told.
     """
-    status, limits = STATUSES[box.state], box.spec.limits
-    if status in LIVE and (box.wanted.is_set() or box.ended.is_set()):
-        status = "stopped"
+    told, limits = status(box), box.spec.limits
     return {
         "sandboxID": box.id,
         "templateID": template_of(box),
         "clientID": CLIENT_ID,
-        "status": status,
-        "state": status,
+        "status": told,
+        "state": told,
         "metadata": {name: value for name, value in box.metadata.items() if not name.startswith(OWN)},
         "startedAt": moment(box.created_at),
         "endAt": moment(box.ended_at or box.expires_at or NEVER),
@@ -190,6 +192,24 @@ def sandbox(box: Sandbox, token: str | None = None) -> dict[str, Any]:
         "domain": None,
         **({} if token is None else {"envdAccessToken": token}),
     }
+
+
+def status(box: Sandbox) -> str:
+    """A sandbox's state in the vendor's words."""
+    word = STATUSES[box.state]
+    return "stopped" if word in LIVE and (box.wanted.is_set() or box.ended.is_set()) else word
+
+
+def metadata_filter(text: str) -> dict[str, str]:
+    """What E2B's client wants a list filtered by, as it encodes it: each name and value, both together, and the whole as any query is.
+
+    Raises:
+        InvalidRequestError: It is no query.
+    """
+    pairs = [pair.partition("=") for pair in filter(None, text.split("&"))]
+    if not all(mark for _, mark, _ in pairs):
+        raise InvalidRequestError("The filter by metadata is not NAME=VALUE, joined by &.", fields={"field": "metadata"})
+    return {unquote(unquote(name)): unquote(unquote(value)) for name, _, value in pairs}
 
 
 def template_of(box: Sandbox) -> str:
@@ -247,6 +267,14 @@ def metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
         "disk_total": limits.disk_bytes,
         "disk_used": usage.disk_bytes,
     }
+
+
+def e2b_metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
+    """The same in the words of E2B's client."""
+    told = metrics(used, now, lived_s)
+    words = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
+    words |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
+    return {"timestamp": moment(now), "timestampUnix": told["ts"], **{theirs: told[ours_] for ours_, theirs in words.items()}}
 
 
 def moment(at: datetime) -> str:

@@ -74,6 +74,12 @@ class MoveBody(Body):
     destination: Text
 
 
+class PauseBody(Body):
+    """How E2B's client pauses: memory is always kept."""
+
+    memory: Literal[True] = True
+
+
 class PathQuery(Query):
     """Where."""
 
@@ -92,21 +98,49 @@ class StatusQuery(Query):
     status: Text | None = None
 
 
+class MetricsQuery(Query):
+    """From when until when, in seconds since 1970, as E2B's client asks."""
+
+    start: int | None = Field(default=None, ge=0)
+    end: int | None = Field(default=None, ge=0)
+
+
+class E2bSandboxBody(SandboxBody):
+    """A sandbox to create, as E2B's client asks for it."""
+
+    allow_internet_access: bool | None = None
+
+
+class E2bListQuery(Query):
+    """Which sandboxes, and which part of the list, as E2B's client asks."""
+
+    metadata: Text | None = None
+    state: Text | None = None
+    limit: int = Field(default=100, ge=1, le=1000)
+    next_token: Text | None = Field(default=None, alias="nextToken")
+
+
 class EventsQuery(Query):
     """How many events."""
 
     limit: int = Field(default=100, ge=1, le=1000)
 
 
-class WebhookBody(Body):
-    """A webhook to make."""
+class WebhookChangeBody(Body):
+    """What to change of a webhook; what is left out stays as it is."""
 
-    url: Text
+    url: Text | None = None
     name: Text | None = None
     events: Texts | None = None
     resource_type: Literal["sandbox"] = Field(default="sandbox", alias="resourceType")
-    enabled: Literal[True] = True
+    enabled: bool | None = None
     signature_secret: Text | None = Field(default=None, alias="signatureSecret")
+
+
+class WebhookBody(WebhookChangeBody):
+    """A webhook to make."""
+
+    url: Text
 
 
 def told(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:  # noqa: ANN401 - JSON

@@ -298,6 +298,44 @@ async def test_what_it_uses_is_told(http: httpx.AsyncClient, box: str) -> None:
     assert told["mem_total_mib"] == told["mem_total"] >> 20 == 1024
 
 
+async def test_metrics_of_a_time_are_for_e2bs_client_alone(http: httpx.AsyncClient, box: str) -> None:
+    url, by_e2b = f"{HERE}/sandboxes/{box}/metrics", {"User-Agent": "e2b-js-sdk/2.30.0"}
+    (told,) = ok(await http.get(url, headers=by_e2b))
+    assert set(told) == {
+        *("timestamp", "timestampUnix", "cpuCount", "cpuUsedPct", "memUsed", "memTotal", "memCache", "diskUsed", "diskTotal"),
+    }
+    assert ok(await http.get(url, headers=by_e2b, params={"end": 1})) == []
+    for asked in ({"start": 1}, {"end": 1}, {"surplus": 1}):
+        refused(await http.get(url, params=asked), 400)
+    refused(await http.get(url, params={"start": "x"}, headers=by_e2b), 400)
+
+
+async def test_e2bs_client_is_told_of_what_runs_or_is_paused(http: httpx.AsyncClient, box: str) -> None:
+    by_e2b = {"User-Agent": "e2b-python-sdk/2.63.0"}
+    asked = {"templateID": "base", "metadata": {"a": "b&c"}, "allow_internet_access": False}
+    other = ok(await http.post(f"{HERE}/v2/sandboxes", json=asked), 201)["sandboxID"]
+    for body in ({**asked, "allow_internet_access": True}, {**asked, "network": {}}, {**asked, "autoPauseMemory": False}):
+        assert (await http.post(f"{HERE}/v2/sandboxes", json=body)).status_code in {400, 501}
+    pages = [await http.get(f"{HERE}/v2/sandboxes", params={"limit": 1})]
+    pages.append(await http.get(f"{HERE}/v2/sandboxes", params={"limit": 1, "nextToken": pages[0].headers["x-next-token"]}))
+    assert [[each["sandboxID"] for each in ok(page)] for page in pages] == [[other], [box]]
+    assert "x-next-token" not in pages[1].headers
+    for wrong in ({"state": "stopped"}, {"metadata": "x"}, {"limit": 0}, {"nextToken": "x"}, {"order": "asc"}):
+        refused(await http.get(f"{HERE}/v2/sandboxes", params=wrong), 400)
+    url = f"{HERE}/sandboxes/{other}"
+    refused(await http.post(f"{url}/pause", json={"memory": False}), 400)
+    assert (await http.post(f"{url}/pause", json={"memory": True}, headers=by_e2b)).status_code == 204
+    assert (await http.post(f"{url}/pause")).status_code == 204
+    refused(await http.post(f"{url}/pause", headers=by_e2b), 409)
+    assert ok(await http.post(f"{HERE}/v2/sandboxes/{other}/connect"), 201)["status"] == "running"
+    assert ok(await http.post(f"{HERE}/v2/sandboxes/{other}/connect", json={"timeout": 1}))["endAt"] > ok(await http.get(url))["startedAt"]
+    refused(await http.post(f"{HERE}/v2/sandboxes/{other}/connect", json={"memory": False}), 400)
+    assert (await http.delete(url)).status_code == 204
+    assert ok(await http.get(url))["status"] == "stopped"
+    gone(await http.get(url, headers=by_e2b))
+    assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/v2/sandboxes", params={"state": "running,paused"}))] == [box]
+
+
 async def test_templates_are_told_by_the_vendors_names(http: httpx.AsyncClient) -> None:
     listed = {each["templateID"]: each for each in ok(await http.get(f"{HERE}/templates"))}
     assert {"base", "code_interpreter"} <= set(listed)
@@ -374,15 +412,34 @@ async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) 
         {"url": "ftp://example.com/"},
         {"url": url, "events": ["session.error"]},
         {"url": url, "resourceType": "session"},
-        {"url": url, "enabled": False},
+        {"url": url, "enabled": "no"},
         {"url": url, "signatureSecret": "short"},
     ):
         refused(await http.post(f"{HERE}/events/webhooks", json=body), 400)
     native = ok(await http.post("/v1/webhooks", json={"url": url}), 201)
     assert ok(await http.get(f"{HERE}/events/webhooks")) == []
     refused(await http.delete(f"{HERE}/events/webhooks/{native['id']}"), 404)
+    refused(await http.patch(f"{HERE}/events/webhooks/{native['id']}", json={"enabled": False}), 404)
     every = ok(await http.post(f"{HERE}/events/webhooks", json={"url": url, "name": "n", "events": []}), 201)
     assert every["events"] == []
+    where = f"{HERE}/events/webhooks/{every['id']}"
+    wrong: list[dict[str, object]] = [
+        {"url": "http://10.0.0.1/"},
+        {"events": ["session.error"]},
+        {"resourceType": "session"},
+        {"enabled": 0},
+        {"signatureSecret": "short"},
+        {"name": ""},
+        {"surplus": 1},
+    ]
+    for change in wrong:
+        refused(await http.patch(where, json=change), 400)
+    told = {name: value for name, value in every.items() if name != "signatureSecret"}
+    assert ok(await http.patch(where, json={"resourceType": "sandbox"})) == told
+    asked = {"url": f"{url}2", "name": "m", "events": ["sandbox.lifecycle.paused"], "enabled": False}
+    assert ok(await http.patch(where, json=asked)) == {**told, **asked}
+    assert ok(await http.get(f"{HERE}/events/webhooks")) == [{**told, **asked}]
+    assert ok(await http.post(f"{HERE}/events/webhooks", json={"url": url, "enabled": False}), 201)["enabled"] is False
 
 
 @pytest.mark.parametrize(
@@ -390,7 +447,8 @@ async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) 
     [
         *(("POST", f"/default/v1/{path}") for path in ("agents", "sessions", "sessions/x/events")),
         *(("POST", f"/v1/{path}") for path in ("agents", "sessions", "environments", "chat/completions", "messages", "embeddings")),
-        *(("GET", "/v1/models"), ("POST", "/templates"), ("POST", "/v3/templates"), ("PATCH", "/events/webhooks/x")),
+        *(("GET", "/v1/models"), ("POST", "/templates"), ("POST", "/v3/templates")),
+        *(("POST", "/sandboxes/x/fork"), ("POST", "/sandboxes/x/snapshots"), ("PUT", "/sandboxes/x/network")),
     ],
 )
 async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
@@ -422,6 +480,9 @@ async def test_what_belongs_to_another_key_is_not_found(at: Bench) -> None:
         for path in ("/sandboxes", "/sandboxes?status=stopped", "/events/sandboxes", "/events/webhooks"):
             assert ok(await theirs.get(HERE + path)) == []
         refused(await theirs.delete(f"{HERE}/events/webhooks/{hook}"), 404)
+        refused(await theirs.patch(f"{HERE}/events/webhooks/{hook}", json={"enabled": False}), 404)
+        gone(await theirs.post(f"{HERE}/v2/sandboxes/{made}/connect"))
+        assert ok(await theirs.get(f"{HERE}/v2/sandboxes")) == []
         assert ok(await mine.get(url))["status"] == "running"
 
 

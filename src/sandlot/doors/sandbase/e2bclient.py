@@ -1,0 +1,66 @@
+"""What E2B's client asks for at this door in another way than Sandbase's programs do: Sandbase's pages give it to their readers, with ``api_url=``.
+
+Laws:
+- Both are answered by the same sandboxes. Where one path has two meanings, the client's name for itself (``User-Agent: e2b-...``) decides.
+- To E2B's client there are sandboxes that run or are paused, and no others; connecting prolongs, and never shortens.
+- What goes on inside it asks of the address that it has for that (``sandbox_url``): the door /e2b.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.core.lives.updates import Update
+from sandlot.doors.sandbase import translate
+from sandlot.doors.sandbase.sandboxes import live, made, opened
+from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody, told
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.storage import Position
+from sandlot.web import cursors
+from sandlot.web.asking import core_of, principal_of
+
+NEXT = "x-next-token"
+"""The header that says where a list goes on; without it the list is at its end."""
+
+router = APIRouter()
+
+
+@router.post("/v2/sandboxes")
+async def create(body: E2bSandboxBody, request: Request) -> Response:
+    """Create a sandbox. A client that goes away meanwhile leaves none behind."""
+    return await made(body, request)
+
+
+@router.get("/v2/sandboxes")
+async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Request) -> Response:
+    """List sandboxes, newest first, page by page."""
+    states = translate.E2B_STATES if query.state is None else frozenset(query.state.split(","))
+    if unknown := states - translate.E2B_STATES:
+        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
+    wanted = translate.metadata_filter(query.metadata or "")
+    found = [
+        box
+        for box in reversed(core_of(request).sandboxes.all(principal_of(request)))
+        if translate.status(box) in states and wanted.items() <= box.metadata.items()
+    ]
+    if (after := cursors.understood(query.next_token)) is not None:
+        found = [box for box in found if (box.created_at, box.id) < (after.at, after.id)]
+    page = found[: query.limit]
+    headers = {NEXT: cursors.told(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
+    return told([translate.sandbox(box) for box in page], headers=headers)
+
+
+@router.post("/v2/sandboxes/{sandbox}/connect")
+async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
+    """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
+    core, who = core_of(request), principal_of(request)
+    box = live(request, sandbox)
+    seconds = translate.timeout(None if body is None else body.timeout)
+    paused = translate.status(box) == translate.PAUSED
+    if paused:
+        await core.sandboxes.resume(box.id, who, timeout_s=seconds)
+    elif box.expires_at is not None and (box.expires_at - core.clock.now()).total_seconds() < seconds:
+        await core.sandboxes.update(box.id, who, Update(timeout_s=seconds))
+    return told(opened(core, box), 201 if paused else 200)
