@@ -17,6 +17,7 @@ import structlog
 from starlette.requests import Request
 
 from sandlot.core.content import files
+from sandlot.core.ports import Clock
 from sandlot.core.records.executions import Label
 from sandlot.core.records.logs import reading
 from sandlot.core.records.logs.reading import Missed, Over
@@ -33,6 +34,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S, User
 from sandlot.web import errors
+from sandlot.web.asking import core_of
 from sandlot.web.streams import EVENTS, KEEP_ALIVE, STREAM_NAMES, Stream
 
 MOST_ENTRIES = 20_000
@@ -44,14 +46,14 @@ _UNBUFFERED = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.doors")
 
 
-async def execute(box: Sandbox, body: ExecBody) -> ExecAnswer:
+async def execute(clock: Clock, box: Sandbox, body: ExecBody) -> ExecAnswer:
     """Run a command to its end.
 
     Raises:
         TimeoutExceededError: It took too long, and was ended.
         SandlotError: It could not be run. A command that fails is no error.
     """
-    async with _ready(box, body, running.DEFAULT_EXEC_S) as command:
+    async with _ready(clock, box, body, running.DEFAULT_EXEC_S) as command:
         done = await processes.run(box, command.spec(), label=_label(command))
     if done.outcome.reason == "timeout":
         raise running.late(command.timeout_s)
@@ -65,21 +67,21 @@ async def stream(request: Request, box: Sandbox, body: ExecBody) -> Stream:
         SandlotError: It could not be started.
     """
     async with AsyncExitStack() as stack:
-        command = await stack.enter_async_context(_ready(box, body, running.DEFAULT_STREAM_S))
+        command = await stack.enter_async_context(_ready(core_of(request).clock, box, body, running.DEFAULT_STREAM_S))
         run = await processes.start(box, command.spec(), label=_label(command))
         stack.push_async_callback(run.close)
         close = stack.pop_all().aclose
     return Stream(_told(request, run, command), close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
-async def run_cell(box: Sandbox, session: str, body: RunBody) -> RunAnswer:
+async def run_cell(clock: Clock, box: Sandbox, session: str, body: RunBody) -> RunAnswer:
     """Run code in a session.
 
     Raises:
         NotFoundError: ``context_not_found``.
         TimeoutExceededError: It took too long, and was interrupted; variables stay.
     """
-    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else running.DEFAULT_EXEC_S
+    timeout_s = body.timeout_ms / 1000 if body.timeout_ms else await _left_s(clock, box, running.DEFAULT_EXEC_S)
     cell = Cell(body.code, language=None, context=session, timeout_s=timeout_s)
     return running.run_answer(await code.execute(box, cell, label=Label(origin=translate.NAME)), timeout_s)
 
@@ -120,10 +122,17 @@ def follow(core: Core, who: Principal, box: Sandbox, stream_: str) -> Stream:
     return Stream(told, close, media_type=EVENTS, headers=_UNBUFFERED, beat=KEEP_ALIVE)
 
 
+async def _left_s(clock: Clock, box: Sandbox, default_s: float) -> float:
+    """What a command has that says none, once its sandbox is awake."""
+    began_s = clock.monotonic_s()
+    await box.within_reach()
+    return running.left_s(default_s, clock.monotonic_s() - began_s)
+
+
 @asynccontextmanager
-async def _ready(box: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
+async def _ready(clock: Clock, box: Sandbox, body: ExecBody, default_s: float) -> AsyncIterator[Command]:
     """A command, its file inside where it needs one."""
-    timeout_s = min(body.timeout_seconds or default_s, MAX_TIMEOUT_S)
+    timeout_s = min(body.timeout_seconds or await _left_s(clock, box, default_s), MAX_TIMEOUT_S)
     command = running.command(body.cmd, timeout_s, secrets.token_hex(8))
     if command.file is None:
         yield command

@@ -27,6 +27,8 @@ DEFAULT_EXEC_S = 28.0
 """Of a command that says none: its client waits 30 s for an answer, whatever the command was given (``client.py``)."""
 DEFAULT_STREAM_S = 890.0
 """The same where output is streamed: there its client waits 900 s."""
+LEAST_S = 1.0
+"""Of either, where waking the sandbox has taken all of it."""
 
 PROGRAMS = "/run/code"
 """Written by root inside, and on nobody's way."""
@@ -122,6 +124,11 @@ def word_of(cmd: str) -> tuple[str, str]:
                 if shlex.quote(code) == word:
                     return program, code
     return "sh", cmd
+
+
+def left_s(default_s: float, gone_s: float) -> float:
+    """What a command has that says none: what is left of it after its sandbox was woken, because its client waits for both. Pure."""
+    return max(LEAST_S, default_s - gone_s)
 
 
 def late(timeout_s: float) -> TimeoutExceededError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.doors.pandastack import inside
+from sandlot.doors.pandastack import inside, running
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
 from tests.support.service import Bench, tcp_client
@@ -269,6 +270,31 @@ async def test_one_that_rests_is_told_as_such(http: httpx.AsyncClient, url: str)
     assert ok(await http.get(url))["status"] == "paused"
     assert (await http.post(f"{url}/resume")).status_code == 204
     assert ok(await http.post(f"{url}/wake")) == {"status": "running"}
+
+
+async def test_what_waking_it_takes_is_no_time_of_the_commands(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client waits for both: a command that says no time is ended before that is over."""
+    wake = Sandbox.within_reach
+
+    async def slowly(box: Sandbox) -> None:
+        await asyncio.sleep(0.6)
+        await wake(box)
+
+    ok(await http.post(f"{url}/repl/sessions"), 201)
+    monkeypatch.setattr(running, "DEFAULT_EXEC_S", 2.0)
+    monkeypatch.setattr(running, "DEFAULT_STREAM_S", 2.0)
+    monkeypatch.setattr(Sandbox, "within_reach", slowly)
+    session = ok(await http.get(f"{url}/repl/sessions"))["items"][0]["id"]
+    told = [
+        refused(await http.post(f"{url}/exec", json={"cmd": "sleep 60"}), 500),
+        refused(await http.post(f"{url}/repl/sessions/{session}/run", json={"code": "import time; time.sleep(60)"}), 500),
+        str((await events(http, url, {"cmd": "sleep 60"}))[-1][1]["error"]),
+    ]
+    for text in told:
+        found = re.search(r"ended after ([0-9.]+) s", text)
+        assert found is not None, text
+        assert 1 <= float(found[1]) <= 1.4
+    assert "ended after 3 s" in refused(await http.post(f"{url}/exec", json={"cmd": "sleep 60", "timeout_seconds": 3}), 500)
 
 
 _TEXT = st.text(max_size=20)

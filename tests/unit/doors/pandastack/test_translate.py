@@ -139,6 +139,12 @@ def test_what_goes_by_a_file_runs_as_if_it_had_not(cmd: str, out: str, tmp_path:
     assert subprocess.run(made.argv, capture_output=True, check=True, text=True).stdout == out
 
 
+def test_a_command_that_says_no_time_has_what_waking_its_sandbox_has_left_of_its_clients() -> None:
+    assert running.left_s(28, 0) == 28
+    assert running.left_s(28, 3.5) == 24.5
+    assert running.left_s(28, 27.5) == running.left_s(28, 60) == 1
+
+
 def test_what_a_command_came_to_is_told() -> None:
     ended = Outcome(ProcessId("p"), 137, 9, "oom", 1.5)
     told = running.exec_answer(Finished(ended, kept("out"), kept("err\n")))
