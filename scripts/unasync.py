@@ -7,7 +7,7 @@
 Laws:
 - ``async`` and ``await`` are dropped where the grammar has them; a name changes only as a whole token, by :data:`NAMES`.
 - Strings that are documentation, and comments, are treated as text: words change by the same table.
-- ``backend.py`` holds what differs beyond that; it is written by hand on both sides and never touched here.
+- ``backend.py`` and ``ports/local.py`` hold what differs beyond that; they are written by hand on both sides and never touched here.
 - The result is put into the project's format by ruff, so that it passes the same checks as everything else.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sandlot" / "sdk" / "_async"
 TARGET = ROOT / "src" / "sandlot" / "sdk" / "_sync"
-BY_HAND = frozenset({SOURCE / "__init__.py", SOURCE / "backend.py", TARGET / "__init__.py", TARGET / "backend.py"})
+BY_HAND = frozenset(root / name for root in (SOURCE, TARGET) for name in ("__init__.py", "backend.py", "ports/local.py"))
 
 #: asynchronous name -> synchronous name.
 NAMES: Mapping[str, str] = {
@@ -42,6 +42,7 @@ NAMES: Mapping[str, str] = {
     "AsyncFileStream": "FileStream",
     "AsyncFileWatch": "FileWatch",
     "AsyncFiles": "Files",
+    "AsyncForward": "Forward",
     "AsyncGenerator": "Generator",
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
@@ -50,10 +51,12 @@ NAMES: Mapping[str, str] = {
     "AsyncOneShots": "OneShots",
     "AsyncPools": "Pools",
     "AsyncPty": "Pty",
+    "AsyncReaching": "Reaching",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshots": "Snapshots",
     "AsyncTelling": "Telling",
     "AsyncTerminal": "Terminal",
+    "AsyncTunnel": "Tunnel",
     "AsyncVolumes": "Volumes",
     "AsyncWebhooks": "Webhooks",
     "StopAsyncIteration": "StopIteration",

@@ -25,7 +25,7 @@ from sandlot.cli.doctor import doctor
 from sandlot.cli.fs import commands, copy
 from sandlot.cli.output import visible
 from sandlot.cli.processes import commands as processes
-from sandlot.cli.processes import install, once
+from sandlot.cli.processes import forward, install, once
 from sandlot.cli.records import filestore, history, webhooks
 from sandlot.cli.repl import contexts, repl
 from sandlot.cli.saved import forks, resting, snapshots, volumes
@@ -56,6 +56,7 @@ app.command("execute")(once.execute)
 app.command("shell")(processes.shell)
 app.command("ps")(processes.ps)
 app.command("ports")(processes.ports)
+app.command("forward")(forward.forward)
 app.command("logs")(processes.logs)
 app.command("kill")(processes.kill)
 app.command("cp")(copy.cp)

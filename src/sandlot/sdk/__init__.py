@@ -33,6 +33,8 @@ from sandlot.sdk._async.history import AsyncEvents, AsyncExecutions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.operating.pools import AsyncPools
 from sandlot.sdk._async.operating.webhooks import AsyncWebhooks
+from sandlot.sdk._async.ports.forward import AsyncForward
+from sandlot.sdk._async.ports.tunnel import AsyncTunnel
 from sandlot.sdk._async.sandbox import AsyncSandbox
 from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.saved.volumes import AsyncVolumes
@@ -49,6 +51,8 @@ from sandlot.sdk._sync.history import Events, Executions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.operating.pools import Pools
 from sandlot.sdk._sync.operating.webhooks import Webhooks
+from sandlot.sdk._sync.ports.forward import Forward
+from sandlot.sdk._sync.ports.tunnel import Tunnel
 from sandlot.sdk._sync.sandbox import Sandbox
 from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.saved.volumes import Volumes
@@ -80,12 +84,14 @@ __all__ = [
     "AsyncFileStream",
     "AsyncFileWatch",
     "AsyncFiles",
+    "AsyncForward",
     "AsyncKeys",
     "AsyncPools",
     "AsyncPty",
     "AsyncSandbox",
     "AsyncSnapshots",
     "AsyncTerminal",
+    "AsyncTunnel",
     "AsyncVolumes",
     "AsyncWebhooks",
     "AuthenticationError",
@@ -118,6 +124,7 @@ __all__ = [
     "Files",
     "ForbiddenError",
     "ForkTree",
+    "Forward",
     "HostError",
     "InternalError",
     "InvalidRequestError",
@@ -153,6 +160,7 @@ __all__ = [
     "StoredFiles",
     "Terminal",
     "TimeoutExceededError",
+    "Tunnel",
     "UnavailableError",
     "UnsupportedError",
     "Usage",

@@ -17,6 +17,8 @@ OPEN_TIMEOUT_S = 60.0
 PING_S, PONG_S = 20.0, 120.0
 """A terminal whose reader takes its time answers pings late; a service that is gone answers none."""
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
+TERMINAL_HINT = "What was started goes on: go back to it with `pty.connect(id, offset)`."
+TUNNEL_HINT = "The program sees its connection broken off; open another tunnel."
 
 
 def address(target: Target, path: str) -> str:
@@ -40,8 +42,12 @@ def options(target: Target) -> dict[str, Any]:
 
 
 @contextmanager
-def translated(target: Target) -> Iterator[None]:
+def translated(target: Target, *, hint: str = TERMINAL_HINT) -> Iterator[None]:
     """Turn what websockets raises in the body into errors of the one tree.
+
+    Args:
+        target: The service.
+        hint: What to do where the connection broke.
 
     Raises:
         SandlotError: The service refused it, for its own reason.
@@ -59,7 +65,7 @@ def translated(target: Target) -> Iterator[None]:
         raise UnavailableError(
             f"The connection to {target} broke: {str(error)[:200]}.",
             code=ErrorCode.SERVICE_UNAVAILABLE,
-            hint="What was started goes on: go back to it with `pty.connect(id, offset)`.",
+            hint=hint,
         ) from error
     except (InvalidHandshake, InvalidURI) as error:
         raise InternalError(
@@ -67,3 +73,10 @@ def translated(target: Target) -> Iterator[None]:
         ) from error
     except (OSError, TimeoutError) as error:
         raise not_there(target, str(error)) from error
+
+
+def ended_well(error: UnavailableError) -> bool:
+    """Whether an error of :func:`translated` is the service's goodbye (1000, RFC 6455 7.4.1)."""
+    from websockets.exceptions import ConnectionClosedOK  # noqa: PLC0415 - likewise
+
+    return isinstance(error.__cause__, ConnectionClosedOK)

@@ -15,7 +15,7 @@ from sandlot.sdk._async.code.following import again
 from sandlot.sdk._async.commands import AsyncCommands
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.handle import cut_short, ended, tell, tell_rest
-from sandlot.sdk._async.saved.lasting import AsyncLasting
+from sandlot.sdk._async.ports.reaching import AsyncReaching
 from sandlot.sdk._async.terminal import AsyncPty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -25,7 +25,7 @@ CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
 
 
-class AsyncSandbox(AsyncLasting):
+class AsyncSandbox(AsyncReaching):
     """An isolated place to run code in.
 
     ``async with await AsyncSandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.

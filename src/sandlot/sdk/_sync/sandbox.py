@@ -16,7 +16,7 @@ from sandlot.sdk._sync.code.following import again
 from sandlot.sdk._sync.commands import Commands
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.handle import cut_short, ended, tell, tell_rest
-from sandlot.sdk._sync.saved.lasting import Lasting
+from sandlot.sdk._sync.ports.reaching import Reaching
 from sandlot.sdk._sync.terminal import Pty
 from sandlot.sdk.info import SandboxInfo, Usage
 from sandlot.sdk.results import CommandResult, Output
@@ -26,7 +26,7 @@ CREATE_TIMEOUT_S = 30 * 60.0
 """The first sandbox of a template waits until the template's image has been built, which takes minutes."""
 
 
-class Sandbox(Lasting):
+class Sandbox(Reaching):
     """An isolated place to run code in.
 
     ``with Sandbox.create() as sb`` ends it together with the block. Otherwise :meth:`kill` does, or its timeout.

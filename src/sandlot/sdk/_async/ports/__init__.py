@@ -1,0 +1,1 @@
+"""Ports of programs inside, reached from here."""

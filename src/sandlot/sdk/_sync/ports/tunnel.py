@@ -1,0 +1,108 @@
+# Made from src/sandlot/sdk/_async/ports/tunnel.py by scripts/unasync.py; change that file, not this one.
+"""One connection to a port inside, over a WebSocket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Self
+
+from sandlot.model.errors import InternalError, UnavailableError
+from sandlot.sdk import sockets, wire
+from sandlot.sdk._sync import backend
+from sandlot.sdk._sync.client import Client
+
+
+class Tunnel:
+    """A connection to what listens on a port inside: bytes both ways. Iterate it for what the program sends.
+
+    Of two threads one may receive and the other send.
+    """
+
+    def __init__(self, client: Client, socket: backend.Socket, port: int) -> None:
+        self._client = client
+        self._socket = socket
+        self._ended = False
+        self._over = False
+        self.port = port
+        """The port inside."""
+
+    @classmethod
+    def open(cls, client: Client, sandbox: str, port: int) -> Self:
+        """Connect; ``sandbox.tunnel`` is the way to it.
+
+        Raises:
+            NotFoundError: ``port_not_found``: nothing listens there.
+        """
+        return cls(client, client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Generator[bytes]:
+        while (piece := self.receive()) is not None:
+            yield piece
+
+    def receive(self) -> bytes | None:
+        """What the program sends next; None once it has ended its half.
+
+        Raises:
+            ConflictError: The program broke the connection off, or the sandbox came to rest.
+            SandboxEndedError: The sandbox ended.
+            UnavailableError: The connection to the service broke.
+        """
+        while not self._ended and not self._over:
+            if piece := self._next():
+                return piece
+        return None
+
+    def send(self, data: bytes) -> None:
+        """Send the program something; waits while it takes nothing."""
+        for at in range(0, len(data), backend.CHUNK_BYTES):
+            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+                self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
+
+    def end(self) -> None:
+        """Send no more: the program reads to the end of what there is, and may go on sending."""
+        with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+            self._socket.send(json.dumps({"end": True}))
+
+    def wait(self) -> None:
+        """Wait until both halves have ended; what the program sends until then is passed over.
+
+        Raises:
+            SandlotError: As for :meth:`receive`.
+        """
+        while not self._over:
+            self._next()
+
+    def close(self) -> None:
+        """Close it; where a half has not ended, the program sees that it was broken off. Idempotent."""
+        self._socket.close()
+
+    def _next(self) -> bytes:
+        """One message: the bytes that it brought, if any."""
+        try:
+            with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
+                message = self._socket.recv()
+        except UnavailableError as error:
+            if not sockets.ended_well(error):
+                raise
+            self._ended = self._over = True
+            return b""
+        if not isinstance(message, str):
+            return bytes(message)
+        told = json.loads(message)
+        match told.get("event"):
+            case "end":
+                self._ended = True
+            case "failure":
+                raise wire.from_problem(told)
+            case str():
+                pass  # a newer service's
+            case _:
+                raise InternalError("The service sent a message that is none.", hint="Check that SANDLOT_URL is the address of a Sandlot service.")
+        return b""

@@ -1,0 +1,344 @@
+"""Tunnels to ports in real sandboxes of both kinds: by the SDK, by `sandlot forward`, and what becomes of them when a sandbox rests or is copied."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from sandlot import AsyncClient, AsyncSandbox, Sandbox
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
+from sandlot.model.specs import MIB
+from sandlot.sdk import Tunnel
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
+
+LARGE = 20 * MIB
+PATIENCE_S = 60
+
+INSIDE = f"""
+import hashlib, socket, sys, threading
+def line_of(connection):
+    line = b""
+    while not line.endswith(b"\\n"):
+        line += connection.recv(1)
+    return line.decode().split()
+def tell(word):
+    with open("/tmp/told", "a") as file:
+        print(word, file=file)
+def serve(connection):
+    try:
+        word = line_of(connection)[0]
+        if word == "echo":
+            while piece := connection.recv(65536):
+                connection.sendall(piece)
+        elif word == "hash":
+            digest = hashlib.sha256()
+            while piece := connection.recv(65536):
+                digest.update(piece)
+            connection.sendall(digest.hexdigest().encode())
+        elif word == "send":
+            connection.sendall(bytes(range(256)) * {LARGE // 256})
+        elif word == "told":
+            connection.sendall(b"ready")
+            tell("end" if not connection.recv(1) else "more")
+    except ConnectionError:
+        tell("reset")
+    connection.close()
+open("/tmp/told", "w").close()
+listener = socket.create_server(("127.0.0.1", 7001), backlog=128)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
+    with local_service(isolation=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def sandbox(service: LocalService) -> Iterator[Sandbox]:
+    with listening_in(service) as made:
+        yield made
+
+
+def listening_in(service: LocalService) -> Sandbox:
+    """A sandbox without any network in which the program listens."""
+    made = service.create(network="none")
+    made.commands.run(["python3", "-c", INSIDE], background=True)
+    until(lambda: any(each.port == 7001 for each in made.ports()))
+    return made
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Return once something has happened."""
+    for _ in range(1200):
+        if happened():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+def told(sandbox: Sandbox) -> list[str]:
+    return sandbox.commands.run("cat /tmp/told").stdout.split()
+
+
+def say(sandbox: Sandbox, word: str) -> Tunnel:
+    tunnel = sandbox.tunnel(7001)
+    tunnel.send(word.encode() + b"\n")
+    return tunnel
+
+
+def dial(address: str, word: str) -> socket.socket:
+    host, _, port = address.partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    connection.sendall(word.encode() + b"\n")
+    return connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+# ---------------------------------------------------------------------------------------------------------------- one tunnel
+
+
+def test_bytes_pass_and_each_half_ends_by_itself(sandbox: Sandbox) -> None:
+    with say(sandbox, "echo") as tunnel:
+        tunnel.send(b"over and back")
+        heard = b""
+        while len(heard) < 13:
+            heard += tunnel.receive() or b""
+        assert heard == b"over and back"
+        tunnel.end()
+        assert tunnel.receive() is None
+        tunnel.wait()
+    with say(sandbox, "hash") as tunnel:
+        body = os.urandom(LARGE)
+        tunnel.send(body)
+        tunnel.end()
+        assert b"".join(tunnel).decode() == hashlib.sha256(body).hexdigest()
+        tunnel.wait()
+
+
+def test_who_closes_a_tunnel_breaks_it_off(sandbox: Sandbox) -> None:
+    before = len(told(sandbox))
+    with say(sandbox, "told") as tunnel:
+        assert tunnel.receive() == b"ready"
+    until(lambda: len(told(sandbox)) > before)
+    assert told(sandbox)[-1] == "reset"
+
+
+def test_nobody_listens_and_no_such_port(sandbox: Sandbox) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        sandbox.tunnel(7777)
+    assert refused.value.code is ErrorCode.PORT_NOT_FOUND
+    for port in (0, 65_536):
+        with pytest.raises(InvalidRequestError):
+            sandbox.tunnel(port)
+
+
+def test_so_many_tunnels_and_no_more(sandbox: Sandbox) -> None:
+    opened = [sandbox.tunnel(7001) for _ in range(64)]
+    with pytest.raises(LimitError):
+        sandbox.tunnel(7001)
+    for each in opened:
+        each.close()
+    until(lambda: _opens(sandbox))
+
+
+def _opens(sandbox: Sandbox) -> bool:
+    try:
+        sandbox.tunnel(7001).close()
+    except LimitError:
+        return False
+    return True
+
+
+def test_a_message_that_is_none_of_a_tunnels(sandbox: Sandbox) -> None:
+    with say(sandbox, "echo") as tunnel:
+        tunnel._socket.send('{"resize": 1}')  # noqa: SLF001 - what no client of ours says
+        with pytest.raises(InvalidRequestError):
+            tunnel.receive()
+
+
+async def test_the_asynchronous_client(service: LocalService, sandbox: Sandbox) -> None:
+    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
+        box = await AsyncSandbox.connect(sandbox.id, client=client)
+        async with await box.tunnel(7001) as tunnel:
+            await tunnel.send(b"send\n")
+            digest = hashlib.sha256()
+            async for piece in tunnel:
+                digest.update(piece)
+            assert digest.digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
+        async with await box.forward(7001) as forward:
+            readers = [await asyncio.open_connection(forward.local_host, forward.local_port) for _ in range(20)]
+            for number, (_, writer) in enumerate(readers):
+                writer.write(b"echo\n%02d" % number)
+            assert [await reader.readexactly(2) for reader, _ in readers] == [b"%02d" % number for number in range(20)]
+            for _, writer in readers[:10]:
+                writer.write_eof()
+            for reader, _ in readers[:10]:
+                assert await reader.read() == b""
+        for number, (reader, writer) in enumerate(readers):
+            with suppress(ConnectionResetError):
+                assert number < 10 or await reader.read() == b""
+            writer.close()
+            with suppress(ConnectionResetError):
+                await writer.wait_closed()
+
+
+# ------------------------------------------------------------------------------------------------------------ forwarded ports
+
+
+def test_an_ordinary_client_fetches_from_a_web_server_inside(sandbox: Sandbox) -> None:
+    sandbox.files.write("/workspace/index.html", "from the inside")
+    sandbox.commands.run(["python3", "-m", "http.server", "8000"], cwd="/workspace", background=True)
+    until(lambda: any(each.port == 8000 for each in sandbox.ports()))
+    with sandbox.forward(8000) as forward:
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://{forward.address}/", timeout=PATIENCE_S) as answer:
+                assert answer.read() == b"from the inside"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((forward.local_host, forward.local_port))
+
+
+def test_what_is_forwarded_passes_whole_and_ends_with_the_forward(sandbox: Sandbox) -> None:
+    failures: list[SandlotError] = []
+    with sandbox.forward(7001) as forward, sandbox.forward(7777, on_error=failures.append) as nothing:
+        body = os.urandom(LARGE)
+        with closing(dial(forward.address, "hash")) as connection:
+            connection.sendall(body)
+            connection.shutdown(socket.SHUT_WR)
+            assert rest(connection).decode() == hashlib.sha256(body).hexdigest()
+        with closing(dial(forward.address, "send")) as connection:
+            assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
+        with closing(dial(nothing.address, "echo")) as connection, suppress(ConnectionResetError):
+            assert rest(connection) == b""
+        until(lambda: [each.code for each in failures] == [ErrorCode.PORT_NOT_FOUND])
+        left = dial(forward.address, "told")
+        assert left.recv(5) == b"ready"
+        before = len(told(sandbox))
+    with closing(left), suppress(ConnectionResetError):
+        assert rest(left) == b""
+    until(lambda: len(told(sandbox)) > before)
+
+
+def test_sandlot_forward(service: LocalService, sandbox: Sandbox) -> None:
+    env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
+    env.pop("SANDLOT_URL", None)
+    command = [sys.executable, "-P", "-m", "sandlot.cli", "forward", sandbox.id]
+    running = subprocess.Popen([*command, "0:7001", "0:7777"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
+    assert running.stdout is not None
+    addresses = [running.stdout.readline().strip() for _ in range(2)]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", each) for each in addresses)
+    with closing(dial(addresses[0], "echo")) as connection:
+        connection.sendall(b"by hand")
+        assert connection.recv(7) == b"by hand"
+    with closing(dial(addresses[1], "echo")) as connection, suppress(ConnectionResetError):
+        assert rest(connection) == b""
+    taken = subprocess.run([*command, f"{addresses[0].partition(':')[2]}:7001"], capture_output=True, env=env, text=True, check=False)
+    assert taken.returncode == 1
+    assert "cannot be listened on" in taken.stderr
+    assert subprocess.run([*command, "7001:x"], capture_output=True, env=env, check=False).returncode == 2
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=PATIENCE_S)
+    assert (running.returncode, out) == (0, "")
+    assert "Nothing listens on port 7777" in err
+
+
+# ------------------------------------------------------------------------------------------------------ what becomes of tunnels
+
+
+def test_traffic_keeps_a_sandbox_from_being_idle_and_an_open_tunnel_alone_does_not(service: LocalService) -> None:
+    with listening_in(service) as box:
+        for each in box.commands.list():
+            assert each.running  # it listens on, in the background, and does nothing
+        box.set_idle_timeout(5)
+        with say(box, "echo") as tunnel:
+            for _ in range(20):
+                tunnel.send(b"x")
+                assert tunnel.receive() == b"x"
+                time.sleep(0.5)
+            assert box.info().state == "running"
+            with pytest.raises(SandlotError):  # its sandbox is ended under it
+                tunnel.receive()
+
+
+def test_a_tunnel_ends_with_its_sandbox(service: LocalService) -> None:
+    box = listening_in(service)
+    with say(box, "told") as tunnel:
+        assert tunnel.receive() == b"ready"
+        box.kill()
+        with pytest.raises(SandlotError) as ended:
+            tunnel.receive()
+        assert ended.value.code is ErrorCode.SANDBOX_ENDED
+
+
+def test_a_copy_has_no_tunnel_of_what_it_was_copied_from(service: LocalService) -> None:
+    if service.isolation != "gvisor":
+        pytest.skip("containers are not copied with what runs in them")
+    with listening_in(service) as box, say(box, "told") as tunnel, say(box, "echo") as other:
+        assert tunnel.receive() == b"ready"
+        [copy] = box.fork(1)
+        with copy:
+            until(lambda: told(copy) == ["reset", "reset"])
+            with say(copy, "echo") as inner:
+                inner.send(b"copy")
+                assert inner.receive() == b"copy"
+        other.send(b"parent")
+        assert other.receive() == b"parent"
+        assert told(box) == []
+        tunnel.end()
+        until(lambda: told(box) == ["end"])
+
+
+def test_hibernation_ends_tunnels_and_what_listens_listens_on(service: LocalService) -> None:
+    if service.isolation != "gvisor":
+        pytest.skip("containers do not hibernate")
+    with listening_in(service) as box:
+        tunnel = say(box, "told")
+        assert tunnel.receive() == b"ready"
+        box.hibernate()
+        with pytest.raises(ConflictError) as cut:
+            tunnel.receive()
+        assert cut.value.code is ErrorCode.SANDBOX_PAUSED
+        tunnel.close()
+        with say(box, "echo") as again:  # which wakes it
+            again.send(b"awake")
+            assert again.receive() == b"awake"
+        assert told(box)[0] == "reset"
+        box.pause()
+        with say(box, "echo") as resumed:
+            resumed.send(b"resumed")
+            assert resumed.receive() == b"resumed"
+
+
+def of_the_guest(sandbox: Sandbox) -> str:
+    return sandbox.commands.run("ls /proc/1/fd | wc -l", user="root").stdout.strip()
+
+
+def test_nothing_is_left_of_hundreds(service: LocalService, sandbox: Sandbox) -> None:
+    sandbox.tunnel(7001).close()
+    before, inside = service.descriptors(), of_the_guest(sandbox)
+    with sandbox.forward(7001) as forward:
+        for number in range(300):
+            with closing(dial(forward.address, "echo")) as connection:
+                connection.sendall(b"x")
+                assert connection.recv(1) == b"x"
+                if number % 3 == 0:
+                    connection.shutdown(socket.SHUT_WR)
+                    assert rest(connection) == b""
+    until(lambda: not service.descriptors() - before and of_the_guest(sandbox) == inside)
