@@ -49,7 +49,8 @@ def explain(evidence: Evidence) -> Exit:  # noqa: PLR0911 - one row of a table e
     status, panic = evidence.status, evidence.panic[:_DETAIL_CHARS].strip()
     if status == 0:
         return Exit(ExitReason.EXITED)
-    if evidence.ended_for and status in {None, -signal.SIGKILL}:
+    # All of it is killed at once: the runtime, or before that the guest under its eyes.
+    if evidence.ended_for and status in {None, -signal.SIGKILL, _SIGNALLED + signal.SIGKILL}:
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
         return Exit(ExitReason.OOM, f"it reached its memory limit of {evidence.memory_bytes // 2**20} MiB")

@@ -27,6 +27,7 @@ NOTHING = Evidence(status=None, ended_for="", oom_kills=0, panic="", disk_full=F
         (replace(NOTHING, status=-9, ended_for=DESTROYED), ExitReason.KILLED),
         (replace(NOTHING, ended_for=DESTROYED), ExitReason.KILLED),
         (replace(NOTHING, status=-9, ended_for=SAVED), ExitReason.KILLED),
+        (replace(NOTHING, status=137, ended_for=SAVED, oom_kills=1), ExitReason.KILLED),
         (replace(NOTHING, ended_for=DESTROYED, oom_kills=1), ExitReason.KILLED),
         (replace(NOTHING, status=-9), ExitReason.KILLED),
         (replace(NOTHING, status=-15), ExitReason.KILLED),
@@ -61,3 +62,9 @@ def test_the_detail_says_what_a_person_needs() -> None:
     assert "code 3" in explain(replace(NOTHING, status=3)).detail
     assert "panic: here" in explain(replace(NOTHING, status=2, panic="panic: here\n" + "goroutine" * 10_000)).detail
     assert all(len(explain(replace(NOTHING, status=status, panic="x" * 100_000)).detail) < 2000 for status in (None, -7, 0, 1, 2))
+
+
+@pytest.mark.parametrize("status", [None, -9, 137])
+def test_what_the_service_ends_is_told_as_such_whoever_of_it_dies_first(status: int | None) -> None:
+    assert explain(replace(NOTHING, status=status, ended_for=SAVED)).detail == SAVED
+    assert explain(replace(NOTHING, status=143, ended_for=SAVED)).detail != SAVED
