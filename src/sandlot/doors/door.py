@@ -17,6 +17,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute, APIWebSocketRoute
+from starlette.routing import Match
+from starlette.types import Scope
 
 from sandlot.core.service import Core
 from sandlot.model.access import Principal
@@ -125,6 +127,26 @@ class Failure:
     request_id: str
     retryable: bool
     wait_s: int | None = None
+
+
+class Below(APIRouter):
+    """Routes below a prefix, which are looked at for what is asked for there, and for nothing else.
+
+    Whatever is below it is theirs, also what there is not: one comparison in place of all of their patterns, each of which would be tried twice.
+
+    Args:
+        prefix: ``/`` and one part of a path.
+        router: The routes.
+    """
+
+    def __init__(self, prefix: str, router: APIRouter) -> None:
+        super().__init__(redirect_slashes=False)
+        self.routes.extend(router.routes)
+        self._below = f"{prefix}/"
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether it is asked for below the prefix; which route answers is found out once, when it does."""
+        return (Match.FULL if scope["path"].startswith(self._below) else Match.NONE), {}
 
 
 @dataclass(frozen=True)

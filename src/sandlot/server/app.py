@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from sandlot import __version__
 from sandlot.doors import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
+from sandlot.doors.door import Below
 from sandlot.server import pages
 from sandlot.server.document import operation_id
 from sandlot.server.native import files, filestore, keys, pools, processes, records, sandboxes, service, signed, terminals, trees
@@ -96,10 +97,11 @@ def create_routes(first: Collection[ModuleType] = ()) -> FastAPI:
         # Its logs would hold what a request held: code and environments.
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
+    for door in DOORS:  # first, because each is passed by at its prefix
+        app.include_router(Below(door.prefix, door.router), prefix=door.prefix, include_in_schema=False)
     for room in (*first, *(room for room in _ROOMS if room not in first)):
         app.include_router(room.router)
     for door in DOORS:
-        app.include_router(door.router, prefix=door.prefix, include_in_schema=False)
         if door.at_root is not None:
             app.include_router(door.at_root, include_in_schema=False)
     pages.install(app)
