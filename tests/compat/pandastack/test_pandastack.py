@@ -272,12 +272,15 @@ def test_a_command_is_the_shells_and_roots(sb: Sandbox) -> None:
     assert sb.run_code("echo ${BASH_VERSION%%.*}", language="bash").stdout == "5\n"
 
 
-def test_a_command_that_takes_too_long_is_ended(sb: Sandbox) -> None:
+def test_a_command_that_takes_too_long_is_ended(sb: Sandbox, wire: httpx.Client) -> None:
     with pytest.raises(SandboxTimeout):
         sb.exec("sleep 60", timeout_seconds=1)
     with pytest.raises(SandboxTimeout):
         sb.exec_stream("sleep 60", timeout_seconds=1)
     assert sb.exec("pgrep -c sleep").stdout == "0\n"
+    for path in ("exec", "exec/stream"):  # the client does not say which time it was
+        asked = {"cmd": "sleep 60", "timeout_seconds": 2}
+        assert "command timeout: it was ended after 2 s" in wire.post(f"/v1/sandboxes/{sb.id}/{path}", json=asked).text
 
 
 def test_code_may_be_longer_than_an_argument(sb: Sandbox) -> None:
@@ -337,6 +340,8 @@ def test_a_session_keeps_its_variables_and_shows_charts(sb: Sandbox, wire: httpx
         assert "<table" in str(context.run_code("import pandas as pd; pd.DataFrame({'a': [1]})").results[0].html)
         with pytest.raises(SandboxTimeout):
             context.run_code("import time; time.sleep(30)", timeout_seconds=1)
+        asked = {"code": "time.sleep(30)", "timeout_ms": 1500}
+        assert "ended after 1.5 s" in wire.post(f"/v1/sandboxes/{sb.id}/repl/sessions/{context.id}/run", json=asked).json()["error"]
         assert context.run_code("x").text == "20"
         listed = wire.get(f"/v1/sandboxes/{sb.id}/repl/sessions").json()["items"]
         assert {"id": context.id, "sandbox_id": sb.id, "language": "python"} in listed
