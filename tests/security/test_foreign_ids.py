@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.service import Bench
 from tests.support.serving import at, folder
-from tests.support.tenants import Asked, Two, all_routes, named, status, tenants
+from tests.support.tenants import Asked, Two, all_routes, listening, named, status, tenants
 from tests.support.until import until
 
 __all__ = ["at", "folder"]
@@ -30,6 +30,8 @@ PATH = {"path": "/workspace/file"}
 RIGHT: Mapping[str, Asked] = {
     "PATCH /v1/sandboxes/{sandbox}": Asked({"timeout": 600}),
     "DELETE /v1/sandboxes/{sandbox}": Asked(last=True),
+    "POST /v1/sandboxes/{sandbox}/volumes": Asked({"volume": "mine", "path": "/mine"}),
+    "DELETE /v1/sandboxes/{sandbox}/volumes": Asked(query={"path": "/mine"}),
     "POST /v1/sandboxes/{sandbox}/snapshot": Asked({"kind": "files"}),
     "POST /v1/sandboxes/{sandbox}/fork": Asked({}),
     "DELETE /v1/snapshots/{snapshot}": Asked(last=True),
@@ -84,6 +86,8 @@ IN_BODIES: Sequence[tuple[str, str, Any]] = (
     ("POST", "/v1/sandboxes", {"snapshot": "named"}),
     ("POST", "/v1/sandboxes", {"volumes": [{"volume": "{volume}", "path": "/mine"}]}),
     ("POST", "/v1/sandboxes", {"volumes": [{"volume": "mine", "path": "/mine"}]}),
+    ("POST", "{own}/volumes", {"volume": "{volume}", "path": "/mine"}),
+    ("POST", "{own}/volumes", {"volume": "mine", "path": "/mine"}),
     ("POST", "{own}/files/inject", {"file_ids": ["{file}"], "path": "/workspace"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "session_id": "{session}"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "file_ids": ["{file}"]}),
@@ -137,6 +141,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "sandbox": url.rpartition("/")[2],
         "session": session,
         "process": ran["process"],
+        "port": await listening(owner, url),
         "context": (await owner.post(f"{url}/contexts", json={})).json()["id"],
         "file": await file(owner),
         "snapshot": (await owner.post(f"{url}/snapshot", json={"kind": "files", "name": "named"})).json()["id"],

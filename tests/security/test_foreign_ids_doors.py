@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.service import Bench
 from tests.support.serving import at, folder
-from tests.support.tenants import Asked, Two, all_routes, status, tenants
+from tests.support.tenants import Asked, Two, all_routes, listening, status, tenants
 
 __all__ = ["at", "folder"]
 
@@ -93,6 +93,7 @@ async def in_tensorlake(owner: httpx.AsyncClient) -> dict[str, str]:
         "namespace": "default",
         "sandbox": sandbox,
         "process": str((await process(owner, sandbox))["pid"]),
+        "port": await listening(owner, f"/v1/sandboxes/{sandbox}"),
         "snapshot": (await owner.post(f"/v1/sandboxes/{sandbox}/snapshot", json={"kind": "files"})).json()["id"],
     }
 
@@ -209,6 +210,7 @@ INSIDE = {
     "DELETE /processes/{process}": LAST,
     "POST /pty": Asked({"command": "true", "rows": 24, "cols": 80}),
     "DELETE /pty/{process}": LAST,
+    "WEBSOCKET /tunnels/tcp": Asked(query={"port": "{port}"}),
 }
 OUTSIDE = {
     "PATCH /sandboxes/{sandbox}": Asked({"auto_resume": True}),

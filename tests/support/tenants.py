@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from fastapi.routing import APIWebSocketRoute, iter_route_contexts
@@ -94,7 +95,8 @@ async def status(
     if method == "WEBSOCKET":
         try:
             told = {"Authorization": who.headers["Authorization"], **(headers or {})}
-            async with connect(f"ws://127.0.0.1:{two.port}{url}", additional_headers=told):
+            query = urlencode({name: named(value, ids) for name, value in asked.query.items()})
+            async with connect(f"ws://127.0.0.1:{two.port}{url}{'?' if query else ''}{query}", additional_headers=told):
                 return 101, ""
         except InvalidStatus as refused:
             return refused.response.status_code, ""
@@ -102,3 +104,20 @@ async def status(
     kind = {} if asked.json is None else {"Content-Type": "application/json"}
     async with who.stream(method, url, content=content, params=dict(asked.query), headers=kind | dict(headers or {})) as answer:
         return answer.status_code, "" if answer.is_success else (await answer.aread()).decode()
+
+
+async def listening(owner: httpx.AsyncClient, sandbox: str) -> str:
+    """A port of a sandbox on which something listens.
+
+    Args:
+        owner: Whose it is.
+        sandbox: Its address.
+    """
+    code = "import socket, time; made = socket.create_server(('127.0.0.1', 0)); print(made.getsockname()[1], flush=True); time.sleep(600)"
+    ran = (await owner.post(f"{sandbox}/processes", json={"argv": ["python3", "-c", code], "background": True})).json()
+    async with owner.stream("GET", f"{sandbox}/processes/{ran['process']}/output", headers={"Accept": "application/x-ndjson"}) as answer:
+        async for line in answer.aiter_lines():
+            told = json.loads(line)
+            if told["event"] == "output":
+                return str(told["data"]["data"]).strip()
+    raise AssertionError("it does not listen")
