@@ -231,6 +231,12 @@ def test_a_process_is_its_users_and_is_fed_where_that_was_asked_for(box: Sandbox
     assert status(lambda: box.write_stdin(unfed.pid, b"x")) == 409
 
 
+def test_the_timeout_of_a_desktops_question_is_one(box: Sandbox, http: httpx.Client) -> None:
+    late = {"command": "sleep", "args": ["60"], "timeout_secs": 0.5}
+    assert '"timed_out"' in http.post(f"{inside(box)}/processes/run", json=late).text
+    assert http.post(f"{inside(box)}/processes/run", json={**late, "timeout": 0.5}).status_code == 400
+
+
 def test_a_terminal_is_its_users_and_its_token_opens_it(box: Sandbox, http: httpx.Client) -> None:
     made = http.post(f"{inside(box)}/pty", json={"command": "sh", "args": ["-c", "id -un; cat"], "user": "root"}).json()
     address = box.pty_ws_url(made["session_id"], made["token"])

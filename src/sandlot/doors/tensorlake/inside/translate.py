@@ -36,7 +36,10 @@ def run(body: RunBody) -> ProcessSpec:
     Raises:
         InvalidRequestError: It cannot be.
     """
-    return ProcessSpec(argv=_argv(body), env=body.env or {}, cwd=body.working_dir, user=user(body.user), timeout_s=body.timeout)
+    if body.timeout is not None and body.timeout_secs is not None:
+        raise refuse("timeout_secs beside timeout", "They say the same: give one of the two.")
+    timeout_s = body.timeout_secs if body.timeout is None else body.timeout
+    return ProcessSpec(argv=_argv(body), env=body.env or {}, cwd=body.working_dir, user=user(body.user), timeout_s=timeout_s)
 
 
 def start(body: ProcessBody) -> ProcessSpec:

@@ -22,9 +22,10 @@ class _CommandBody(Body):
 
 
 class RunBody(_CommandBody):
-    """A program to run to its end. Without a timeout it may take as long as its client waits."""
+    """A program to run to its end. Without a timeout it may take as long as its client waits; its client's desktop says ``timeout_secs``."""
 
     timeout: float | None = None
+    timeout_secs: float | None = None
     user: UserBody | None = None
 
 

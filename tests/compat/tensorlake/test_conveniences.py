@@ -1,0 +1,195 @@
+"""What Tensorlake's client has beside its plain calls: a sandbox's own methods, its ports, checkpoints, and the same again for asyncio.
+
+Each public method of its classes is called by some test of this folder; what there is not is refused in the service's words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorlake.sandbox import (
+    AsyncSandbox,
+    AsyncSandboxClient,
+    CheckpointType,
+    RemoteAPIError,
+    Sandbox,
+    SandboxClient,
+    SandboxError,
+    SandboxNotFoundError,
+    SandboxStatus,
+    SnapshotType,
+)
+
+from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.support.tcpservice import TcpService
+
+HERE = Path(__file__).parent
+DESKTOP = r"""
+import contextlib, socket, struct
+listener = socket.create_server(("127.0.0.1", 5901))
+print("listens", flush=True)
+def serve(there):
+    stream = there.makefile("rb")
+    def say(*pieces):
+        there.sendall(b"".join(pieces))
+    say(b"RFB 003.008\n"); stream.read(12)
+    say(b"\x01\x01"); stream.read(1)
+    say(struct.pack(">I", 0)); stream.read(1)
+    say(struct.pack(">HH", 4, 2), struct.pack(">BBBBHHHBBBxxx", 32, 24, 0, 1, 255, 255, 255, 16, 8, 0), struct.pack(">I", 4), b"test")
+    while kind := stream.read(1):
+        if kind == b"\x00":
+            stream.read(19)
+        elif kind == b"\x02":
+            stream.read(4 * struct.unpack(">xH", stream.read(3))[0])
+        elif kind == b"\x03":
+            stream.read(9)
+            say(struct.pack(">BxH", 0, 1), struct.pack(">HHHHi", 0, 0, 4, 2, 0), b"\x10\x20\x30\x00" * 8)
+        elif kind == b"\x04":
+            print("key", struct.unpack(">BxxI", stream.read(7))[1], flush=True)
+        elif kind == b"\x05":
+            print("pointer", *struct.unpack(">BHH", stream.read(5))[1:], flush=True)
+while True:
+    there, _ = listener.accept()
+    with there, contextlib.suppress(OSError):  # the first one only asks whether somebody listens
+        serve(there)
+"""
+"""The least of a program that serves a desktop: RFC 6143, without a password."""
+
+
+@pytest.mark.parametrize("its", [Sandbox, SandboxClient, AsyncSandbox, AsyncSandboxClient])
+def test_each_method_of_its_classes_is_called_by_a_test(its: type) -> None:
+    said = "\n".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.py"))
+    assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"\.{name}\b", said)] == []
+
+
+def test_a_sandbox_is_asked_by_itself(url: str, key: str, service: TcpService) -> None:
+    here = {"api_url": url, "api_key": key}
+    box = Sandbox.create(memory_mb=256, timeout_secs=300, **here)
+    ids = [box.sandbox_id]
+    try:
+        assert (box.status, box.name, bool(box.trace_id)) == (SandboxStatus.RUNNING, None, True)
+        box.name = "by-itself"
+        assert Sandbox.connect("by-itself", **here).info().sandbox_id == box.sandbox_id
+        assert box.sandbox_id in {each.sandbox_id for each in Sandbox.list(**here)}
+        changed = box.update(memory_mb=320)
+        waited = box.wait_for_resource_resize(changed.resource_resize.generation, timeout=5)
+        assert (waited.resources.memory_mb, service.client.sandbox(box.sandbox_id).limits.memory_bytes) == (320, 320 * MIB)
+        box.run("sh", ["-c", "echo written; echo kept > state"])
+        assert [line.body for line in box.get_logs().logs] == ["written"]
+        assert [each.log_count for each in box.list_log_processes().processes] == [1]
+        ids += [each.sandbox_id for each in box.copy(times=1).sandboxes]
+        assert Sandbox.connect(ids[1], **here).run("cat", ["state"]).stdout == "kept"
+        box.suspend()
+        assert box.status == SandboxStatus.SUSPENDED
+        box.resume()
+        assert (box.run("cat", ["state"]).stdout, box.list_file_systems()) == ("kept", [])
+    finally:
+        box.terminate()
+        for id_ in ids[1:]:
+            Sandbox.connect(id_, **here).terminate()
+    assert not {*ids} & {each.sandbox_id for each in Sandbox.list(**here)}
+    with pytest.raises(SandboxNotFoundError):
+        Sandbox.connect("by-itself", **here)
+
+
+def test_a_checkpoint_is_a_snapshot_of_the_sandbox_that_takes_it(client: SandboxClient, url: str, key: str) -> None:
+    here = {"api_url": url, "api_key": key}
+    with client.create_and_connect(memory_mb=256) as box:
+        box.run("sh", ["-c", "echo kept > state"])
+        taken = box.checkpoint(checkpoint_type=CheckpointType.FILESYSTEM)
+        assert taken is not None
+        assert (taken.snapshot_type, taken.sandbox_id) == (SnapshotType.FILESYSTEM, box.sandbox_id)
+        assert box.checkpoint(wait=False) is None
+        both = [each.snapshot_id for each in box.list_snapshots()]
+        assert (len(both), both[0]) == (2, taken.snapshot_id)
+    assert Sandbox.get_snapshot(both[1], **here).snapshot_type == SnapshotType.MEMORY
+    with client.create_and_connect(snapshot_id=taken.snapshot_id) as again:
+        assert again.run("cat", ["state"]).stdout == "kept"
+    for id_ in both:
+        Sandbox.delete_snapshot(id_, **here)
+        with pytest.raises(RemoteAPIError, match="404"):
+            Sandbox.get_snapshot(id_, **here)
+
+
+def test_ports_are_not_published_and_are_told_so(client: SandboxClient, box: Sandbox) -> None:
+    access = client.get_port_access(box.sandbox_id)
+    assert (access.exposed_ports, access.allow_unauthenticated_access, access.sandbox_url) == ([], False, box.info().sandbox_url)
+    with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
+        client.expose_ports(box.sandbox_id, [8080])
+    assert client.unexpose_ports(box.sandbox_id, [8080]).exposed_ports == []
+
+
+def test_a_terminal_is_made_first_and_looked_at_later(box: Sandbox) -> None:
+    made = box.create_pty_session("sh", ["-c", "read word; exit $word"], rows=10, cols=40).value
+    pty = box.connect_pty(made["session_id"], made["token"])
+    pty.send_input("6\n")
+    assert pty.wait(20) == 6
+
+
+def test_a_desktop_is_seen_and_touched_where_a_program_serves_one(box: Sandbox) -> None:
+    with pytest.raises(SandboxError):
+        box.connect_desktop(connect_timeout=1)
+    server = box.start_process("python", ["-c", DESKTOP])
+    until_so(lambda: box.get_stdout(server.pid).lines == ["listens"])
+    with box.connect_desktop(connect_timeout=20) as desktop:
+        assert (desktop.width, desktop.height) == (4, 2)
+        assert desktop.screenshot().startswith(b"\x89PNG")
+        desktop.move_mouse(3, 1)
+        until_so(lambda: "pointer 3 1" in box.get_stdout(server.pid).lines)
+        desktop.press("a")
+        until_so(lambda: "key 97" in box.get_stdout(server.pid).lines)
+
+
+def test_a_client_is_made_for_this_machine_or_for_a_service(url: str, key: str) -> None:
+    program = f"""
+from tensorlake.sandbox import SandboxClient
+for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cloud(api_url={url!r}):
+    with client.create_and_connect(memory_mb=256) as box:
+        print(box.run("echo", ["there"]).stdout)
+"""
+    env = {**os.environ, "TENSORLAKE_API_KEY": key, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "there\nthere\n"), done.stderr
+    with pytest.deprecated_call():
+        assert status(lambda: SandboxClient.for_localhost(api_url=url).list()) == 401
+
+
+async def test_asyncio_has_the_same(url: str, key: str) -> None:
+    with pytest.deprecated_call():
+        client = AsyncSandboxClient(api_url=url, api_key=key)
+    async with client:
+        box = await client.create_and_connect(memory_mb=256, name="asynchronous")
+        id_ = box.sandbox_id
+        assert (await client.get("asynchronous")).sandbox_id == id_
+        assert (await box.status(), await box.list_file_systems(), bool(box.trace_id)) == (SandboxStatus.RUNNING, [], True)
+        changed = await box.update(memory_mb=320)
+        waited = await box.wait_for_resource_resize(changed.resource_resize.generation)
+        assert waited.resources.memory_mb == 320
+        process = await box.start_process("cat", stdin_mode="pipe", name="kitty")
+        await box.write_stdin("kitty", b"one\n")
+        await box.close_stdin(process.pid)
+        assert [event.line for event in await box.follow_output("kitty")] == ["one"]
+        assert (await box.get_stdout("kitty")).lines == ["one"]
+        assert [line.body for line in (await client.get_logs(id_)).logs] == ["one"]
+        assert (await client.get_port_access(id_)).exposed_ports == []
+        with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
+            await client.expose_ports(id_, [80])
+        taken = await box.checkpoint()
+        assert taken is not None
+        assert [each.snapshot_id for each in await box.list_snapshots()] == [taken.snapshot_id]
+        await client.delete_snapshot(taken.snapshot_id)
+        (copied,) = (await client.copy(id_)).sandboxes
+        await client.delete(copied.sandbox_id)
+        await client.suspend(id_)
+        await client.resume(id_)
+        made = (await box.create_pty_session("sh", ["-c", "exit 4"])).value
+        assert await (await box.connect_pty(made["session_id"], made["token"])).wait(20) == 4
+        await box.terminate()
+        assert (await client.get_archived(id_)).sandbox_id == id_
+        with pytest.raises(SandboxNotFoundError):
+            await client.get("asynchronous")
