@@ -62,19 +62,20 @@ class Signatures(Protocol):
 
 
 def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key that a request shows, or None. Pure.
+    """The key that a request shows, or None; one of a header that holds nothing else comes first, whatever the order. Pure.
 
     Args:
         headers: Lower-case names and values, as ASGI gives them.
     """
+    bearer: str | None = None
     for name, value in headers:
         if name in KEY_HEADERS:
             return value.decode("latin-1").strip()
-        if name == b"authorization":
+        if name == b"authorization" and bearer is None:
             scheme, _, rest = value.decode("latin-1").partition(" ")
             if scheme.lower() == "bearer":
-                return rest.strip()
-    return None
+                bearer = rest.strip()
+    return bearer
 
 
 def authenticate(scope: Mapping[str, Any], keys: Verifier, signatures: Signatures | None = None, admit: Admission | None = None) -> Principal | None:

@@ -149,6 +149,8 @@ def test_a_pause_keeps_memory_and_files(api: Api) -> None:
     api("POST", f"{made}/pause", 204)
     assert api("GET", made).json()["status"] == "paused"
     assert api("POST", f"{made}/processes", 409, json={"cmd": "true"}).json()["message"] == "sandbox is not active"
+    for path, body in (("timeout", {"timeout": 60}), ("refreshes", {"duration": 60})):
+        assert api("POST", f"{made}/{path}", 409, json=body).json()["message"] == "sandbox is not active"
     assert api("POST", f"{made}/resume").json()["status"] == "running"
     number = int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"1")
     while int(api("GET", f"{made}/files", params={"path": "/workspace/number"}).content or b"0") <= number:
@@ -311,10 +313,13 @@ def test_a_webhook_inside_is_refused(api: Api) -> None:
         assert "is not a public address" in api("POST", "/events/webhooks", 400, json={"name": "x", "url": url}).json()["message"]
 
 
-def test_another_keys_sandbox_is_not_found(service: TcpService, base: str, box: str) -> None:
+def test_another_keys_sandbox_is_not_found(service: TcpService, base: str, key: str, box: str) -> None:
     stranger = Api(base, service.key("stranger"))
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("GET", "/files"), ("GET", "/envs")):
         assert stranger(method, box + path, 404).json()["message"] == "sandbox not found"
     assert stranger("POST", f"{box}/files", 404, data={"path": "/x"}, files={"file": ("x", b"x")}).json()["code"] == 404
     assert Api(base, "wrong")("GET", box, 401).json()["code"] == 401
-    assert requests.get(f"{base}/sandboxes", headers={"x-api-key": stranger.headers["Authorization"][7:]}, timeout=60).json() == []
+    theirs = {"x-api-key": stranger.headers["Authorization"][7:]}
+    assert requests.get(f"{base}/sandboxes", headers=theirs, timeout=60).json() == []
+    both = {"Authorization": f"Bearer {key}", **theirs}
+    assert requests.get(f"{base}/sandboxes", headers=both, timeout=60).json() == [], "x-api-key is the one that counts"

@@ -158,8 +158,8 @@ class Webhooks:
         if change.events is not None:
             change = replace(change, events=tuple(dict.fromkeys(change.events)))
         now: WebhookRecord | None = record
-        await self._deliveries.rest(record.id)  # of two that write how far it is, the later one would win
         try:
+            await self._deliveries.rest(record.id)  # of two that write how far it is, the later one would win
             now = await self._table.change(record.id, change)
         finally:
             if now is not None:

@@ -168,7 +168,10 @@ async def _template(request: Request, asked: str) -> tuple[str, Template]:
 
 async def _prolonged(sandbox: str, request: Request, timeout_s: float) -> Response:
     core, who = core_of(request), principal_of(request)
-    await core.sandboxes.update(live(request, sandbox).id, who, Update(timeout_s=timeout_s))
+    box = live(request, sandbox)
+    if translate.status(box) == translate.PAUSED and not by_e2b(request):
+        raise box.resting_error()
+    await core.sandboxes.update(box.id, who, Update(timeout_s=timeout_s))
     return done()
 
 
