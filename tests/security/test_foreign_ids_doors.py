@@ -89,6 +89,7 @@ async def in_tensorlake(owner: httpx.AsyncClient) -> dict[str, str]:
     space = "/tensorlake/v1/namespaces/default"
     sandbox = await made(owner, f"{space}/sandboxes", {"resources": {"cpus": 1.0, "memory_mb": 512}}, "sandbox_id")
     await inside(owner, sandbox)
+    assert (await owner.post("/v1/volumes", json={"name": "mine", "size_bytes": 64 << 20})).status_code in {201, 409}
     return {
         "namespace": "default",
         "sandbox": sandbox,
@@ -215,6 +216,8 @@ INSIDE = {
 OUTSIDE = {
     "PATCH /sandboxes/{sandbox}": Asked({"auto_resume": True}),
     "POST /sandboxes/{sandbox}/snapshot": Asked({"snapshot_type": "filesystem"}),
+    "POST /sandboxes/{sandbox}/file_systems": Asked({"file_system_id": "mine", "mount_path": "/mine"}),
+    "DELETE /sandboxes/{sandbox}/file_systems": Asked({"mount_path": "/mine"}),
     "POST /sandboxes/{sandbox}/suspend": LAST,
     "POST /sandboxes/{sandbox}/resume": LAST,
     "DELETE /sandboxes/{sandbox}": LAST,

@@ -17,7 +17,7 @@ from sandlot.server.native import files, filestore, keys, pools, processes, reco
 from sandlot.server.native.ports import tunnels
 from sandlot.server.native.runs import code, contexts, oneshot, packages
 from sandlot.server.native.saved import resting, snapshots
-from sandlot.server.native.volumes import volumes
+from sandlot.server.native.volumes import mounts, volumes
 from sandlot.server.native.webhooks import webhooks
 from sandlot.web import errors
 from sandlot.web.errors import PROBLEMS
@@ -52,6 +52,7 @@ _ROOMS = (
     pools,
     webhooks,
     volumes,
+    mounts,
 )
 
 

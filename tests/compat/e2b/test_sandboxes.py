@@ -140,7 +140,7 @@ def test_volumes_are_mounted_by_their_names(service: TcpService, opts: Opts) -> 
         for says, expected in (("echo kept > /mnt/v/file", ""), ("cat /mnt/v/file", "kept\n")):
             with Sandbox.create(volume_mounts={"/mnt/v": "shared"}, **opts) as made:
                 assert made.commands.run(says).stdout == expected
-                assert made.get_info().volume_mounts == [{"name": volume, "path": "/mnt/v"}]
+                assert made.get_info().volume_mounts == [{"name": "shared", "path": "/mnt/v"}]
         with pytest.raises(SandboxException) as absent:
             Sandbox.create(volume_mounts={"/mnt/v": "none"}, **opts)
         assert absent.value.status_code == 404

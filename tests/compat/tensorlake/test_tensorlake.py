@@ -252,8 +252,6 @@ def test_limits_are_changed_while_it_runs_and_what_cannot_be_is_refused(client: 
         assert status(lambda: client.update_sandbox(box.sandbox_id, exposed_ports=[80])) == 400
         assert client.update_sandbox(box.sandbox_id, exposed_ports=[], allow_unauthenticated_access=False).exposed_ports == []
         assert client.update_sandbox(box.sandbox_id, name="some-name").name == "some-name"
-        assert status(lambda: client.attach_file_system(box.sandbox_id, "fs", "/mnt/fs")) == 501
-        assert status(lambda: client.detach_file_system(box.sandbox_id, "/mnt/fs")) == 501
     finally:
         client.delete(box.sandbox_id)
 

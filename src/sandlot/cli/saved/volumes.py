@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.arguments import InJson, asking
+from sandlot.cli.arguments import InJson, asking, live_ids
 from sandlot.cli.output import age, as_json, note, size, table, visible
 
 volumes = typer.Typer(help="Files that outlive sandboxes, as folders of theirs.", no_args_is_help=True)
@@ -91,8 +91,35 @@ def rm(*, volumes: Annotated[list[str], typer.Argument(metavar="VOLUME...", help
     raise typer.Exit(1 if failed else 0)
 
 
+@volumes.command("attach")
+def attach(
+    *,
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id.", autocompletion=live_ids)],
+    volume: Annotated[str, typer.Argument(metavar="NAME:/PATH[:ro]", help="The volume, and the folder that it is to be.")],
+) -> None:
+    """Give a sandbox that runs a volume; one that rests is resumed for it."""
+    from sandlot.sdk import Sandbox
+
+    ((path, name),) = (mounts([volume]) or {}).items()
+    with asking() as client:
+        Sandbox.connect(sandbox, client=client).attach_volume(name.removesuffix(":ro"), path, read_only=name.endswith(":ro"))
+
+
+@volumes.command("detach")
+def detach(
+    *,
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id.", autocompletion=live_ids)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="The folder that it is; or the volume's name or id.")],
+) -> None:
+    """Take a volume away from a sandbox, where nothing inside uses it; what is in it stays."""
+    from sandlot.sdk import Sandbox
+
+    with asking() as client:
+        Sandbox.connect(sandbox, client=client).detach_volume(path)
+
+
 def mounts(given: list[str] | None) -> dict[str, str] | None:
-    """What ``--volume`` says: path -> volume, with ``:ro`` where nothing is to be written. Pure.
+    """What ``--volume`` says, and who attaches one: path -> volume, with ``:ro`` where nothing is to be written. Pure.
 
     Raises:
         typer.BadParameter: It says something else.
@@ -103,7 +130,7 @@ def mounts(given: list[str] | None) -> dict[str, str] | None:
         read_only = path.endswith(":ro")
         path = path.removesuffix(":ro").removesuffix(":rw")
         if not volume or not path.startswith("/"):
-            raise typer.BadParameter(f"--volume is NAME:/path or NAME:/path:ro, not {text!r}.")
+            raise typer.BadParameter(f"A volume is given as NAME:/path or NAME:/path:ro, not {text!r}.")
         if path in found:
             raise typer.BadParameter(f"Two volumes cannot be at {path}.")
         found[path] = f"{volume}:ro" if read_only else volume

@@ -192,7 +192,7 @@ def listed(box: Sandbox) -> dict[str, Any]:
         "diskSizeMB": limits.disk_bytes // MIB,
         "state": STATES.get(box.state, RUNNING),
         "metadata": shown(box.metadata),
-        "volumeMounts": [{"name": each.volume, "path": each.path} for each in box.spec.volumes],
+        "volumeMounts": [{"name": each.asked or each.volume, "path": each.path} for each in box.spec.volumes],
     }
 
 

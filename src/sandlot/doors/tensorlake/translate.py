@@ -254,8 +254,8 @@ def sandbox(box: Sandbox, url: str) -> SandboxAnswer:
 
 
 def mounts(box: Sandbox) -> list[Mount]:
-    """The file systems of a sandbox."""
-    return [Mount(file_system_id=each.volume, mount_path=each.path, read_only=each.read_only) for each in box.spec.volumes]
+    """The file systems of a sandbox, as they were asked for."""
+    return [Mount(file_system_id=each.asked or each.volume, mount_path=each.path, read_only=each.read_only) for each in box.spec.volumes]
 
 
 def snapshot(record: SnapshotRecord) -> SnapshotAnswer:

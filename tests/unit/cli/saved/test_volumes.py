@@ -62,3 +62,17 @@ def test_what_says_no_volume_and_no_place_is_refused(there: Script, words: list[
     options = [part for word in words for part in ("--volume", word)]
     assert dispatch(["create", "-t", "base", *options]) == 2
     assert there.seen == []
+
+
+def test_one_is_attached_to_a_sandbox_and_detached(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(lambda _: Reply(200, BOX))
+    assert dispatch(["volume", "attach", "sb-1", "data:/data:ro"]) == 0
+    assert there.seen[-1].json() == {"volume": "data", "path": "/data", "read_only": True}
+    assert dispatch(["volume", "attach", "sb-1", "data:/data"]) == 0
+    assert there.seen[-1].json() == {"volume": "data", "path": "/data"}
+    assert dispatch(["volume", "detach", "sb-1", "/data"]) == 0
+    assert (there.seen[-1].method, there.seen[-1].path, there.seen[-1].query) == ("DELETE", "/v1/sandboxes/sb-1/volumes", "path=%2Fdata")
+    assert capsys.readouterr().out == ""
+    asked = len(there.seen)
+    assert dispatch(["volume", "attach", "sb-1", "data"]) == 2
+    assert len(there.seen) == asked

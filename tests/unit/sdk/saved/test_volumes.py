@@ -63,3 +63,20 @@ def test_a_sandbox_tells_its_volumes_and_forks_share_them_where_it_is_said(servi
         box.fork(share_volumes=True)
         box.fork()
     assert [seen.json().get("share_volumes") for seen in service.seen[2:]] == [True, None]
+
+
+def test_one_is_attached_to_a_sandbox_and_detached(service: Script) -> None:
+    without = {**BOX, "volumes": []}
+    service.say(Reply(200, without), Reply(200, BOX), Reply(200, without), problem(409, "conflict"))
+    with Client(url=service.url) as client:
+        box = Sandbox.connect("sb-1", client=client)
+        box.attach_volume("data", "/data", read_only=True)
+        box.detach_volume("/da ta")
+        with pytest.raises(ConflictError):
+            box.detach_volume("/data")
+    assert [(seen.method, seen.path) for seen in service.seen[1:3]] == [
+        ("POST", "/v1/sandboxes/sb-1/volumes"),
+        ("DELETE", "/v1/sandboxes/sb-1/volumes"),
+    ]
+    assert service.seen[1].json() == {"volume": "data", "path": "/data", "read_only": True}
+    assert service.seen[2].query == "path=%2Fda+ta"

@@ -156,3 +156,21 @@ async def test_where_a_volume_cannot_be_attached_no_sandbox_is_left(at: Bench, h
         return (await http.delete("/v1/volumes/data")).status_code == 204
 
     await until(gone)
+
+
+async def test_where_volumes_are_settled_once_a_sandbox_that_runs_says_so(http: httpx.AsyncClient) -> None:
+    await made(http, "data")
+    box = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})).json()
+    url = f"/v1/sandboxes/{box['id']}/volumes"
+    for answer in (
+        await http.post(url, json={"volume": "data", "path": "/data"}),
+        await http.delete(url, params={"path": "/data"}),
+    ):
+        assert (answer.status_code, answer.json()["code"], answer.json()["fields"]["ability"]) == (501, "unsupported", "configure.volumes")
+    for body in ({"volume": "data"}, {"volume": "data", "path": "/"}, {"volume": "data", "path": "/x", "mode": "ro"}, {"path": "/x"}):
+        assert (await http.post(url, json=body)).status_code == 400
+    for query in ({}, {"path": "/x", "force": "1"}):
+        assert (await http.delete(url, params=query)).status_code == 400
+    assert (await http.post(url, json={"volume": "none", "path": "/x"})).json()["code"] == "volume_not_found"
+    assert (await http.get(f"/v1/sandboxes/{box['id']}")).json()["volumes"] == []
+    assert (await http.delete("/v1/volumes/data")).status_code == 204

@@ -23,12 +23,14 @@ from sandlot.doors.tensorlake.control.wire import (
     CopiesAnswer,
     CopyQuery,
     CreateBody,
+    DetachBody,
+    MountBody,
     SandboxesAnswer,
     UpdateBody,
     WaitQuery,
 )
 from sandlot.doors.tensorlake.translate import milliseconds
-from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, refused, url_of
+from sandlot.doors.tensorlake.ways import CONTROL, any_sandbox, url_of
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.storage import Position
 from sandlot.web import cursors
@@ -106,17 +108,18 @@ async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Requ
 
 
 @CONTROL.route("POST", f"{ONE}/file_systems")
-async def attach(sandbox: str, request: Request) -> None:
-    """Refuse to put a file system into a sandbox that runs."""
-    await any_sandbox(request, sandbox)
-    raise refused("A file system cannot be put into a sandbox that runs.", "Say which a sandbox has when it is made.")
+async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
+    """Put a file system into a sandbox that runs; it is there when this is answered."""
+    box = await any_sandbox(request, sandbox)
+    (mount,) = translate.volumes([body])
+    return _told(request, await core_of(request).mounts.attach(box.id, principal_of(request), mount))
 
 
 @CONTROL.route("DELETE", f"{ONE}/file_systems")
-async def detach(sandbox: str, request: Request) -> None:
-    """Refuse to take one out."""
-    await any_sandbox(request, sandbox)
-    raise refused("A file system cannot be taken out of a sandbox that runs.", "It goes with the sandbox, and what is in it stays.")
+async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
+    """Take one out; 409 while something inside uses it."""
+    box = await any_sandbox(request, sandbox)
+    return _told(request, await core_of(request).mounts.detach(box.id, principal_of(request), body.mount_path))
 
 
 @CONTROL.route("GET", ARCHIVED)

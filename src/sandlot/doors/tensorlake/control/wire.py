@@ -43,6 +43,12 @@ class MountBody(Body):
     owner: Text | None = None
 
 
+class DetachBody(Body):
+    """A file system to take out of a sandbox."""
+
+    mount_path: Text
+
+
 class CreateBody(Body):
     """A sandbox to make."""
 

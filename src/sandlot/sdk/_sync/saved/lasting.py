@@ -136,6 +136,37 @@ class Lasting(Coding, ABC):
         answer = self._made("fork", body, idempotency_key)
         return [self._another(SandboxInfo.parse(raw)) for raw in answer["sandboxes"]]
 
+    def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
+        """Give it a volume from now on; one that rests is resumed for it. What it has so already, it has.
+
+        Args:
+            volume: Its name or id.
+            path: The folder that it is to be; made where it is not there.
+            read_only: Whether nothing is to be written to it from this sandbox.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            NotFoundError: There is no such volume.
+            ConflictError: The place is another volume's, or it has this one elsewhere; or it is being forked.
+            UnsupportedError: Its isolation cannot; says why.
+        """
+        self._verb("volumes", wire.given(volume=volume, path=path, read_only=read_only or None))
+
+    def detach_volume(self, path: str) -> None:
+        """Take a volume away from it; what is in the volume stays.
+
+        Args:
+            path: The folder that it is; or the volume's name or id.
+
+        Raises:
+            SandboxEndedError: It has ended.
+            NotFoundError: It has no such volume.
+            ConflictError: Something inside has a file of it open, or works in it; or it is being forked.
+            UnsupportedError: Its isolation cannot; says why.
+        """
+        answer = self._client.request("DELETE", f"{self._path}/volumes", params={"path": path}, read_timeout_s=WRITTEN_TIMEOUT_S)
+        self._info = SandboxInfo.parse(answer)
+
     def tree(self) -> ForkTree:
         """The forks that it belongs to: those that it came of, and those that came of it."""
         return ForkTree.parse(self._client.request("GET", f"{self._path}/tree"))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sandlot.core.volumes.volume import DEFAULT_BYTES, LEAST_BYTES, MOST_BYTES, Volume
 from sandlot.model.specs import VolumeMount
-from sandlot.server.native.schemas.base import Answer, Body, Text
+from sandlot.server.native.schemas.base import Answer, Body, Query, Text
 
 
 class VolumeBody(Body):
@@ -21,7 +21,7 @@ class VolumeBody(Body):
 
 
 class MountBody(Body):
-    """A volume that a new sandbox has."""
+    """A volume that a sandbox is to have."""
 
     volume: Text = Field(description="Its name or its id.", examples=["datasets"])
     path: Text = Field(description="The folder that it is: absolute, made where it is not there.", examples=["/data"])
@@ -30,6 +30,12 @@ class MountBody(Body):
     def asked(self) -> VolumeMount:
         """What core makes of it."""
         return VolumeMount(volume=self.volume, path=self.path, read_only=self.read_only)
+
+
+class DetachQuery(Query):
+    """A volume that a sandbox is to have no more."""
+
+    path: Text = Field(description="The folder that it is in the sandbox; or the volume's name or id.", examples=["/data"])
 
 
 class MountAnswer(Answer):

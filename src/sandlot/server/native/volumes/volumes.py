@@ -1,4 +1,4 @@
-"""Volumes: made, listed, looked at, deleted. A sandbox has them from its beginning: see POST /v1/sandboxes."""
+"""Volumes: made, listed, looked at, deleted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+"""Volumes of a sandbox that runs: attached to it, and detached. A new one is asked for with its own: see POST /v1/sandboxes.
+
+Law: What was begun is finished where its client goes away.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from sandlot.server.native.common import also, core_of, principal_of, reply
+from sandlot.server.native.schemas.sandboxes import SandboxAnswer
+from sandlot.server.native.volumes.schemas import DetachQuery, MountBody
+
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/volumes", tags=["volumes"])
+
+
+@router.post("", responses=also(SandboxAnswer, "It has it."))
+async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
+    """Attach a volume to a sandbox that runs; one that rests is resumed for it. Again and again the same. Where its isolation cannot: 501."""
+    return reply(SandboxAnswer.of(await core_of(request).mounts.attach(sandbox, principal_of(request), body.asked())))
+
+
+@router.delete("", responses=also(SandboxAnswer, "It has it no more."))
+async def detach(sandbox: str, query: Annotated[DetachQuery, Query()], request: Request) -> Response:
+    """Detach a volume from a sandbox; what is in it stays. While anything inside has a file of it open, or works in it: 409."""
+    return reply(SandboxAnswer.of(await core_of(request).mounts.detach(sandbox, principal_of(request), query.path)))

@@ -1,0 +1,86 @@
+"""File systems of sandboxes that run, as Tensorlake's own client puts them in and takes them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from tensorlake.sandbox import AsyncSandboxClient, SandboxClient, SandboxNotFoundError
+
+from sandlot.model.specs import MIB
+from tests.compat.tensorlake.asking import status, until_so
+from tests.support.tcpservice import TcpService
+
+
+@pytest.fixture
+def shelf(service: TcpService, key: str) -> Iterator[str]:
+    """A volume, of which nobody has anything in the end."""
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}) as http:
+        made = http.post("/v1/volumes", json={"name": "lasting", "size_bytes": 64 * MIB})
+        assert made.status_code == 201, made.text
+        yield "lasting"
+        assert http.delete("/v1/volumes/lasting").status_code == 204
+
+
+def test_one_is_put_into_a_sandbox_that_runs_and_taken_out(client: SandboxClient, shelf: str) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        told = box.attach_file_system(shelf, "/mnt/shelf")
+        assert [(each.file_system_id, each.mount_path, each.read_only) for each in told.file_systems] == [(shelf, "/mnt/shelf", False)]
+        assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file; cat /mnt/shelf/file"]).stdout == "kept"
+        assert [each.file_system_id for each in box.list_file_systems()] == [shelf]
+        assert box.detach_file_system("/mnt/shelf").file_systems == []
+        assert box.run("ls", ["-A", "/mnt/shelf"]).stdout == ""
+        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/proc/x")) == 400
+        assert box.attach_file_system(shelf, "/mnt/other", read_only=True).file_systems[0].read_only
+        done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
+        assert (done.stdout, done.exit_code != 0) == ("kept", True)
+
+
+def test_one_that_is_in_use_is_not_taken_out(client: SandboxClient, shelf: str) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        box.attach_file_system(shelf, "/mnt/shelf")
+        box.attach_file_system(shelf, "/mnt/shelf")
+        holder = box.start_process("sh", ["-c", "exec 3>>/mnt/shelf/file; echo held; sleep 1000"])
+        until_so(lambda: "held" in "".join(box.get_stdout(holder.pid).lines))
+        assert status(lambda: client.detach_file_system(box.sandbox_id, "/mnt/shelf")) == 409
+        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/elsewhere")) == 409
+        assert [each.mount_path for each in box.list_file_systems()] == ["/mnt/shelf"]
+
+
+@pytest.mark.parametrize("field", [{"prefetch": True}, {"owner": "root"}, {"read_only": True, "snapshot_id": "s"}], ids=str)
+def test_what_nothing_would_come_of_is_refused(client: SandboxClient, shelf: str, field: dict[str, object]) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/shelf", **field)) == 400
+        assert box.list_file_systems() == []
+
+
+def test_what_is_not_there_and_what_is_somebody_elses_is_not_found(client: SandboxClient, stranger: SandboxClient, shelf: str) -> None:
+    with client.create_and_connect(memory_mb=256) as box, stranger.create_and_connect(memory_mb=256) as theirs:
+        works: tuple[Callable[[], object], ...] = (
+            lambda: client.attach_file_system(box.sandbox_id, "nowhere", "/mnt/x"),
+            lambda: client.detach_file_system(box.sandbox_id, "/mnt/x"),
+            lambda: stranger.attach_file_system(box.sandbox_id, shelf, "/mnt/x"),
+            lambda: stranger.detach_file_system(box.sandbox_id, "/mnt/x"),
+            lambda: stranger.attach_file_system(theirs.sandbox_id, shelf, "/mnt/x"),
+        )
+        for work in works:
+            with pytest.raises(SandboxNotFoundError):
+                work()
+
+
+def test_from_another_host_it_is_the_same(client: SandboxClient, url: str, key: str, shelf: str) -> None:
+    with client.create_and_connect(memory_mb=256) as box, httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
+        place = f"{url}/sandboxes/{box.sandbox_id}/file_systems"
+        put = http.post(place, json={"file_system_id": shelf, "mount_path": "/mnt/shelf"})
+        assert (put.status_code, put.json()["file_systems"][0]["mount_path"]) == (200, "/mnt/shelf")
+        assert box.run("touch", ["/mnt/shelf/file"]).exit_code == 0
+        taken = http.request("DELETE", place, json={"mount_path": "/mnt/shelf"})
+        assert (taken.status_code, taken.json()["file_systems"]) == (200, [])
+
+
+async def test_the_other_client_does_the_same(client: SandboxClient, url: str, key: str, shelf: str) -> None:
+    with client.create_and_connect(memory_mb=256) as box, pytest.deprecated_call():
+        async with AsyncSandboxClient(api_url=url, api_key=key) as other:
+            assert [each.mount_path for each in (await other.attach_file_system(box.sandbox_id, shelf, "/mnt/a")).file_systems] == ["/mnt/a"]
+            assert (await other.detach_file_system(box.sandbox_id, "/mnt/a")).file_systems == []
