@@ -9,8 +9,10 @@ from itertools import product
 
 import httpx
 import pytest
+from fastapi import APIRouter
+from starlette.routing import Match
 
-from sandlot.doors.door import Door
+from sandlot.doors.door import Below, Door
 from sandlot.model.errors import CODES, ErrorCode, class_of
 from sandlot.server.app import DOORS, TELLERS
 from sandlot.web.errors import answer
@@ -49,6 +51,12 @@ def test_every_error_is_told_in_json_with_what_happened_and_what_to_do(door: Doo
 def test_its_prefix_is_one_part_of_a_path_and_its_own(door: Door) -> None:
     assert door.prefix == f"/{door.name}"
     assert [other.prefix for other in DOORS].count(door.prefix) == 1
+
+
+def test_routes_below_a_prefix_are_looked_at_for_what_is_asked_for_there_alone() -> None:
+    below = Below("/x", APIRouter())
+    asked = {path: below.matches({"type": "http", "path": path, "method": "GET"})[0] for path in ("/x/a", "/x/", "/x", "/xy/a", "/v1/x/a", "/")}
+    assert {path for path, match in asked.items() if match is not Match.NONE} == {"/x/a", "/x/"}
 
 
 @EVERY_DOOR

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 from sandlot.core.content import files
 from sandlot.core.records.executions import Label
@@ -30,6 +31,8 @@ from sandlot.model.records import FileRecord
 from sandlot.model.specs import MAX_ARG_BYTES, User, check_env
 
 _OUTPUT_MODE = 0o1777
+
+_Result = TypeVar("_Result")
 
 
 def find(core: Core, who: Principal, session: str) -> Sandbox:
@@ -108,9 +111,11 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
     records = await core.files.all(who, body.file_ids or ())
     async with _place(core, who, body.session_id) as box:
         what = translate.program(body.language, secrets.token_hex(8))
-        before = await _prepared(core, box, records, new=body.session_id is None)
+        before: Before | None = None
         try:
-            command = await _written(box, what, body.code, code)
+            async with _beside(_written(box, what, body.code, code)) as writing:
+                before = await _prepared(core, box, records, new=body.session_id is None)
+                command = await writing
             spec = translate.process(what, command, env, box.spec.env, core.clock.monotonic_s() - began_s)
             try:
                 done = await processes.run(box, spec, label=Label(origin=translate.NAME, language=body.language, code=body.code))
@@ -118,7 +123,8 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
                 return translate.ended(box.id, error)
             kept = await outputs.collect(core.files, box, before, who.quota)
         finally:
-            before.close()
+            if before is not None:
+                before.close()
             if body.session_id is not None:
                 box.keep(asyncio.create_task(_tidy(box, what)))
         core.executions.tell_files(done.outcome.process, len(kept.records))
@@ -139,6 +145,18 @@ async def _written(box: Sandbox, what: Program, code: str, content: bytes) -> tu
             raise
         return translate.argv_without_file(what, code)
     return translate.argv(what)
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, _Result]) -> AsyncIterator[asyncio.Task[_Result]]:
+    """Do some work while something else is done that has nothing to do with it; whoever leaves before it is done ends it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, SandlotError):
+            await task
 
 
 @asynccontextmanager

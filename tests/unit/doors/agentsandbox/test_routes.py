@@ -131,6 +131,27 @@ async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncCl
     assert "full" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "#" * 200_000, "session_id": session}), 507)
 
 
+async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: Bench, http: httpx.AsyncClient, session: str) -> None:
+    file = ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"a")}), 200)["file_id"]
+    ran = {"language": "bash", "session_id": session}
+
+    async def fails(*_: object, **__: object) -> None:
+        await asyncio.sleep(0.5)  # the program, which is written meanwhile, is there by now
+        raise UnavailableError("no", code=ErrorCode.BUSY)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(at.service.core.files), "inject", fails)
+        refused(await http.post(f"{HERE}/v1/execute", json={"code": "touch ran", "file_ids": [file], **ran}), 503)
+    (box,) = at.sandboxes.all(OPERATOR)
+
+    async def alone() -> bool:
+        return not (await files.listing(box, translate.PROGRAMS, user=User.ROOT)).entries
+
+    await until(alone)
+    told = ok(await http.post(f"{HERE}/v1/execute", json={"code": "ls -A", "file_ids": [file], **ran}), 200)
+    assert (told["stdout"], told["return_code"]) == ("a\n", 0)
+
+
 async def test_over_a_keys_quota_is_429(at: Bench) -> None:
     _, one = await at.service.keys.create("one", quota=Quota(sandboxes=1, executions_per_month=2, upload_bytes=10))
     async with tcp_client(at.service, one) as http:
