@@ -78,7 +78,7 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
-            (pool,) = (told.pool for told in service.sandboxes.pools.all())
+            (pool,) = (told.pool for told in service.sandboxes.pools.all(OPERATOR))
             for box in service.sandboxes.all(OPERATOR):  # recorded as one that runs, though nobody was told: it does
                 await box.within_reach()  # a claim is recorded while its guest wakes, so this can be after any of the steps
                 assert box.state is Life.RUNNING
@@ -99,7 +99,7 @@ async def test_while_a_pool_is_filled(step: str) -> None:
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
             assert list(service.sandboxes.all(OPERATOR)) == []
             await stocked(service)
-            (told,) = service.sandboxes.pools.all()
+            (told,) = service.sandboxes.pools.all(OPERATOR)
             assert told.error == ""
             claimed = await make(service, POOLED)
             assert told.pool.claims.get("hot") == 1

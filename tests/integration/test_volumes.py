@@ -198,7 +198,7 @@ async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed() -> None:
             await made(service)
             await made(service, "second")
             pools = service.sandboxes.pools
-            pool = (await pools.create(BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
+            pool = (await pools.create(OPERATOR, BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
 
             async def ready() -> bool:
                 return len(pool.ready) == 1

@@ -71,7 +71,7 @@ def own_cache(folder: Path) -> Path:
 
 async def stocked(service: Service) -> None:
     """Return once the pool has one that waits."""
-    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.all()))
+    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.all(OPERATOR)))
 
 
 async def hibernate(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:

@@ -53,6 +53,9 @@ def create_key(  # noqa: PLR0913 - each is an option
     max_volume_size: Annotated[
         str | None, typer.Option("--max-volume-size", metavar="SIZE", help="What may be written to them together, such as 20G.")
     ] = None,
+    max_pools: Annotated[
+        int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Pools of its own; -1 is no bound. (default: 4; of an operator -1)")
+    ] = None,
     installs: Annotated[
         bool, typer.Option("--installs/--no-installs", help="Whether installing opens the package indexes to a sandbox without network.")
     ] = True,
@@ -63,6 +66,7 @@ def create_key(  # noqa: PLR0913 - each is an option
     from sandlot.sdk.wire import size_bytes
 
     sandboxes = (None if operator else Quota().sandboxes) if max_sandboxes is None else max_sandboxes
+    pools = (None if operator else Quota().pools) if max_pools is None else max_pools
     quota = Quota(
         sandboxes=None if sandboxes == -1 else sandboxes,
         lifetime_s=max_lifetime,
@@ -75,6 +79,7 @@ def create_key(  # noqa: PLR0913 - each is an option
         snapshot_bytes=None if max_snapshot_size is None else size_bytes(max_snapshot_size),
         volumes=max_volumes,
         volume_bytes=None if max_volume_size is None else size_bytes(max_volume_size),
+        pools=None if pools == -1 else pools,
         installs=installs,
     )
 

@@ -12,10 +12,14 @@ from sandlot.cli.output import as_json, note, size, table
 if TYPE_CHECKING:
     from sandlot.sdk import PoolInfo
 
-pool = typer.Typer(help="Sandboxes that are made before anybody asks; for operators.", no_args_is_help=True)
+pool = typer.Typer(help="Sandboxes that are made before anybody asks.", no_args_is_help=True)
 
-PoolName = Annotated[str, typer.Argument(metavar="ID|TEMPLATE", help="The pool: its id, or its template where that has one only.")]
-_WARM, _MAX, _BLANK = "Sandboxes that are always kept ready.", "The most that it grows to.", "Prepared ones, with nothing in them, besides."
+PoolName = Annotated[str, typer.Argument(metavar="ID|TEMPLATE", help="The pool: its id, or its template where you have one pool only of that.")]
+_WARM, _MAX, _BLANK = (
+    "Sandboxes that are always kept ready.",
+    "The most that it grows to.",
+    "Prepared ones with nothing in them, besides; operators only.",
+)
 
 
 @pool.command("create")
@@ -43,7 +47,7 @@ def create_pool(
 
 @pool.command("ls")
 def list_pools(*, in_json: InJson = False) -> None:
-    """List the pools: what waits, what was claimed from them, and how many requests they answered."""
+    """List your pools, as an operator all of them: what waits, what was claimed from them, and how many requests they answered."""
     with asking() as client:
         found = client.pools.list()
     if in_json:
@@ -52,7 +56,7 @@ def list_pools(*, in_json: InJson = False) -> None:
     if not found:
         note("There is no pool; `sandlot pool create --template NAME --warm N` makes one.")
         return
-    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "BLANK", "HOT", "MISSED", "HIT RATE", "SNAPSHOT"]
+    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "BLANK", "HOT", "MISSED", "HIT RATE", "SNAPSHOT", "OWNER"]
     table(heads, [_row(each) for each in found])
     for each in found:
         if each.error:
@@ -108,4 +112,5 @@ def _row(info: PoolInfo) -> list[str]:
         str(missed),
         "-" if info.hit_rate is None else f"{100 * info.hit_rate:.0f}%",
         snapshot,
+        info.owner or "-",
     ]

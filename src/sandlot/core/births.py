@@ -135,7 +135,7 @@ class Births:
             admission.check_room(len(boxes), waiting, self._rules)
 
         pools = self._pools if source is None and (not mounts or can.can(Ability.CONFIGURE_VOLUMES)) else None
-        waits = pools is not None and pools.waits(template, isolation, asked.limits)
+        waits = pools is not None and pools.waits(template, isolation, asked.limits, who.owner)
         reading = None if waits else await self._ledger.look()  # what waits has its room, and need not be looked for
         check(reading)
         if not waits:
@@ -160,7 +160,7 @@ class Births:
         )
         start = boot if source is None else source.start
         if pools is not None:
-            start = pools.choose(spec)
+            start = pools.choose(spec, who.owner)
         if isinstance(start, Claim):
             spec = replace(spec, id=start.member.id)  # it is called so already, where a name cannot be changed
         box = Sandbox(

@@ -34,6 +34,7 @@ from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
 from sandlot.core.node.idle import Reaper
 from sandlot.core.node.ledger import Ledger
+from sandlot.core.pools.owners import Owners
 from sandlot.core.pools.pools import Pooling, Pools
 from sandlot.core.ports import Clock, Greet, Packages, Templates
 from sandlot.core.records import quotas
@@ -46,7 +47,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.supply import Supply
 from sandlot.core.volumes.attaching import hold, let_go
 from sandlot.core.volumes.volumes import Volumes
-from sandlot.model.access import UNBOUNDED, OwnerId, Principal, Quota
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Driver, Exit, ExitReason, Reading, Resources
@@ -75,7 +76,7 @@ class Sandboxes(Roster):
         injects: Finds files of the file store that are to be in a new sandbox.
         packages: Package indexes for those inside; None is none.
         pooling: What is made before anybody asks.
-        quota_of: What an owner may take, where nobody asks: for what wakes by itself.
+        principal_of: Whoever has a key of that id, where nobody asks: for what wakes by itself, or waits in a pool; None where it was revoked.
         volumes: What they may have; None is nothing.
     """
 
@@ -95,7 +96,7 @@ class Sandboxes(Roster):
         pooling: Pooling,
         injects: Injects | None = None,
         packages: Packages | None = None,
-        quota_of: Callable[[OwnerId], Quota] = lambda _owner: UNBOUNDED,
+        principal_of: Callable[[OwnerId], Principal | None] = lambda _owner: OPERATOR,
         volumes: Volumes | None = None,
     ) -> None:
         super().__init__(register, budget, clock)
@@ -104,8 +105,7 @@ class Sandboxes(Roster):
         self._tasks: set[asyncio.Task[None]] = set()
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
-        self._greet = greet
-        self._rules = rules
+        self._greet, self._rules = greet, rules
         self._ledger = Ledger(read_host, rules.shares, clock)
         self._images = images
         self._turns = asyncio.Semaphore(rules.max_creates)
@@ -119,6 +119,7 @@ class Sandboxes(Roster):
             new_id=new_id,
             metrics=register.metrics,
             busy=self._turns.locked,
+            owners=Owners(principal_of, lambda owner: [box.claims for box in self._of(owner)]),
         )
         self.births = self._births = Births(
             supply=self._supply,
@@ -129,7 +130,7 @@ class Sandboxes(Roster):
             new_id=new_id,
             injects=injects,
             pools=self.pools,
-            quota_of=quota_of,
+            quota_of=lambda owner: (principal_of(owner) or OPERATOR).quota,
             volumes=volumes,
         )
         self._closing = False
@@ -159,9 +160,8 @@ class Sandboxes(Roster):
                 self.unheld.add(record.id)
             else:
                 self._begin(self._revived(record), adoption.take_over, boot)
-        self._work(adoption.tidy(self.living(), self._supply.drivers.values(), kept))
-        self._work(Reaper(self.living, self._clock).run())
-        self._work(self.pools.run())
+        for work in (adoption.tidy(self.living(), self._supply.drivers.values(), kept), Reaper(self.living, self._clock).run(), self.pools.run()):
+            self._work(work)
         return len(self._lives)
 
     def _work(self, work: Coroutine[Any, Any, None]) -> None:

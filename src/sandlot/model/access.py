@@ -33,6 +33,7 @@ class Quota:
         snapshot_bytes: What they take on the disk together.
         volumes: How many there are.
         volume_bytes: What may be written to them together.
+        pools: How many there are of its own; what waits in them takes of the sums above what live sandboxes leave.
         installs: Whether ``install`` opens the package index to a sandbox of network ``none``, for as long as it runs.
     """
 
@@ -47,10 +48,11 @@ class Quota:
     snapshot_bytes: int | None = None
     volumes: int | None = None
     volume_bytes: int | None = None
+    pools: int | None = 4
     installs: bool = True
 
 
-UNBOUNDED = Quota(sandboxes=None)
+UNBOUNDED = Quota(sandboxes=None, pools=None)
 """An operator's: the node's own bounds are all that hold."""
 
 

@@ -231,7 +231,7 @@ async def open_service(
             register=register,
             packages=packages,
             images=saved,
-            quota_of=records.keys.quota_of,
+            principal_of=records.keys.principal_of,
             volumes=volumes,
             pooling=Pooling(settings.cache_dir, settings.data_dir, settings.pools, __version__),
         )

@@ -22,8 +22,10 @@ from sandlot.web import listen
 from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
-BOUNDS += ["--max-upload", "1M", "--max-executions", "1000"]
-BOUND = Quota(sandboxes=3, lifetime_s=600, cpus=2.5, memory_bytes=8 * GIB, disk_bytes=20 * GIB, upload_bytes=1 << 20, executions_per_month=1000)
+BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2"]
+BOUND = Quota(
+    sandboxes=3, lifetime_s=600, cpus=2.5, memory_bytes=8 * GIB, disk_bytes=20 * GIB, upload_bytes=1 << 20, executions_per_month=1000, pools=2
+)
 
 
 class Command:
@@ -68,7 +70,7 @@ def everything(keys: Command) -> None:
     assert made["operator"] is False
     boss = json.loads(keys("create", "--name", "boss", "--operator", "--json"))
     assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
-    free = json.loads(keys("create", "--name", "free", "--max-sandboxes", "-1", "--json"))
+    free = json.loads(keys("create", "--name", "free", "--max-sandboxes", "-1", "--max-pools", "-1", "--json"))
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
     keys("create", "--name", "plain", status=1)
     keys("create", "--name", "no name", status=1)
@@ -79,8 +81,8 @@ def everything(keys: Command) -> None:
     lines = [line.split() for line in keys("list").splitlines()]
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "QUOTA"]
     assert [(line[1], line[2], line[4]) for line in lines[1:]] == [
-        ("plain", "no", "sandboxes=50"),
-        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000"),
+        ("plain", "no", "sandboxes=50,pools=4"),
+        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,pools=2"),
         ("boss", "yes", "-"),
         ("free", "no", "-"),
     ]

@@ -33,9 +33,12 @@ def test_ls_tells_what_waits_and_how_many_requests_were_answered(there: Script, 
     told = capsys.readouterr()
     head, row = told.out.splitlines()
     assert head.split()[:3] == ["ID", "TEMPLATE", "ISOLATION"]
-    assert row.split() == ["pool-abcdefghijkl", "base", "gvisor", "0.5", "1G", "1+1", "2", "4", "0/1", "3", "1", "75%", "20M"]
+    assert row.split() == ["pool-abcdefghijkl", "base", "gvisor", "0.5", "1G", "1+1", "2", "4", "0/1", "3", "1", "75%", "20M", "0123456789ab"]
     assert "no room" in told.err
     assert "\x1b" not in told.err
+    there.say(Reply(200, {"pools": [{**POOL, "owner": None}]}))
+    assert dispatch(["pool", "ls"]) == 0
+    assert capsys.readouterr().out.split()[-1] == "-"
     there.say(Reply(200, {"pools": []}), Reply(200, {"pools": [POOL]}))
     assert dispatch(["pool", "ls"]) == 0
     assert "sandlot pool create" in capsys.readouterr().err

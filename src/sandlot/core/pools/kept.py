@@ -6,6 +6,7 @@ others, and an operator can read it and, while no service runs, write it.
 Laws:
 - It is replaced whole (written beside, synced, renamed), so that a killed service leaves the one before or the new one.
 - What was said at run time goes over the settings, also that there is to be none, until it is said otherwise at run time.
+- It says whose each pool is; one of which it does not say so (it was written before they had owners) is the node's.
 - A file that cannot be read is no reason not to start: it is set aside, and the settings hold.
 """
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import structlog
 
-from sandlot.core.pools.kinds import Kind, Sizes, kind_as_words, kind_of_words
+from sandlot.core.pools.kinds import Identity, Sizes, kind_as_words, kind_of_words
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, HostError, SandlotError
 
 FILE = "pools.json"
@@ -27,6 +29,19 @@ _ASIDE = "pools.json.bad"
 _FORMAT = 1
 
 _log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was said of a pool.
+
+    Args:
+        sizes: How much it holds; None where it is to be none, whatever a setting says.
+        metadata: Its owner's own words.
+    """
+
+    sizes: Sizes | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class Kept:
@@ -39,17 +54,18 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
         self._aside = folder / _ASIDE
-        self.words: dict[Kind, Mapping[str, str]] = {}
-        """What was said of those that were read, beside their sizes."""
 
-    def read(self) -> dict[Kind, Sizes | None]:
-        """What was said at run time: kind -> sizes, or None for a pool that is to be none."""
+    def read(self) -> dict[Identity, Said]:
+        """What was said at run time."""
         try:
             words = json.loads(self._file.read_text("utf-8"))
             pools = {_FORMAT: words["pools"]}[words["format"]]
-            said = {kind_of_words(each["kind"]): None if each["sizes"] is None else Sizes(**each["sizes"]) for each in pools}
-            words_of: dict[Kind, Mapping[str, str]] = {
-                kind_of_words(each["kind"]): {str(name): str(word) for name, word in each.get("metadata", {}).items()} for each in pools
+            return {
+                Identity(OwnerId(str(each.get("owner", LOCAL))), kind_of_words(each["kind"])): Said(
+                    sizes=None if each["sizes"] is None else Sizes(**each["sizes"]),
+                    metadata={str(name): str(word) for name, word in each.get("metadata", {}).items()},
+                )
+                for each in pools
             }
         except FileNotFoundError:
             return {}
@@ -60,22 +76,24 @@ class Kept:
             except OSError as refused:
                 _log.error("pools.not_set_aside", file=str(self._file), error=str(refused))
             return {}
-        self.words = words_of
-        return said
 
-    def write(self, said: Mapping[Kind, Sizes | None], words: Mapping[Kind, Mapping[str, str]] | None = None) -> None:
+    def write(self, said: Mapping[Identity, Said]) -> None:
         """Keep it for the next service.
 
         Args:
-            said: Kind -> sizes, or None for a pool that is to be none.
-            words: Kind -> what else was said of it.
+            said: All that was said.
 
         Raises:
             HostError: The disk refuses it; what was kept before still is.
         """
         pools = [
-            {"kind": kind_as_words(kind), "sizes": None if sizes is None else asdict(sizes), "metadata": dict((words or {}).get(kind, {}))}
-            for kind, sizes in said.items()
+            {
+                "owner": which.owner,
+                "kind": kind_as_words(which.kind),
+                "sizes": None if each.sizes is None else asdict(each.sizes),
+                "metadata": dict(each.metadata),
+            }
+            for which, each in said.items()
         ]
         beside = self._file.with_name(f".{FILE}")
         try:

@@ -4,7 +4,7 @@ Laws:
 - What the inside can see of a limit is part of what a pooled sandbox is: memory, cores and disk must be what was asked for. The limit of
   processes is the guest's and the host's to move, so less of it may be asked for.
 - Whose it will be, its network and its environment are none of it: they come with the claim.
-- A pool's id says what it holds, and nothing else: the same kind has the same id on every node and after every restart.
+- A pool is one owner's and of one kind, and its id says both and nothing else: it is the same on every node and after every restart.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 
@@ -46,17 +47,31 @@ class Kind:
     isolation: str
     limits: Limits
 
-    @property
-    def id(self) -> str:
-        """The pool's id: ``pool-`` and 12 characters that stand for what it holds."""
-        words = json.dumps([self.template, self.isolation, asdict(self.limits)], sort_keys=True)
-        digest = base64.b32encode(hashlib.sha256(words.encode()).digest()).decode("ascii").lower()
-        return f"pool-{digest[:_ID_CHARS]}"
-
     def gives(self, wanted: Kind) -> bool:
         """Whether one of them can become one of the other kind."""
         same = replace(wanted, limits=replace(wanted.limits, pids=self.limits.pids)) == self
         return same and wanted.limits.pids <= self.limits.pids
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which pool it is; no two have the same.
+
+    Args:
+        owner: Whose; ``LOCAL`` is the node's.
+        kind: What it holds.
+    """
+
+    owner: OwnerId
+    kind: Kind
+
+    @property
+    def id(self) -> str:
+        """The pool's id: ``pool-`` and 12 characters that stand for what it holds, and for whose it is where it is not the node's."""
+        kind = [self.kind.template, self.kind.isolation, asdict(self.kind.limits)]
+        words = json.dumps(kind if self.owner == LOCAL else [self.owner, *kind], sort_keys=True)
+        digest = base64.b32encode(hashlib.sha256(words.encode()).digest()).decode("ascii").lower()
+        return f"pool-{digest[:_ID_CHARS]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Laws:
 - Nothing is made while requests for sandboxes wait for a turn, while the host is short of memory, or within the pause that follows work or a
   failure: making costs a tenth of a second of a processor and more, and whoever waits goes first.
 - No more than ``max`` at once, those in the making included; no more in the making than :data:`AT_ONCE`.
+- No more than an owner's quota leaves beside what lives and what waits of his (:mod:`sandlot.core.pools.owners`).
 - A pool grows by one for each request that found it empty, and shrinks by one in each :data:`COOL_S` without any request.
 - What is too old, or stale, is replaced: made anew first where there is room, then removed.
 - No pool takes the last place of a node: while it fills, room for one more sandbox of that size stays.
@@ -78,13 +79,14 @@ def target(sizes: Sizes, grown: int) -> int:
     return min(sizes.max, sizes.warm + grown)
 
 
-def step(sizes: Sizes, stock: Stock, free_hands: int) -> Step:
+def step(sizes: Sizes, stock: Stock, free_hands: int, spare: int | None = None) -> Step:
     """What a pool does next.
 
     Args:
         sizes: What it should have.
         stock: What it has.
         free_hands: How many may be begun now: 0 where making must wait.
+        spare: How many more its owner's quota leaves; None where nothing bounds them.
     """
     want = target(sizes, stock.grown)
     old = sum(1 for age_s in stock.ready if age_s > OLDEST_S)
@@ -93,6 +95,7 @@ def step(sizes: Sizes, stock: Stock, free_hands: int) -> Step:
     # An old one stays until its successor is there, unless the pool is full: then it goes first.
     missing = max(0, want - fresh - stock.filling)
     room = max(0, sizes.max - there - stock.filling)
+    room = room if spare is None else min(room, max(0, spare))
     if old and fresh + stock.filling >= want:
         drop = max(drop, old)
     elif old and missing and not room and free_hands:

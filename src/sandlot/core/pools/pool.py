@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from sandlot.core.pools import policy
 from sandlot.core.pools.asleep import Asleep
-from sandlot.core.pools.kinds import Kind, Sizes
+from sandlot.core.pools.kinds import Identity, Kind, Sizes
 from sandlot.core.ports import Base
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Blank
 
@@ -75,8 +76,9 @@ class Pool:
     Args:
         kind: What it holds.
         sizes: How much of it.
+        owner: Whose it is; ``LOCAL`` is the node's.
         implied: Whether nobody asked for it: then no image is built for it.
-        metadata: An operator's own words.
+        metadata: Its owner's own words.
         ready: What waits, oldest first.
         blanks: Blanks that wait, oldest first.
         filling: What is in the making.
@@ -92,6 +94,7 @@ class Pool:
 
     kind: Kind
     sizes: Sizes
+    owner: OwnerId = LOCAL
     implied: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     ready: deque[Member] = field(default_factory=deque)
@@ -105,6 +108,21 @@ class Pool:
     failures: int = 0
     not_before_s: float = float("-inf")
     error: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        """Which it is."""
+        return Identity(self.owner, self.kind)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.identity.id
+
+    @property
+    def held(self) -> int:
+        """Sandboxes that wait, and those in the making."""
+        return len(self.ready) + len(self.filling)
 
     def take(self, now_s: float) -> Member | None:
         """One that waits, out of the pool for good: the youngest that lives, because what it touched last is likely still in the caches."""

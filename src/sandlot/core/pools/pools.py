@@ -1,9 +1,12 @@
 """All pools of a service: which there are, what a request gets of them, and what goes first when room is short.
 
 Laws:
-- A request gets what its kind has, youngest first; it never waits for a pool.
-- Pools are the node's and an operator's: no tenant can make one, or tell one apart from a sandbox that was made for them.
-- What waits counts in the ledger like a sandbox and goes first when one needs its room; it counts against no bound on sandboxes.
+- A request gets what its kind has, youngest first; it never waits for a pool. It gets what waits for its owner first, then what the node keeps for
+  everybody, and never what waits for another owner.
+- A pool that is another's is one that is not there; operators see, change and remove all of them.
+- What waits counts in the ledger like a sandbox and goes first when one needs its room; it counts against no bound of the service on
+  sandboxes. What waits for an owner takes of his quota what his live ones leave (:mod:`sandlot.core.pools.owners`).
+- Who has no key any more has no pool any more.
 - A service that ends removes everything that waits. What a killed one left is swept by the next: nothing that waits is ever taken over.
 """
 
@@ -20,10 +23,11 @@ import structlog
 from sandlot.core import admission
 from sandlot.core.admission import Rules
 from sandlot.core.node.ledger import Ledger
-from sandlot.core.pools import keys, starts
-from sandlot.core.pools.kept import Kept
-from sandlot.core.pools.kinds import Kind, Sizes, Wish
-from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.pools import keys, owners, starts
+from sandlot.core.pools.kept import Kept, Said
+from sandlot.core.pools.kinds import Identity, Kind, Sizes, Wish
+from sandlot.core.pools.owners import Owners
+from sandlot.core.pools.pool import Member, Pool
 from sandlot.core.pools.refill import Refill, all_sizes
 from sandlot.core.pools.shelf import Held, Shelf
 from sandlot.core.pools.starts import Claim, Direct, Lent
@@ -31,7 +35,8 @@ from sandlot.core.pools.templates import Snapshots
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
+from sandlot.model.access import LOCAL, OwnerId, Principal
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Ability, Blank
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, Shape
@@ -93,6 +98,7 @@ class Pools:
         new_id: Makes ids that carry this node.
         metrics: What is counted.
         busy: Whether requests for sandboxes wait for a turn.
+        owners: Who owns pools, and what else is theirs.
     """
 
     def __init__(
@@ -107,7 +113,9 @@ class Pools:
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         busy: Callable[[], bool],
+        owners: Owners,
     ) -> None:
+        self._owners = owners
         self._supply = supply
         self._ledger = ledger
         self._rules = rules
@@ -115,11 +123,11 @@ class Pools:
         self._metrics = metrics
         self._kept = Kept(pooling.data)
         self._said = self._kept.read()
-        self._words = dict(self._kept.words)
+        self._saying = asyncio.Lock()
         self._pooling = pooling
-        self._pools = {kind.id: Pool(kind, wish.sizes, implied=wish.implied) for kind, wish in self._wished().items() if kind not in self._said}
-        words = self._words
-        self._pools.update({kind.id: Pool(kind, said, metadata=words.get(kind, {})) for kind, said in self._said.items() if said is not None})
+        there = [Pool(which.kind, wish.sizes, implied=wish.implied) for which, wish in self._wished().items() if which not in self._said]
+        there += [Pool(which.kind, said.sizes, which.owner, metadata=said.metadata) for which, said in self._said.items() if said.sizes is not None]
+        self._pools = {pool.id: pool for pool in there}
         self._snapshots = Snapshots(
             shelf=Shelf(pooling.cache),
             supply=supply,
@@ -142,6 +150,8 @@ class Pools:
             new_id=new_id,
             metrics=metrics,
             busy=busy,
+            settle=self._settle,
+            owners=owners,
         )
         ledger.evict = self.evict
         metrics.count_pools(lambda: all_sizes(self._pools.values()))
@@ -162,28 +172,30 @@ class Pools:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def waits(self, template: str, isolation: str, limits: Limits) -> bool:
-        """Whether something waits that could become such a sandbox; looks only."""
-        wanted = Kind(template, isolation, limits)
-        return any(pool.has() for pool in self._pools.values() if pool.kind.gives(wanted))
+    def waits(self, template: str, isolation: str, limits: Limits, owner: OwnerId) -> bool:
+        """Whether something waits that could become such a sandbox of that owner; looks only."""
+        return any(pool.has() for pool in owners.suiting(self._pools.values(), Kind(template, isolation, limits), owner))
 
-    def choose(self, spec: SandboxSpec) -> Start:
+    def choose(self, spec: SandboxSpec, owner: OwnerId) -> Start:
         """How a sandbox comes to its first answer that goes on from nothing but its template. Waits for nothing.
 
         A claim holds what it takes over: its promise is to be handed over to the sandbox (``Claim.member.holder``).
+
+        Args:
+            spec: The sandbox.
+            owner: Whose it will be.
         """
         kind = Kind(spec.template, spec.isolation, spec.limits)
-        look = keys.look(kind)
-        held = self._snapshots.at_hand(look)
-        suiting = [pool for pool in self._pools.values() if pool.kind.gives(kind)]
-        direct = Direct(held, lambda path: self._came(path, spec, suiting), self._unusable)
+        held = self._snapshots.at_hand(keys.look(kind))
+        asked: list[Pool] = []
+        direct = Direct(held, lambda path: self._came(path, spec, asked), self._unusable)
         now_s = self._clock.monotonic_s()
-        for pool in suiting:
+        for pool in owners.suiting(self._pools.values(), kind, owner):
+            asked.append(pool)
             member = pool.take(now_s)
             if member is not None:
                 self._refill.kick()
-                return Claim(member, direct, lambda: self._came(starts.HOT, spec, suiting), self._spoilt)
-        for pool in suiting:
+                return Claim(member, direct, lambda: self._came(starts.HOT, spec, asked), self._spoilt)
             pool.missed(now_s)
         self._refill.kick()
         return direct
@@ -208,14 +220,11 @@ class Pools:
         return await driver.prepare(shape, snapshot=snapshot)
 
     async def evict(self) -> bool:
-        """Remove one of those that wait, blanks first, then the oldest of the largest pool; whether there was any."""
+        """Remove one of those that wait, as :func:`~sandlot.core.pools.owners.first_to_go` says; whether there was any."""
         self._refill.hold()
-        blanks = [each for pool in self._pools.values() for each in pool.blanks]
-        largest = max(self._pools.values(), key=lambda pool: len(pool.ready), default=None)
-        waiting: list[Member | Prepared] = [*blanks, *(largest.ready if largest is not None else ())]
-        if not waiting:
+        chosen = owners.first_to_go(tuple(self._pools.values()))
+        if chosen is None:
             return await self._refill.free_one()
-        chosen = waiting[0]
         for pool in self._pools.values():
             pool.drop(chosen)
         self._metrics.evicted()
@@ -223,49 +232,46 @@ class Pools:
         self._refill.dispose(chosen)
         return await self._refill.free_one()
 
-    # -- operators --------------------------------------------------------------------------------------------------
+    # -- owners and operators ---------------------------------------------------------------------------------------
 
-    def all(self) -> list[Told]:
-        """How they stand."""
-        return [self._told(pool) for pool in sorted(self._pools.values(), key=lambda pool: (pool.kind.template, pool.kind.isolation, pool.kind.id))]
+    def all(self, who: Principal) -> list[Told]:
+        """How those stand that somebody may see."""
+        seen = [pool for pool in self._pools.values() if who.sees(pool.owner)]
+        return [self._told(pool) for pool in sorted(seen, key=lambda pool: (pool.kind.template, pool.kind.isolation, pool.id))]
 
-    def find(self, word: str) -> Told:
-        """One by its id, or by its template where that has only one.
+    def find(self, word: str, who: Principal) -> Told:
+        """One by its id, or by its template where that has only one: one's own first, then of all that one may see.
 
         Raises:
             NotFoundError: ``pool_not_found``.
             ConflictError: The template has several.
         """
-        pool = self._pools.get(word)
-        named = [pool] if pool is not None else [each for each in self._pools.values() if each.kind.template == word]
-        if len(named) > 1:
-            ids = ", ".join(each.kind.id for each in named)
-            raise ConflictError(f"The template {word[:64]!r} has several pools.", code=ErrorCode.CONFLICT, hint=f"Name one by its id: {ids}.")
-        if not named:
-            raise NotFoundError(
-                f"There is no pool {word[:64]!r}.",
-                code=ErrorCode.POOL_NOT_FOUND,
-                hint="'sandlot pool ls' lists those that there are.",
-                fields={"pool": word[:64]},
-            )
-        return self._told(named[0])
+        return self._told(owners.find(self._pools, word, who))
 
-    async def create(self, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None) -> Told:
+    def claimable(self, word: str, who: Principal) -> Pool:
+        """One out of which somebody may have a sandbox: one of his own, or one of the node's whose id he knows; else ``pool_not_found``."""
+        return owners.claimable(self._pools, word, who)
+
+    async def create(
+        self, who: Principal, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None
+    ) -> Told:
         """Have a pool, also after a restart. One that nobody asked for is made somebody's.
 
         Args:
+            who: Whose it will be; an operator's are the node's.
             template: What its sandboxes are made from.
             isolation: ``auto`` or a kind that the operator allows.
             limits: What each may use.
             sizes: How much it holds.
-            metadata: An operator's own words.
+            metadata: His own words.
 
         Raises:
             NotFoundError: ``template_not_found``.
-            ForbiddenError: The operator does not allow the isolation.
+            ForbiddenError: The operator does not allow the isolation; or blanks, which are the node's.
             UnsupportedError: Its driver cannot let a sandbox wait.
             InvalidRequestError: None of them can ever fit on this node.
-            ConflictError: There is one of this kind.
+            LimitError: ``quota_exceeded``: he may have no more pools, or not so many sandboxes.
+            ConflictError: He has one of this kind.
         """
         self._supply.check_template(template)
         chosen = admission.choose_isolation(isolation, self._rules, self._supply.drivers)
@@ -277,69 +283,98 @@ class Pools:
                 fields={"ability": str(Ability.PAUSE)},
             )
         self._ledger.check_ever(self._supply.drivers[chosen].takes(limits), await self._ledger.look())
-        kind = Kind(template, chosen, limits)
         words = metadata or {}
         admission.check_metadata(words)
-        there = self._pools.get(kind.id)
-        if there is not None and there.implied:
-            return await self._set(there, sizes, words)
-        if there is not None:
-            raise ConflictError(
-                f"There is a pool of {template!r} with these limits already.",
-                code=ErrorCode.CONFLICT,
-                hint=f"Change it: 'sandlot pool set {kind.id}'.",
-                fields={"pool": kind.id},
-            )
-        await self._say(kind, sizes, words)
-        self._pools[kind.id] = Pool(kind, sizes, metadata=words)
-        return self._changed(kind.id)
+        pool = Pool(Kind(template, chosen, limits), sizes, owners.owner_of(who), metadata=words)
+        async with self._saying:
+            there = self._pools.get(pool.id)
+            if there is not None and there.implied:
+                return await self._set(there, sizes, words)
+            if there is not None:
+                raise ConflictError(
+                    f"There is a pool of {template!r} with these limits already.",
+                    code=ErrorCode.CONFLICT,
+                    hint=f"Change it: 'sandlot pool set {pool.id}'.",
+                    fields={"pool": pool.id},
+                )
+            owners.check(pool, sizes, who, self.count(pool.owner))
+            await self._say(pool.identity, Said(sizes, words))
+            self._pools[pool.id] = pool
+            return self._changed(pool)
 
-    async def change(self, word: str, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None) -> Told:
+    def count(self, owner: OwnerId) -> int:
+        """How many pools an owner has."""
+        return sum(1 for pool in self._pools.values() if pool.owner == owner)
+
+    async def change(
+        self, word: str, who: Principal, *, warm: int | None, most: int | None, blank: int | None, metadata: Mapping[str, str] | None = None
+    ) -> Told:
         """Change what a pool holds, also after a restart; what is None stays.
 
         Raises:
             NotFoundError: ``pool_not_found``.
             InvalidRequestError: The numbers make no sense.
+            LimitError: ``quota_exceeded``: more would always wait than its owner may have.
+            ForbiddenError: Blanks are the node's.
         """
-        pool = self.find(word).pool
         admission.check_metadata(metadata or {})
-        return await self._set(pool, pool.sizes.changed(warm=warm, most=most, blank=blank), pool.metadata if metadata is None else metadata)
+        async with self._saying:
+            pool = self.find(word, who).pool
+            sizes = pool.sizes.changed(warm=warm, most=most, blank=blank)
+            owners.check(pool, sizes, who)
+            return await self._set(pool, sizes, pool.metadata if metadata is None else metadata)
 
-    async def remove(self, word: str) -> None:
+    async def remove(self, word: str, who: Principal) -> None:
         """Have a pool no more, also after a restart; what waits in it is removed.
 
         Raises:
             NotFoundError: ``pool_not_found``.
         """
-        pool = self.find(word).pool
-        await self._say(pool.kind, None)
-        if self._pools.pop(pool.kind.id, None) is not None:
+        async with self._saying:
+            pool = self.find(word, who).pool
+            await self._say(pool.identity, Said(None))
+            self._forget(pool)
+
+    def _forget(self, pool: Pool) -> None:
+        if self._pools.pop(pool.id, None) is not None:
             for task in (*pool.filling, *pool.filling_blanks):
                 task.cancel()
             self._empty(pool)
 
     async def _set(self, pool: Pool, sizes: Sizes, metadata: Mapping[str, str]) -> Told:
-        await self._say(pool.kind, sizes, metadata)
+        await self._say(pool.identity, Said(sizes, metadata))
         pool.sizes, pool.metadata, pool.implied, pool.grown = sizes, metadata, False, 0
-        return self._changed(pool.kind.id)
+        return self._changed(pool)
 
-    async def _say(self, kind: Kind, sizes: Sizes | None, metadata: Mapping[str, str] | None = None) -> None:
-        said, words = {**self._said, kind: sizes}, {**self._words, kind: metadata or {}}
-        if sizes is None and kind not in self._wished():
-            del said[kind]  # no setting would bring it back
-        await asyncio.to_thread(self._kept.write, said, words)
-        self._said, self._words = said, words
+    async def _say(self, which: Identity, what: Said) -> None:
+        said = {**self._said, which: what}
+        if what.sizes is None and which not in self._wished():
+            del said[which]  # no setting would bring it back
+        await asyncio.to_thread(self._kept.write, said)
+        self._said = said
 
-    def _wished(self) -> dict[Kind, Wish]:
-        return {Kind(wish.template, self._rules.isolation_default, Limits()): wish for wish in self._pooling.wishes}
+    def _wished(self) -> dict[Identity, Wish]:
+        return {Identity(LOCAL, Kind(wish.template, self._rules.isolation_default, Limits())): wish for wish in self._pooling.wishes}
 
-    def _changed(self, id_: str) -> Told:
+    def _changed(self, pool: Pool) -> Told:
         self._refill.kick()
-        return self._told(self._pools[id_])
+        return self._told(pool)
 
     def _told(self, pool: Pool) -> Told:
         look = keys.look(pool.kind)
         return Told(pool, self._snapshots.at_hand(look), pool.error or self._snapshots.error(look))
+
+    async def _settle(self) -> None:
+        """Remove the pools of those who have no key any more, and of what waits for others what their quotas leave no room for."""
+        for pool in self._owners.lost(self._pools.values()):
+            async with self._saying:
+                self._forget(pool)
+                try:
+                    await self._say(pool.identity, Said(None))
+                except SandlotError as error:  # the next service removes it as well
+                    _log.error("pool.not_forgotten", pool=pool.id, error=error.message)
+            _log.info("pool.disowned", pool=pool.id, hint="The key of its owner was revoked.")
+        self._refill.dispose(*(member for pool, member in list(self._owners.over(self._pools.values())) if pool.drop(member)))
 
     # -- what happens -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Laws:
 - It runs off every request's way: requests tell it that something happened, and wait for nothing here.
 - It waits while sandboxes wait for a turn to be created, while the host is short of memory, and for a while after somebody was given room for
   which something of a pool had to go.
+- The node's pools are filled first, then those of whoever has least.
 - What is begun and cannot be finished is given back, and its promise given up; a failure makes the next try later, and is told with the pool.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -20,13 +21,16 @@ from sandlot.core.node import capacity
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import keys, policy
 from sandlot.core.pools.asleep import Asleep, Making
+from sandlot.core.pools.keys import Look
 from sandlot.core.pools.kinds import Kind
+from sandlot.core.pools.owners import Owners, turn
 from sandlot.core.pools.pool import Member, Pool, Prepared
 from sandlot.core.pools.shelf import Held
-from sandlot.core.pools.templates import Snapshots
+from sandlot.core.pools.templates import Snapshots, failure
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
+from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Ability, Blank, Reading, Resources
@@ -57,9 +61,11 @@ class Refill:
         new_id: Makes ids that carry this node.
         metrics: What is counted.
         busy: Whether requests for sandboxes wait for a turn.
+        settle: Sees to what owners may not have any more; done first in each look.
+        owners: Who owns pools.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by name, and each a part of the service
         self,
         *,
         pools: Callable[[], Iterable[Pool]],
@@ -72,6 +78,8 @@ class Refill:
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
         busy: Callable[[], bool],
+        settle: Callable[[], Awaitable[None]],
+        owners: Owners,
     ) -> None:
         self._pools = pools
         self._implied = tuple(implied)
@@ -83,6 +91,8 @@ class Refill:
         self._new_id = new_id
         self._metrics = metrics
         self._busy = busy
+        self._settle = settle
+        self._owners = owners
         self._kicked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Task[None] | None = None
@@ -156,6 +166,7 @@ class Refill:
     # -- looking ----------------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
+        await self._settle()
         now_s = self._clock.monotonic_s()
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
@@ -167,7 +178,7 @@ class Refill:
         if self._writing is None and not short and not self._busy():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(self._written)
-        for pool in self._pools():
+        for pool in sorted(self._pools(), key=lambda pool: turn(pool, self._pools())):
             pool.cool(now_s)
             await self._stock(pool)
 
@@ -185,10 +196,15 @@ class Refill:
 
     async def _write(self) -> None:
         """See to every template snapshot that there should be, one after the other."""
-        kinds = {keys.look(pool.kind): pool.implied for pool in self._pools()}
+        kinds: dict[Look, bool] = {}
+        for pool in self._pools():
+            if pool.owner == LOCAL:
+                kinds[keys.look(pool.kind)] = kinds.get(keys.look(pool.kind), True) and pool.implied
         for kind in self._implied:
             kinds.setdefault(keys.look(kind), True)
-        self._snapshots.keep(kinds)
+        nodes = set(kinds)
+        kinds |= {keys.look(pool.kind): False for pool in self._pools() if pool.owner != LOCAL}
+        await self._snapshots.keep(nodes, kinds.keys() - nodes)
         for look, implied in kinds.items():
             if self._busy():
                 return
@@ -218,7 +234,7 @@ class Refill:
             asyncio.get_running_loop().call_later(policy.CALM_S, self.kick)
         able = hands > 0 and await self._can_fill(pool)
         self._drop_stale(pool)
-        step = policy.step(pool.sizes, pool.stock(self._clock.monotonic_s()), max(0, hands) if able else 0)
+        step = policy.step(pool.sizes, pool.stock(self._clock.monotonic_s()), max(0, hands) if able else 0, self._owners.spare(pool, self._pools()))
         out: list[Member | Prepared] = [*list(pool.ready)[: step.drop], *list(pool.blanks)[: step.drop_blank]]
         self.dispose(*(what for what in out if pool.drop(what)))
         if step.fill or step.fill_blank:
@@ -309,8 +325,8 @@ class Refill:
                 if not done:
                     self._ledger.give_up(holder)
         except (SandlotError, OSError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            _log.warning("pool.not_filled", pool=kind.id, template=kind.template, error=why)
+            why = failure(error)
+            _log.warning("pool.not_filled", pool=pool.id, template=kind.template, error=str(error) or why)
             pool.failures, pool.error = pool.failures + 1, why
             pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(pool.failures)
             self._metrics.refill_failed(kind.isolation)
@@ -330,7 +346,7 @@ class Refill:
 
     def _died(self, pool: Pool, member: Member) -> None:
         if pool.drop(member):
-            _log.warning("pool.member_died", pool=pool.kind.id, ref=member.asleep.instance.ref)
+            _log.warning("pool.member_died", pool=pool.id, ref=member.asleep.instance.ref)
             self.dispose(member)
             self.kick()
 

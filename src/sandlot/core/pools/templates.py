@@ -59,6 +59,8 @@ class _State:
     error: str = ""
     unusable: str = ""
     """The key of one that could not be restored from."""
+    fleeting: bool = False
+    """Whether only pools of owners have it."""
 
 
 class Snapshots:
@@ -117,10 +119,21 @@ class Snapshots:
                 self._fail(state, why)
                 self._metrics.template_snapshot("unusable")
 
-    def keep(self, looks: Collection[Look]) -> None:
-        """Use no others any more."""
-        for look in [each for each in self._states if each not in looks]:
-            self._drop(self._states.pop(look))
+    async def keep(self, lasting: Collection[Look], fleeting: Collection[Look]) -> None:
+        """Use no others any more.
+
+        Args:
+            lasting: What the node's pools have. One that is used no more stays on the disk for who may need it again, until a sweep.
+            fleeting: What owners' pools alone have. It leaves the disk with them: else a key could fill it with one pool after the other.
+        """
+        for look in (*lasting, *fleeting):
+            self._states.setdefault(look, _State()).fleeting = look not in lasting
+        for look in [each for each in self._states if each not in lasting and each not in fleeting]:
+            state = self._states.pop(look)
+            held = state.held
+            self._drop(state)
+            if held is not None and state.fleeting:
+                await asyncio.to_thread(self._shelf.remove, held.key)
 
     async def sweep(self) -> None:
         """Remove what killed services left half made, and what nobody has used for long."""
@@ -149,7 +162,7 @@ class Snapshots:
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
             _log.warning("template.not_written", template=look.template, isolation=look.isolation, error=str(error) or type(error).__name__)
-            self._fail(state, str(error) or type(error).__name__)
+            self._fail(state, failure(error))
             self._metrics.template_snapshot("failed")
         return state.held
 
@@ -269,3 +282,10 @@ def made_at(held: Held) -> datetime | None:
     with contextlib.suppress(KeyError, ValueError, TypeError):
         return datetime.fromisoformat(held.made["made_at"])
     return None
+
+
+def failure(error: Exception) -> str:
+    """What is told of something that could not be made, to whoever has the pool: no path of the host, which the log has."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

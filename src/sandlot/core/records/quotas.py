@@ -236,6 +236,50 @@ def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> 
         )
 
 
+def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
+    """Refuse a pool of which not even what is always to wait could, were nothing else there.
+
+    Args:
+        quota: The owner's.
+        limits: Of each of its sandboxes.
+        warm: How many are always to wait.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.sandboxes is not None and warm > quota.sandboxes:
+        raise exceeded(
+            "sandboxes",
+            f"This key may have {quota.sandboxes} sandboxes, those that wait included; {warm} would be kept ready.",
+            "Keep fewer ready.",
+            limit=quota.sandboxes,
+            used=0,
+            asked=warm,
+        )
+    check_sums(quota, limits, [], warm)
+
+
+def check_pools(quota: Quota, kept: int) -> None:
+    """Refuse a pool that its owner may not have beside those that there are.
+
+    Args:
+        quota: The owner's.
+        kept: Pools that there are.
+
+    Raises:
+        LimitError: ``quota_exceeded``.
+    """
+    if quota.pools is not None and kept >= quota.pools:
+        raise exceeded(
+            "pools",
+            f"This key has {kept} pools; it may have {quota.pools}.",
+            "Remove one that is not needed." if quota.pools else "Ask the operator for a larger quota.",
+            limit=quota.pools,
+            used=kept,
+            asked=1,
+        )
+
+
 def check_upload(quota: Quota, size_bytes: int) -> None:
     """Refuse an upload that is larger than a quota allows.
 

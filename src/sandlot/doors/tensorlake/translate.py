@@ -301,7 +301,7 @@ def pool(told: Told) -> PoolAnswer:
     """A pool, without what is in it."""
     kind, words = told.pool.kind, told.pool.metadata
     return PoolAnswer(
-        id=kind.id,
+        id=told.pool.id,
         namespace=NAMESPACE,
         image=words.get(IMAGE_WORD, kind.template),
         resources=resources(kind.limits),

@@ -30,7 +30,8 @@ class PoolInfo:
         snapshot_bytes: What its template's snapshot takes on the disk; None where there is none (yet).
         snapshot_at: When that was made.
         error: Why something could not be made; empty where nothing failed.
-        metadata: An operator's own words.
+        metadata: Its owner's own words.
+        owner: The id of the key that has it; None for the node's, which operators make and which serves everybody.
     """
 
     id: str
@@ -49,6 +50,7 @@ class PoolInfo:
     snapshot_at: datetime | None = None
     error: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    owner: str | None = None
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -72,4 +74,5 @@ class PoolInfo:
             snapshot_at=None if made_at is None else datetime.fromisoformat(made_at),
             error=str(raw.get("error", "")),
             metadata=dict(raw.get("metadata") or {}),
+            owner=raw.get("owner"),
         )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.core.pools.owners import owner_of
 from sandlot.core.records.quotas import taken
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
@@ -45,7 +46,8 @@ async def who_am_i(request: Request) -> Response:
     who, core = principal_of(request), core_of(request)
     live = [box.spec.limits for box in core.sandboxes.all(who) if box.owner == who.owner]
     snapshots, volumes = await core.snapshots.totals(who.owner), await core.volumes.totals(who.owner)
-    return reply(SelfAnswer.of(who, taken(live), core.monthly.used(who.owner), snapshots, volumes))
+    pools = core.sandboxes.pools.count(owner_of(who))
+    return reply(SelfAnswer.of(who, taken(live), core.monthly.used(who.owner), snapshots, volumes, pools))
 
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.kept import FILE, Kept
-from sandlot.core.pools.kinds import Kind, Sizes
+from sandlot.core.pools.kept import FILE, Kept, Said
+from sandlot.core.pools.kinds import Identity, Kind, Sizes, kind_as_words
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import HostError
 from sandlot.model.specs import Limits
 
-SAID = {Kind("base", "gvisor", Limits(pids=99)): Sizes(2, 4, 1), Kind("code-interpreter", "gvisor", Limits()): None}
+KIND = Kind("base", "gvisor", Limits(pids=99))
+SAID = {
+    Identity(LOCAL, KIND): Said(Sizes(2, 4, 1), {"team": "blue"}),
+    Identity(OwnerId("0123456789ab"), KIND): Said(Sizes(1, 1)),
+    Identity(LOCAL, Kind("code-interpreter", "gvisor", Limits())): Said(None),
+}
 
 
 def test_what_was_said_is_read_back(tmp_path: Path) -> None:
@@ -19,13 +26,15 @@ def test_what_was_said_is_read_back(tmp_path: Path) -> None:
     assert kept.read() == {}
     kept.write(SAID)
     assert Kept(tmp_path).read() == SAID
-    (kind, *_) = SAID
-    kept.write(SAID, {kind: {"team": "blue"}})
-    other = Kept(tmp_path)
-    assert (other.read(), other.words[kind]) == (SAID, {"team": "blue"})
     kept.write({})
     assert Kept(tmp_path).read() == {}
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
+
+
+def test_one_of_before_pools_had_owners_is_the_nodes(tmp_path: Path) -> None:
+    pool = {"kind": kind_as_words(KIND), "sizes": {"warm": 2, "max": 4, "blank": 1}, "metadata": {"team": "blue"}}
+    (tmp_path / FILE).write_text(json.dumps({"format": 1, "pools": [pool]}), "utf-8")
+    assert Kept(tmp_path).read() == {Identity(LOCAL, KIND): Said(Sizes(2, 4, 1), {"team": "blue"})}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "pools": []}', '{"format": 1, "pools": [{"kind": {}, "sizes": null}]}', "\xff"])

@@ -6,23 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, Kind, Sizes, Wish, kind_as_words, kind_of_words, sizes, wishes
+from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, Identity, Kind, Sizes, Wish, kind_as_words, kind_of_words, sizes, wishes
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
 
 KIND = Kind("base", "gvisor", Limits())
 
 
-def test_an_id_stands_for_what_a_pool_holds() -> None:
+def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
     others = [
         replace(KIND, template="code-interpreter"),
         replace(KIND, isolation="container"),
         *(replace(KIND, limits=limits) for limits in (Limits(cpus=2.0), Limits(memory_bytes=2 * GIB), Limits(disk_bytes=GIB), Limits(pids=100))),
     ]
-    ids = {each.id for each in (KIND, *others)}
-    assert len(ids) == len(others) + 1
+    owners = (LOCAL, OwnerId("0123456789ab"), OwnerId("ba9876543210"))
+    ids = {Identity(owner, each).id for each in (KIND, *others) for owner in owners}
+    assert len(ids) == len(owners) * (len(others) + 1)
     assert all(POOL_ID.fullmatch(each) for each in ids)
-    assert Kind("base", "gvisor", Limits()).id == KIND.id
+    assert Identity(LOCAL, Kind("base", "gvisor", Limits())).id == Identity(LOCAL, KIND).id == "pool-j66vgm5nuh7a"
 
 
 @pytest.mark.parametrize(

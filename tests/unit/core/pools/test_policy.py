@@ -62,6 +62,20 @@ def test_it_stays_within_its_bounds(warm: int, more: int, ready: list[float], fi
         assert step.drop == 0 or any(age_s > OLDEST_S for age_s in ready)
 
 
+@pytest.mark.parametrize(
+    "stock, spare, wanted",
+    [
+        (Stock(ready=()), None, Step(fill=2)),
+        (Stock(ready=()), 1, Step(fill=1)),
+        (Stock(ready=()), 0, Step()),
+        (Stock(ready=(1.0,)), 0, Step()),
+        (Stock(ready=(OLD_S, 1.0)), 0, Step(drop=1)),  # it is replaced where there is no room for both
+    ],
+)
+def test_it_fills_no_further_than_a_quota_leaves(stock: Stock, spare: int | None, wanted: Step) -> None:
+    assert policy.step(Sizes(2, 4), stock, HANDS, spare) == wanted
+
+
 def test_it_grows_by_what_it_missed_and_no_further_than_it_may() -> None:
     sizes, grown = Sizes(1, 4), 0
     for wanted in (1, 2, 3, 3):

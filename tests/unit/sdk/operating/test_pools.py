@@ -15,6 +15,7 @@ from tests.unit.sdk.scripted import Reply, Script, problem
 
 POOL: dict[str, Any] = {
     "id": "pool-abcdefghijkl",
+    "owner": "0123456789ab",
     "template": "base",
     "isolation": "gvisor",
     "limits": {"cpus": 0.5, "memory_bytes": GIB, "disk_bytes": 5 * GIB, "pids": 99},
@@ -54,7 +55,7 @@ def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
         "blank": 1,
         "metadata": {"team": "blue"},
     }
-    assert made.metadata == {"team": "blue"}
+    assert (made.metadata, made.owner) == ({"team": "blue"}, "0123456789ab")
     assert made.limits == Limits(cpus=0.5, pids=99)
     assert (made.ready, made.filling, made.hit_rate, made.snapshot_bytes, made.claims["hot"]) == (1, 1, 0.75, 20 * MIB, 3)
     assert made.snapshot_at is not None

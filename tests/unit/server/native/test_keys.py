@@ -103,11 +103,12 @@ async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, 
         for _ in range(2):
             done = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
             assert done.status_code == 200, done.text
+        assert (await client.post("/v1/pools", json={"template": "base", "warm": 0})).status_code == 201
         me = (await client.get("/v1/keys/self")).json()
         assert (me["id"], me["name"], me["operator"]) == (key["id"], "bound", False)
         assert me["quota"] == asdict(Quota()) | quota
         sums = {"sandboxes": 1, "cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "executions_per_month": 2}
-        assert me["used"] == {**sums, "snapshots": 0, "snapshot_bytes": 0, "volumes": 0, "volume_bytes": 0}
+        assert me["used"] == {**sums, "snapshots": 0, "snapshot_bytes": 0, "volumes": 0, "volume_bytes": 0, "pools": 1}
 
         over = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
         assert (over.status_code, over.json()["code"], over.json()["fields"]["quota"]) == (429, "quota_exceeded", "executions_per_month")

@@ -1,4 +1,4 @@
-"""Pools over HTTP: made, looked at, changed and removed by operators, and by nobody else."""
+"""Pools over HTTP: made, looked at, changed and removed by whoever has them, and by operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from sandlot.core.pools.kinds import GROWS_TO
+from sandlot.model.access import OPERATOR
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
@@ -38,7 +39,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     changed = await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})
     assert changed.status_code == 200
     assert (changed.json()["warm"], changed.json()["max"]) == (0, 0)
-    await until(lambda: not at.sandboxes.pools.find("base").pool.ready)
+    await until(lambda: not at.sandboxes.pools.find("base", OPERATOR).pool.ready)
     text = (await http.get("/metrics")).text
     assert 'sandlot_claims_total{path="hot",template="base"} 1.0' in text
     assert 'sandlot_pool{isolation="gvisor",template="base",what="wanted"} 0.0' in text
@@ -69,7 +70,7 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dic
 async def test_a_pool_carries_words_and_the_services_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http, metadata={"team": "blue"})
     assert pool["metadata"] == {"team": "blue"}
-    at.sandboxes.pools.find("base").pool.metadata = {"sandlot.door": "x", "team": "blue"}
+    at.sandboxes.pools.find("base", OPERATOR).pool.metadata = {"sandlot.door": "x", "team": "blue"}
     assert (await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})).json()["metadata"] == {"sandlot.door": "x", "team": "blue"}
     assert (await http.patch("/v1/pools/base", json={"metadata": {"a": "b"}})).json()["metadata"] == {"sandlot.door": "x", "a": "b"}
     for refused in (
@@ -86,13 +87,45 @@ async def test_there_is_one_of_a_kind(http: httpx.AsyncClient) -> None:
     assert pool["id"] in again.json()["hint"]
 
 
-async def test_they_are_an_operators(at: Bench, http: httpx.AsyncClient) -> None:
-    pool = await made(http, warm=0, max=0)
-    plain = (await http.post("/v1/keys", json={"name": "plain"})).json()["key"]
-    operator = (await http.post("/v1/keys", json={"name": "operator", "operator": True})).json()["key"]
-    async with tcp_client(at.service, plain) as client:
-        for method, path in (("GET", ""), ("POST", ""), ("GET", f"/{pool['id']}"), ("PATCH", f"/{pool['id']}"), ("DELETE", f"/{pool['id']}")):
-            answer = await client.request(method, f"/v1/pools{path}", json=None if method in {"GET", "DELETE"} else {})
-            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
-        as_operator = {"Authorization": f"Bearer {operator}"}
-        assert (await client.delete(f"/v1/pools/{pool['id']}", headers=as_operator)).status_code == 204
+async def test_each_key_has_its_own_and_sees_no_others(at: Bench, http: httpx.AsyncClient) -> None:
+    nodes = await made(http, warm=0, max=0)
+    keys = [(await http.post("/v1/keys", json={"name": name})).json() for name in ("anne", "bob")]
+    async with tcp_client(at.service, keys[0]["key"]) as anne:
+        mine = await made(anne, warm=0, max=0, metadata={"team": "blue"})
+        assert (nodes["owner"], mine["owner"]) == (None, keys[0]["id"])
+        theirs = (await anne.post("/v1/pools", headers={"Authorization": f"Bearer {keys[1]['key']}"}, json={**BODY, "warm": 0, "max": 0})).json()
+        assert len({nodes["id"], mine["id"], theirs["id"]}) == 3
+        assert (await anne.get("/v1/pools")).json()["pools"] == [mine]
+        assert (await anne.get("/v1/pools/base")).json() == mine
+        assert (await anne.post("/v1/pools", json=BODY)).json()["fields"] == {"pool": mine["id"]}
+        for other in (nodes["id"], theirs["id"], "code-interpreter"):
+            for method in ("GET", "PATCH", "DELETE"):
+                answer = await anne.request(method, f"/v1/pools/{other}", json={} if method == "PATCH" else None)
+                assert (answer.status_code, answer.json()["code"]) == (404, "pool_not_found"), (method, other)
+        assert (await anne.patch("/v1/pools/base", json={"max": 3})).json() == {**mine, "max": 3}
+        assert {each["id"] for each in (await http.get("/v1/pools")).json()["pools"]} == {nodes["id"], mine["id"], theirs["id"]}
+        assert (await http.get("/v1/pools/base")).json() == nodes, "a name that an operator says is the node's first"
+        assert (await http.patch(f"/v1/pools/{mine['id']}", json={"max": 2})).json() == {**mine, "max": 2}
+        assert (await http.delete(f"/v1/pools/{theirs['id']}")).status_code == 204
+        assert (await anne.delete("/v1/pools/base")).status_code == 204
+        assert (await http.get("/v1/pools")).json()["pools"] == [nodes]
+
+
+async def test_what_a_key_may_not_have_is_refused_with_the_figures(at: Bench, http: httpx.AsyncClient) -> None:
+    key = (await http.post("/v1/keys", json={"name": "anne", "quota": {"sandboxes": 2, "memory_bytes": 3 << 30, "pools": 1}})).json()
+    async with tcp_client(at.service, key["key"]) as anne:
+        for body, fields in (
+            ({"warm": 3}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
+            ({"warm": 2, "limits": {"memory_bytes": 2 << 30}}, {"quota": "memory_bytes", "limit": 3 << 30, "used": 0, "asked": 4 << 30}),
+        ):
+            refused = await anne.post("/v1/pools", json={**BODY, **body})
+            assert (refused.status_code, refused.json()["code"], refused.json()["fields"]) == (429, "quota_exceeded", fields)
+            assert "retry-after" not in refused.headers
+        refused = await anne.post("/v1/pools", json={**BODY, "warm": 0, "blank": 1})
+        assert (refused.status_code, refused.json()["code"], refused.json()["fields"]) == (403, "forbidden", {"field": "blank"})
+        await made(anne, warm=0, max=0)
+        assert (await anne.patch("/v1/pools/base", json={"blank": 1})).status_code == 403
+        refused = await anne.post("/v1/pools", json={**BODY, "warm": 0, "limits": {"memory_bytes": 2 << 30}})
+        assert (refused.status_code, refused.json()["fields"]) == (429, {"quota": "pools", "limit": 1, "used": 1, "asked": 1})
+        refused = await anne.patch("/v1/pools/base", json={"warm": 3})
+        assert (refused.status_code, refused.json()["fields"]["quota"]) == (429, "sandboxes")

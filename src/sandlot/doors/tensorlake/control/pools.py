@@ -1,7 +1,7 @@
 """Pools: made, changed, looked at, claimed of, removed.
 
-They are the node's (``core/pools``), so an operator makes, sees and removes them; anybody may claim a sandbox of one whose id he knows. It comes out
-of the pool where one waits there, and is made otherwise.
+Each key has its own (``core/pools``), and may claim a sandbox of one of the node's as well, whose id it knows. It comes out of the pool where one
+waits there, and is made otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from sandlot.core.admission import AUTO, NewSandbox
 from sandlot.core.pools.kinds import sizes
-from sandlot.core.pools.pools import Pools, Told
+from sandlot.core.pools.pools import Told
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.tensorlake import translate
 from sandlot.doors.tensorlake.control.wire import (
@@ -24,7 +24,7 @@ from sandlot.doors.tensorlake.control.wire import (
 )
 from sandlot.doors.tensorlake.translate import DOOR_WORD, IMAGE_WORD, NAME, POOL_WORD
 from sandlot.doors.tensorlake.ways import CONTROL, NAMESPACE, url_of
-from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError
+from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.web.asking import core_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
@@ -35,50 +35,50 @@ _ONE = "/sandbox-pools/{pool}"
 @CONTROL.route("POST", _POOLS)
 async def create(body: PoolBody, request: Request) -> Response:
     """Keep sandboxes of a kind ready."""
-    pools, words = _pools(request), translate.pool_words(body)
+    pools, words = core_of(request).sandboxes.pools, translate.pool_words(body)
     asked = sizes(body.warm_containers or 0, body.max_containers)
-    told = await pools.create(translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
-    return reply(PoolMadeAnswer(pool_id=told.pool.kind.id, namespace=NAMESPACE))
+    told = await pools.create(principal_of(request), translate.template(body.image), AUTO, translate.limits(body.resources), asked, words)
+    return reply(PoolMadeAnswer(pool_id=told.pool.id, namespace=NAMESPACE))
 
 
 @CONTROL.route("GET", _POOLS)
 async def list_pools(request: Request) -> Response:
-    """All of them."""
-    return reply(PoolsAnswer(pools=[translate.pool(told) for told in _pools(request).all()]))
+    """One's own; an operator's are all of them."""
+    return reply(PoolsAnswer(pools=[translate.pool(told) for told in core_of(request).sandboxes.pools.all(principal_of(request))]))
 
 
 @CONTROL.route("GET", _ONE)
 async def get(pool: str, request: Request) -> Response:
     """Look at a pool, at what waits in it, and at what was claimed of it and lives."""
-    return reply(_answer(request, _pools(request).find(pool)))
+    return reply(_answer(request, core_of(request).sandboxes.pools.find(pool, principal_of(request))))
 
 
 @CONTROL.route("PUT", _ONE)
 async def change(pool: str, body: PoolBody, request: Request) -> Response:
     """Change how much a pool holds, and what is claimed of it from now on. What it holds is what it is."""
-    pools, words = _pools(request), translate.pool_words(body)
-    there = pools.find(pool).pool
+    pools, who, words = core_of(request).sandboxes.pools, principal_of(request), translate.pool_words(body)
+    there = pools.find(pool, who).pool
     if translate.template(body.image) != there.kind.template or translate.limits(body.resources) != there.kind.limits:
         raise translate.refuse("Another image or other resources", "They are what a pool is: make another pool, and delete this one.")
     if "network" not in body.model_fields_set and translate.NETWORK_WORD in there.metadata:
         words = {**words, translate.NETWORK_WORD: there.metadata[translate.NETWORK_WORD]}
-    told = await pools.change(pool, warm=body.warm_containers, most=body.max_containers, blank=None, metadata=words)
+    told = await pools.change(pool, who, warm=body.warm_containers, most=body.max_containers, blank=None, metadata=words)
     return reply(_answer(request, told))
 
 
 @CONTROL.route("DELETE", _ONE)
 async def remove(pool: str, request: Request) -> Response:
     """Have a pool no more. One of which sandboxes were claimed that live stays."""
-    pools = _pools(request)
-    told = pools.find(pool)
+    pools, who = core_of(request).sandboxes.pools, principal_of(request)
+    told = pools.find(pool, who)
     if claimed := _claimed(request, told):
         raise ConflictError(
-            f"{len(claimed)} sandboxes that were claimed of pool {told.pool.kind.id} live.",
+            f"{len(claimed)} sandboxes that were claimed of pool {told.pool.id} live.",
             code=ErrorCode.CONFLICT,
             hint="End them first.",
-            fields={"pool": told.pool.kind.id, "sandboxes": [box.id for box in claimed[:10]]},
+            fields={"pool": told.pool.id, "sandboxes": [box.id for box in claimed[:10]]},
         )
-    await pools.remove(pool)
+    await pools.remove(pool, who)
     return Response(status_code=204)
 
 
@@ -86,12 +86,12 @@ async def remove(pool: str, request: Request) -> Response:
 async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> Response:
     """Take a sandbox out of a pool. A client that goes away meanwhile leaves none behind."""
     core = core_of(request)
-    told = core.sandboxes.pools.find(pool).pool
+    told = core.sandboxes.pools.claimable(pool, principal_of(request))
     asked = NewSandbox(
         template=told.kind.template,
         isolation=told.kind.isolation,
         limits=told.kind.limits,
-        metadata={DOOR_WORD: NAME, POOL_WORD: told.kind.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
+        metadata={DOOR_WORD: NAME, POOL_WORD: told.id, **{name: word for name, word in told.metadata.items() if name == IMAGE_WORD}},
         timeout_s=translate.pool_timeout_s(told.metadata),
         network=translate.pool_network(told.metadata),
         volumes=translate.volumes((body or ClaimBody()).file_systems),
@@ -100,18 +100,8 @@ async def claim(pool: str, request: Request, body: ClaimBody | None = None) -> R
     return reply(ClaimedAnswer(**dict(translate.made(box, url_of(request, box.id)))))
 
 
-def _pools(request: Request) -> Pools:
-    if not principal_of(request).operator:
-        raise ForbiddenError(
-            "Only an operator may see, make and change pools.",
-            code=ErrorCode.FORBIDDEN,
-            hint="Use an operator's key (sandlot keys create --operator). Any key may claim sandboxes of a pool.",
-        )
-    return core_of(request).sandboxes.pools
-
-
 def _claimed(request: Request, told: Told) -> list[Sandbox]:
-    return [box for box in core_of(request).sandboxes.all(principal_of(request)) if box.metadata.get(POOL_WORD) == told.pool.kind.id]
+    return [box for box in core_of(request).sandboxes.all(principal_of(request)) if box.metadata.get(POOL_WORD) == told.pool.id]
 
 
 def _answer(request: Request, told: Told) -> PoolAnswer:

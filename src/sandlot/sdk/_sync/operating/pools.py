@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Pools:
-    """The pools of a service, as ``client.pools``. For operators.
+    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them.
 
     Args:
         client: Reaches it.
@@ -37,13 +37,13 @@ class Pools:
         pids: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> PoolInfo:
-        """Keep sandboxes of a kind ready, also after a restart of the service.
+        """Keep sandboxes of a kind ready, also after a restart of the service. They take of your quota what your live sandboxes leave.
 
         Args:
             template: What they are made from; by default what a sandbox is made from.
             warm: How many are always kept ready.
             max: How many there are at most: the pool grows towards that while requests find it empty. Left out, 4, or ``warm`` where that is more.
-            blank: How many prepared ones with nothing in them are kept besides.
+            blank: How many prepared ones with nothing in them are kept besides; for operators.
             isolation: The driver that isolates them; by default the service's.
             cpus: Cores of each. A request for a sandbox is answered from a pool where its limits are the pool's.
             memory: Memory of each: bytes, or such as ``"2G"``.
@@ -55,8 +55,9 @@ class Pools:
             It. It is filled from now on.
 
         Raises:
-            ForbiddenError: You are no operator.
-            ConflictError: There is a pool of this kind.
+            ForbiddenError: Blanks, and you are no operator.
+            LimitError: You may have no more pools, or not so many sandboxes.
+            ConflictError: You have a pool of this kind.
             UnsupportedError: Sandboxes of that isolation cannot wait; says why.
         """
         limits = wire.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
@@ -66,11 +67,7 @@ class Pools:
         return PoolInfo.parse(self._client.request("POST", "/v1/pools", body=body))
 
     def list(self) -> list[PoolInfo]:
-        """The pools, what waits in them, and how they have fared.
-
-        Raises:
-            ForbiddenError: You are no operator.
-        """
+        """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
         answer = self._client.request("GET", "/v1/pools")
         return [PoolInfo.parse(each) for each in answer["pools"]]
 
@@ -78,11 +75,10 @@ class Pools:
         """One of them.
 
         Args:
-            pool: Its id, or its template where that has one pool only.
+            pool: Its id, or its template where you have one pool only of that.
 
         Raises:
             NotFoundError: There is none.
-            ForbiddenError: You are no operator.
         """
         return PoolInfo.parse(self._client.request("GET", f"/v1/pools/{wire.segment(pool)}"))
 
@@ -90,7 +86,7 @@ class Pools:
         """Change how much a pool holds, also after a restart of the service.
 
         Args:
-            pool: Its id, or its template where that has one pool only.
+            pool: Its id, or its template where you have one pool only of that.
             warm: As in :meth:`create`; what is left out stays.
             max: Likewise.
             blank: Likewise.
@@ -100,7 +96,8 @@ class Pools:
 
         Raises:
             NotFoundError: There is none.
-            ForbiddenError: You are no operator.
+            ForbiddenError: Blanks, and you are no operator.
+            LimitError: You may not have so many sandboxes.
         """
         body = wire.given(warm=warm, max=max, blank=blank)
         return PoolInfo.parse(self._client.request("PATCH", f"/v1/pools/{wire.segment(pool)}", body=body))
@@ -109,10 +106,9 @@ class Pools:
         """Have a pool no more, also after a restart of the service; what waits in it is removed.
 
         Args:
-            pool: Its id, or its template where that has one pool only.
+            pool: Its id, or its template where you have one pool only of that.
 
         Raises:
             NotFoundError: There is none.
-            ForbiddenError: You are no operator.
         """
         self._client.request("DELETE", f"/v1/pools/{wire.segment(pool)}")

@@ -32,6 +32,9 @@ class QuotaBody(Body):
     snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What they take on the server's disk together.")
     volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Volumes that it has.")
     volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="What may be written to them together.")
+    pools: int | None = Field(
+        default=4, ge=0, le=_MOST, description="Pools of its own. What waits in them takes of the sums above what its live sandboxes leave."
+    )
     installs: bool = Field(default=True, description="Whether installing opens the package indexes to a sandbox of network 'none' while it runs.")
 
     def asked(self) -> Quota:
@@ -46,7 +49,7 @@ class KeyBody(Body):
         description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two valid keys have one name.", examples=["agent-1"]
     )
     operator: bool = Field(default=False, description="Whether it sees everybody's sandboxes, and may make and revoke keys.")
-    quota: QuotaBody | None = Field(default=None, description="What it may take. Left out: 50 live sandboxes; of an operator everything.")
+    quota: QuotaBody | None = Field(default=None, description="What it may take. Left out: 50 live sandboxes and 4 pools; of an operator everything.")
 
     def quota_asked(self) -> Quota:
         """What it may take, in the model's words."""
@@ -69,6 +72,7 @@ class QuotaAnswer(Answer):
     snapshot_bytes: int | None
     volumes: int | None
     volume_bytes: int | None
+    pools: int | None
     installs: bool
 
     @classmethod
@@ -129,6 +133,7 @@ class UsedAnswer(Answer):
     snapshot_bytes: int
     volumes: int
     volume_bytes: int = Field(description="Their sizes together.")
+    pools: int
 
 
 class SelfAnswer(Answer):
@@ -141,7 +146,7 @@ class SelfAnswer(Answer):
     used: UsedAnswer
 
     @classmethod
-    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int]) -> SelfAnswer:
+    def of(cls, who: Principal, taken: Taken, executions: int, snapshots: tuple[int, int], volumes: tuple[int, int], pools: int) -> SelfAnswer:
         """What is told of somebody."""
         used = UsedAnswer(
             sandboxes=taken.sandboxes,
@@ -153,5 +158,6 @@ class SelfAnswer(Answer):
             snapshot_bytes=snapshots[1],
             volumes=volumes[0],
             volume_bytes=volumes[1],
+            pools=pools,
         )
         return cls(id=who.owner, name=who.name, operator=who.operator, quota=QuotaAnswer.of(who.quota), used=used)

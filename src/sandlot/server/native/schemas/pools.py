@@ -12,13 +12,17 @@ from sandlot.core.pools.kinds import GROWS_TO, MOST, Sizes, sizes
 from sandlot.core.pools.pools import Told
 from sandlot.core.pools.starts import PATHS
 from sandlot.core.pools.templates import made_at
+from sandlot.model.access import LOCAL
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.native.schemas.base import Answer, Body, Text, Words
 from sandlot.server.native.schemas.sandboxes import LimitsAnswer, LimitsBody
 
 _WARM = "Sandboxes that are always kept ready."
 _MAX = "The most that there are, those in the making included: it grows towards that while requests find it empty, and shrinks again."
-_BLANK = "Prepared ones with nothing in them, which take a template's snapshot, or any other of these limits, quicker than one that is made for it."
+_BLANK = (
+    "Prepared ones with nothing in them, which take a template's snapshot, or any other of these limits, quicker than one that is made for it; "
+    "operators only."
+)
 
 
 class PoolBody(Body):
@@ -82,6 +86,7 @@ class PoolAnswer(Answer):
     """A pool."""
 
     id: str
+    owner: str | None = Field(description="The id of the key that has it; null for the node's, which operators make and which serves everybody.")
     template: str
     isolation: str
     limits: LimitsAnswer
@@ -102,7 +107,8 @@ class PoolAnswer(Answer):
         """It, told."""
         pool, held = told.pool, told.held
         return cls(
-            id=pool.kind.id,
+            id=pool.id,
+            owner=None if pool.owner == LOCAL else pool.owner,
             template=pool.kind.template,
             isolation=pool.kind.isolation,
             limits=LimitsAnswer.of(pool.kind.limits),
@@ -121,6 +127,6 @@ class PoolAnswer(Answer):
 
 
 class PoolsAnswer(Answer):
-    """All pools of the service."""
+    """Pools."""
 
     pools: list[PoolAnswer]

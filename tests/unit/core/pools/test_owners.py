@@ -1,0 +1,197 @@
+"""Whose pools are: who sees which, what a quota leaves to them, and whose goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from sandlot.core.pools import owners
+from sandlot.core.pools.kinds import Kind, Sizes
+from sandlot.core.pools.owners import Owners
+from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.records.quotas import taken
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.errors import ConflictError, ForbiddenError, LimitError, NotFoundError
+from sandlot.model.ids import SandboxId
+from sandlot.model.specs import GIB, Limits
+
+ONE = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)
+ANNE, BOB = OwnerId("aaaaaaaaaaaa"), OwnerId("bbbbbbbbbbbb")
+ROOT = Principal(OwnerId("cccccccccccc"), "root", operator=True)
+
+
+def who(owner: OwnerId, **quota: Any) -> Principal:  # noqa: ANN401 - any of a quota's fields
+    return Principal(owner, owner, quota=Quota(**quota))
+
+
+def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = ONE, ages_s: tuple[float, ...] = ()) -> Pool:
+    """One in which some wait, as old as that; nothing is asked of them but when they were made."""
+    made = Pool(Kind(template, "gvisor", limits), Sizes(1, 4), owner)
+    nothing: Any = None
+    for age_s in sorted(ages_s, reverse=True):
+        made.ready.append(Member(SandboxId(f"{owner}-{template}-{age_s}"), made.kind, nothing, nothing, -age_s, ""))
+    return made
+
+
+def by_id(*pools: Pool) -> Mapping[str, Pool]:
+    return {each.id: each for each in pools}
+
+
+def test_one_finds_ones_own_and_operators_find_all_and_the_nodes_first() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    there = by_id(nodes, annes, bobs)
+    assert len(there) == 3
+    for principal, own, seen in (
+        (who(ANNE), annes, {annes.id}),
+        (who(BOB), bobs, {bobs.id}),
+        (OPERATOR, nodes, set(there)),
+        (ROOT, nodes, set(there)),
+    ):
+        assert owners.find(there, "base", principal) is own
+        for id_ in there:
+            if id_ in seen:
+                assert owners.find(there, id_, principal) is there[id_]
+            else:
+                with pytest.raises(NotFoundError):
+                    owners.find(there, id_, principal)
+    with pytest.raises(NotFoundError):
+        owners.find(by_id(nodes, bobs), "base", who(ANNE))
+    assert owners.find(by_id(bobs), "base", OPERATOR) is bobs
+    with pytest.raises(ConflictError):
+        owners.find(by_id(bobs, annes), "base", OPERATOR)
+    with pytest.raises(ConflictError, match="several"):
+        owners.find(by_id(bobs, pool(BOB, limits=replace(ONE, cpus=1.0))), "base", who(BOB))
+
+
+def test_one_claims_of_ones_own_and_of_the_nodes_by_its_id() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    there = by_id(nodes, annes, bobs)
+    assert owners.claimable(there, "base", who(ANNE)) is annes
+    assert owners.claimable(there, nodes.id, who(ANNE)) is nodes
+    assert owners.claimable(there, "base", ROOT) is owners.claimable(there, nodes.id, ROOT) is nodes
+    for principal in (who(ANNE), OPERATOR, ROOT):
+        with pytest.raises(NotFoundError):
+            owners.claimable(there, bobs.id, principal)
+    with pytest.raises(NotFoundError):
+        owners.claimable(by_id(nodes, bobs), "base", who(ANNE))
+
+
+def test_a_request_is_answered_of_its_owners_own_then_of_the_nodes_and_of_nobody_elses() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    kind = nodes.kind
+    assert owners.suiting([nodes, annes, bobs], kind, ANNE) == [annes, nodes]
+    assert owners.suiting([nodes, annes, bobs], kind, ROOT.owner) == owners.suiting([nodes, annes, bobs], kind, LOCAL) == [nodes]
+    assert owners.suiting([nodes, annes, bobs], replace(kind, template="other"), ANNE) == []
+
+
+@pytest.mark.parametrize(
+    "quota, live, waiting, left",
+    [
+        ({"sandboxes": None}, 3, 3, None),
+        ({"sandboxes": 5}, 1, 2, 2),
+        ({"sandboxes": 5}, 4, 2, 0),
+        ({"sandboxes": 50, "cpus": 2.5}, 1, 2, 2),
+        ({"sandboxes": 50, "memory_bytes": 4 * GIB}, 1, 2, 1),
+        ({"sandboxes": None, "disk_bytes": 4 * GIB - 1}, 1, 2, 0),
+        ({"sandboxes": 9, "cpus": 2.5, "memory_bytes": 4 * GIB}, 0, 0, 4),
+    ],
+)
+def test_what_may_still_wait_is_what_neither_lives_nor_waits(quota: dict[str, Any], live: int, waiting: int, left: int | None) -> None:
+    assert owners.spare(Quota(**quota), [ONE] * live, [ONE] * waiting, ONE) == left
+
+
+@hypothesis.given(
+    sandboxes=st.none() | st.integers(0, 6),
+    cpus=st.none() | st.integers(0, 12).map(lambda number: number / 2),
+    live=st.integers(0, 5),
+    making=st.integers(0, 2),
+    ready=st.lists(st.sampled_from((ONE, replace(ONE, cpus=1.0))), max_size=6),
+)
+def test_what_goes_is_the_least_that_has_to(sandboxes: int | None, cpus: float | None, live: int, making: int, ready: list[Limits]) -> None:
+    quota = Quota(sandboxes=sandboxes, cpus=cpus)
+
+    def fits(gone: int) -> bool:
+        held = taken([*[ONE] * (live + making), *ready[gone:]])
+        return (sandboxes is None or held.sandboxes <= sandboxes) and (cpus is None or held.cpus <= cpus)
+
+    gone = owners.excess(quota, [ONE] * live, [ONE] * making, ready)
+    assert fits(gone) or gone == len(ready)
+    assert gone == 0 or not fits(gone - 1)
+    if gone == 0 and fits(0) and (more := owners.spare(quota, [ONE] * live, [*[ONE] * making, *ready], ONE)) is not None:
+        # Filled to the full, nothing has to go; one more, and one has.
+        full = [*ready, *[ONE] * more]
+        assert owners.excess(quota, [ONE] * live, [ONE] * making, full) == 0
+        assert owners.excess(quota, [ONE] * live, [ONE] * making, [*full, ONE]) > 0
+
+
+def test_of_an_owner_the_oldest_of_all_his_pools_goes_where_live_ones_grow() -> None:
+    quotas = {ANNE: who(ANNE, sandboxes=4), BOB: who(BOB, sandboxes=1)}
+    live = {ANNE: [ONE] * 2, BOB: [ONE]}
+    those = Owners(quotas.get, lambda owner: live[owner])
+    first, second = pool(ANNE, ages_s=(9.0, 2.0)), pool(ANNE, "other", ages_s=(8.0, 3.0))
+    nodes, bobs = pool(ages_s=(99.0,)), pool(BOB, ages_s=(1.0,))
+    over = [(each.owner, -member.made_at_s) for each, member in those.over([nodes, first, second, bobs])]
+    assert over == [(ANNE, 9.0), (ANNE, 8.0), (BOB, 1.0)]
+    assert those.spare(nodes, [nodes]) is None
+    assert those.spare(first, [nodes, first, second]) == 0
+    assert those.spare(first, [nodes, first]) == 0
+    live[ANNE] = []
+    assert those.spare(first, [nodes, first]) == 2
+
+
+def test_who_has_no_key_has_no_pool() -> None:
+    those = Owners({ANNE: who(ANNE)}.get, lambda _: [])
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    assert those.lost([nodes, annes, bobs]) == [bobs]
+    assert those.spare(bobs, [bobs]) == 0
+
+
+def test_what_waits_for_owners_goes_before_the_nodes_and_the_largest_first() -> None:
+    large = replace(ONE, memory_bytes=4 * GIB)
+    nodes, annes = pool(ages_s=(9.0, 8.0, 7.0)), pool(ANNE, ages_s=(6.0, 5.0))
+    bobs, others = pool(BOB, limits=large, ages_s=(4.0, 3.0)), pool(BOB, ages_s=(90.0,))
+    nothing: Any = None
+    blank = Prepared(nodes.kind, nothing, nothing, "", "x", 0.0)
+    nodes.blanks.append(blank)
+    there, gone = [nodes, annes, bobs, others], []
+    while (chosen := owners.first_to_go(there)) is not None:
+        gone.append(chosen if isinstance(chosen, Prepared) else -chosen.made_at_s)
+        assert [each.drop(chosen) for each in there].count(True) == 1
+    # Bob has 9 GiB and Anne 2, until he has 1; the node's come last, its blank first.
+    assert gone == [4.0, 3.0, 6.0, 5.0, 90.0, blank, 9.0, 8.0, 7.0]
+    assert owners.first_to_go([]) is None
+
+
+def test_the_nodes_are_filled_first_then_whoever_has_least() -> None:
+    nodes, annes, bobs = pool(ages_s=(1.0, 2.0, 3.0)), pool(ANNE, ages_s=(1.0,)), pool(BOB)
+    more = pool(ANNE, "other")
+    there = [annes, more, bobs, nodes]
+    assert sorted(there, key=lambda each: owners.turn(each, there)) == [nodes, bobs, annes, more]
+
+
+def test_a_pool_is_refused_that_its_owner_may_not_have() -> None:
+    annes = pool(ANNE)
+    owners.check(annes, Sizes(3, 3), who(ANNE, sandboxes=3, pools=2), 1)
+    with pytest.raises(LimitError) as refused:
+        owners.check(annes, Sizes(3, 3), who(ANNE, sandboxes=3, pools=2), 2)
+    assert refused.value.fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
+    for quota, fields in (
+        ({"sandboxes": 2}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
+        ({"cpus": 1.0}, {"quota": "cpus", "limit": 1.0, "used": 0, "asked": 1.5}),
+        ({"memory_bytes": GIB}, {"quota": "memory_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
+        ({"disk_bytes": GIB}, {"quota": "disk_bytes", "limit": GIB, "used": 0, "asked": 3 * GIB}),
+    ):
+        with pytest.raises(LimitError) as refused:
+            owners.check(annes, Sizes(3, 3), who(ANNE, **quota))
+        assert refused.value.fields == fields
+        owners.check(annes, Sizes(0, 9), who(ANNE, **quota))  # what is less is never refused
+        owners.check(annes, Sizes(3, 3), OPERATOR)  # an operator is bound by nobody's quota
+    for principal in (who(ANNE), OPERATOR):
+        with pytest.raises(ForbiddenError):
+            owners.check(annes, Sizes(0, 0, 1), principal)
+    owners.check(pool(), Sizes(99, 99, 9), OPERATOR, 99)
