@@ -1,7 +1,7 @@
 """Promise: whatever clients and their sandboxes do, and however often the service is killed, nothing is left of it in the end.
 
 ``scripts/soak`` runs this for half an hour, ``SANDLOT_SOAK_S=7200 scripts/soak`` for two hours, the tests of every day for
-20 s; ``SANDLOT_SOAK_SEED`` makes the same choices again.
+10 s; ``SANDLOT_SOAK_SEED`` makes the same choices again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.localservice import ISOLATIONS, LocalService
 from tests.support.soaking import soak
 from tests.support.traces import NOTHING, settle, traces
 
-SHORT_S = 20
+SHORT_S = 10
 LONG_S = 1800
 MARGIN_S = 900
 """For the last steps of the clients and for looking, on a busy machine."""

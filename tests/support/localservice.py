@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandlot import Sandbox
 from sandlot.sdk import Client
 from sandlot.sdk.config import SOCKET
@@ -31,6 +33,8 @@ TEMPLATE = "base"
 """What tests start from unless they need more: Debian with python3, and its plain kernel."""
 ISOLATIONS = ("gvisor", "container")
 """What the promises of tests/security are held by, each of them by each."""
+EVERY_DAY = ("gvisor", pytest.param("container", marks=pytest.mark.soak))
+"""For what is the guest's own doing, whatever isolates it: the default in every run, the other one in ``scripts/soak``."""
 START_PATIENCE_S = 60.0
 
 

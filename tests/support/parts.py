@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Mapping
 
 BESIDE = {
-    "hard": ("tests/conformance", "tests/security", "tests/soak"),
-    "unit": ("tests/compat", "tests/fuzz", "tests/integration/guest", "tests/integration/kernels", "tests/meta", "tests/unit"),
+    "hard": ("tests/conformance", "tests/integration/guest", "tests/integration/kernels", "tests/security", "tests/soak"),
+    "unit": ("tests/compat", "tests/fuzz", "tests/meta", "tests/unit"),
 }
 """Each about as long as what is left, on two cores. No test may look at what the other parts do: each has services, state directories,
 control groups and networks of its own, and counts only those."""

@@ -13,14 +13,14 @@ import pytest
 
 from sandlot import AsyncSandbox, Sandbox
 from sandlot.sdk import AsyncClient, Execution, ExecutionError, Output, Result, Started
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
 TICKS = 30
 SLOW = f"import time\nfor n in range({TICKS}):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('é')\nruns = globals().get('runs', 0) + 1\nruns"
 TICKED = "".join(f"{n}\n" for n in range(TICKS)) + "é\n"
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running
