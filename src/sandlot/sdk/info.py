@@ -332,6 +332,7 @@ class Taken:
         snapshot_bytes: What they take on the service's disk.
         volumes: Volumes that there are.
         volume_bytes: Their sizes together.
+        pools: Pools of one's own; an operator's are the node's.
     """
 
     sandboxes: int
@@ -343,6 +344,7 @@ class Taken:
     snapshot_bytes: int = 0
     volumes: int = 0
     volume_bytes: int = 0
+    pools: int = 0
 
 
 @dataclass(frozen=True, slots=True)
