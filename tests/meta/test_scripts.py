@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,8 @@ def test_the_readme_lists_the_verbs() -> None:
 
 
 def test_ci_runs_lint_and_the_readmes_test_command_and_nothing_else() -> None:
-    ran = [line for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines() if line.startswith("scripts/")]
-    assert ran == ["scripts/lint", "scripts/test"]
+    ran = re.findall(r"^(scripts/\w+)( [^\n]*)?$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ran == [("scripts/lint", " &"), ("scripts/test", " || failed=$?")]
     assert re.search(r"^scripts/demo\b.*\nscripts/test\b", README, re.MULTILINE), "the two commands"
 
 
@@ -55,6 +56,18 @@ def test_every_test_is_in_one_of_the_parts_that_run_side_by_side() -> None:
     assert all((ROOT / folder).is_dir() for folder in named)
     assert not any(one != other and one.startswith(f"{other}/") for one in named for other in named)
     assert most == [f"--ignore={folder}" for folder in named]
+
+
+@pytest.mark.parametrize("lint, tests, status", [(0, 0, 0), (3, 0, 3), (0, 4, 4)])
+def test_ci_fails_with_either_of_them(tmp_path: Path, lint: int, tests: int, status: int) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    for verb, ends in (("lint", lint), ("test", tests)):
+        script = tmp_path / "scripts" / verb
+        script.write_text(f"#!/bin/sh\nexit {ends}\n", encoding="utf-8")
+        script.chmod(0o755)
+    assert subprocess.run([tmp_path / ".ci" / "run"], check=False).returncode == status
 
 
 @pytest.mark.parametrize("second, status", [("assert True", 0), ("assert False", 1)], ids=["both pass", "one fails"])
