@@ -135,7 +135,7 @@ def settle(look: Callable[[], ValueT], expected: ValueT) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert found == expected
+    assert found == expected, f"it is {found}, and was to be {expected}"
 
 
 def _processes() -> Iterator[int]:
