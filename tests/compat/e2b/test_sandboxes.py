@@ -195,11 +195,15 @@ def test_timeouts_end_or_pause(opts: Opts) -> None:
     ending = Sandbox.create(timeout=600, **opts)
     pausing = Sandbox.create(timeout=600, lifecycle={"on_timeout": "pause", "auto_resume": True}, **opts)
     assert pausing.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": True}
+    resting = Sandbox.create(timeout=600, lifecycle={"on_timeout": "pause", "auto_resume": False}, **opts)
     pausing.commands.run("echo kept > /tmp/kept")
-    for each in (ending, pausing):
+    for each in (ending, pausing, resting):
         each.set_timeout(1)
     settle(ending.is_running, expected=False)
-    settle(lambda: pausing.get_info().state, SandboxState.PAUSED)
+    settle(lambda: [each.get_info().state for each in (pausing, resting)], [SandboxState.PAUSED] * 2)
+    with pytest.raises(SandboxNotRunningException):
+        resting.commands.run("true")
+    resting.kill()
     assert not pausing.is_running()
     assert pausing.commands.run("cat /tmp/kept").stdout == "kept\n"  # which has resumed it
     assert pausing.get_info().state is SandboxState.RUNNING
