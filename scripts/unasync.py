@@ -58,6 +58,7 @@ NAMES: Mapping[str, str] = {
     "AsyncTerminal": "Terminal",
     "AsyncTunnel": "Tunnel",
     "AsyncVolumes": "Volumes",
+    "AsyncWatchers": "Watchers",
     "AsyncWebhooks": "Webhooks",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",

@@ -257,6 +257,16 @@ def test_exec_passes_everything_through(shell: Shell, sandbox: Sandbox) -> None:
     assert shell.ok("exec", "--no-stdin", sandbox.id, "cat", stdin=b"unread") == ""
 
 
+def test_what_is_started_with_a_tag_is_listed_by_it(shell: Shell, sandbox: Sandbox) -> None:
+    shell.ok("exec", "--tag", "mine", sandbox.id, "true")
+    (told,) = json.loads(shell.ok("ps", "--json", "--tag", "mine", sandbox.id))
+    assert (told["tag"], told["argv"]) == ("mine", ["true"])
+    assert shell.ok("ps", "--tag", "other", sandbox.id) == ""
+    shown = shell.ok("ps", sandbox.id).splitlines()
+    assert "TAG" in shown[0]
+    assert " mine " in shown[1]
+
+
 @pytest.mark.parametrize("command, status", [(["nonexistent"], 127), (["/etc/passwd"], 126), (["sh", "-c", "kill -KILL $$"], 137)], ids=str)
 def test_exec_has_the_statuses_of_a_shell(shell: Shell, sandbox: Sandbox, command: list[str], status: int) -> None:
     assert shell.run("exec", sandbox.id, *command).returncode == status

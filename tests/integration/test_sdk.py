@@ -294,6 +294,18 @@ def test_a_command_in_the_background_takes_input_given_at_its_start(sandbox: San
     assert sandbox.commands.run("wc -c", background=True, stdin=b"\xff" * 200_000).wait().stdout == "200000\n"
 
 
+def test_a_command_is_found_by_what_was_said_when_it_was_started(sandbox: Sandbox) -> None:
+    handle = sandbox.commands.start("sleep 1000", tag="mine", cwd="/tmp", envs={"A": "b"})
+    terminal = sandbox.pty.create("cat", tag="seen")
+    sandbox.commands.run("true", tag="over")
+    known = {info.tag: info for info in sandbox.commands.list() if info.tag is not None}
+    assert (known["mine"].id, known["mine"].cwd, known["mine"].env) == (handle.id, "/tmp", {"A": "b"})
+    assert (known["seen"].id, known["seen"].pty, known["over"].running) == (terminal.id, True, False)
+    assert sandbox.commands.get(handle.id).tag == "mine"
+    assert handle.kill()
+    terminal.kill()
+
+
 def test_an_unknown_process_is_not_found(sandbox: Sandbox) -> None:
     with pytest.raises(SandlotError) as caught:
         sandbox.commands.connect("0" * 32)

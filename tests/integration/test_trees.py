@@ -18,8 +18,8 @@ import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.cli.main import dispatch
-from sandlot.model.errors import ErrorCode
-from sandlot.sdk import Progress
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.sdk import FileEvent, Progress
 from tests.support.archives import archive, entry
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.traces import settle
@@ -115,6 +115,35 @@ def test_a_folder_is_watched_until_it_is_gone(sandbox: Sandbox) -> None:
     wanted = {("modified", "old", None), ("moved", "b", "/workspace/seen/sub/a"), ("created", "late", None), ("created", "late/c", None)}
     assert wanted <= set(told)
     assert ("removed", "b", None) in told
+    settle(lambda: helpers(sandbox), 0)
+
+
+def test_a_folder_is_watched_for_whoever_asks_later(sandbox: Sandbox) -> None:
+    sandbox.commands.run("mkdir -p later/sub")
+    watchers = sandbox.files.watchers
+    watched = watchers.create("/workspace/later", recursive=True)
+    assert (watched.path, watched.recursive, watched.by, watchers.list()) == ("/workspace/later", True, "inotify", [watched])
+    assert watchers.take(watched.id) == []
+    sandbox.commands.run("echo a > later/sub/a; mkdir later/b; mv later/sub/a later/c")
+    told: list[FileEvent] = []
+
+    def moved() -> bool:
+        told.extend(watchers.take(watched.id))
+        return "moved" in {event.kind for event in told}
+
+    settle(moved, expected=True)
+    assert ("created", "/workspace/later/b", True, None) in {(event.kind, event.path, event.is_dir, event.source) for event in told}
+    assert ("moved", "/workspace/later/c", False, "/workspace/later/sub/a") in {(each.kind, each.path, each.is_dir, each.source) for each in told}
+    assert len([event for event in told if event.kind == "moved"]) == 1
+    sandbox.files.remove("/workspace/later")
+    settle(lambda: "gone" in {event.kind for event in watchers.take(watched.id)}, expected=True)
+    again = watchers.create("/workspace", user="root")
+    assert (again.recursive, watchers.list()) == (False, [again])
+    watchers.remove(again.id)
+    for asked in (watchers.take, watchers.remove):
+        for id_ in (again.id, watched.id, "../nothing"):
+            with pytest.raises(NotFoundError):
+                asked(id_)
     settle(lambda: helpers(sandbox), 0)
 
 

@@ -143,6 +143,7 @@ def execute(
     cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to run in. (default: /workspace)")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'. (default: user)")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End it after that long. (default: never)")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="WORD", help="A word of your own by which `sandlot ps` tells it.")] = None,
     no_stdin: Annotated[bool, typer.Option("--no-stdin", "-n", help="Leave our standard input alone.")] = False,
 ) -> None:
     """Run a command in a sandbox that lives.
@@ -154,7 +155,7 @@ def execute(
     argv = command[1:] if command[0] == "--" else command
     if not argv:
         raise typer.BadParameter("Nothing to run: give a COMMAND.")
-    raise typer.Exit(run_until_signal(_execute(sandbox, argv, pairs(env, "--env"), cwd, user, timeout, feed=not no_stdin)))
+    raise typer.Exit(run_until_signal(_execute(sandbox, argv, pairs(env, "--env"), cwd, user, timeout, tag, feed=not no_stdin)))
 
 
 async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: float, cpus: float | None, memory: str | None) -> int:
@@ -184,13 +185,21 @@ async def _run_cell(sandbox_id: str, code: str | None, cells: Cells) -> int:
 
 
 async def _execute(
-    sandbox_id: str, argv: list[str], env: dict[str, str], cwd: str | None, user: str | None, timeout_s: float | None, *, feed: bool
+    sandbox_id: str,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str | None,
+    user: str | None,
+    timeout_s: float | None,
+    tag: str | None,
+    *,
+    feed: bool,
 ) -> int:
     from sandlot.sdk import AsyncSandbox
 
     sandbox = await AsyncSandbox.connect(sandbox_id, resume=False)
     try:
-        return await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, feed=feed)
+        return await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, tag=tag, feed=feed)
     finally:
         await sandbox.aclose()
 
@@ -203,6 +212,7 @@ async def _pass_through(
     env: dict[str, str] | None = None,
     cwd: str | None = None,
     user: str | None = None,
+    tag: str | None = None,
     feed: bool = True,
 ) -> int:
     from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input
@@ -210,7 +220,7 @@ async def _pass_through(
 
     stdin = standard_input() if feed else None
     try:
-        result = await sandbox.commands.run(argv, envs=env, cwd=cwd, user=user, stdin=stdin, timeout=timeout_s, on_output=emit)
+        result = await sandbox.commands.run(argv, envs=env, cwd=cwd, user=user, stdin=stdin, timeout=timeout_s, tag=tag, on_output=emit)
     except SandlotError as error:
         status = failure_status(error, own_folder=cwd is not None)
         if status is None:

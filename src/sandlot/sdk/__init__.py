@@ -40,7 +40,7 @@ from sandlot.sdk._async.saved.snapshots import AsyncSnapshots
 from sandlot.sdk._async.saved.volumes import AsyncVolumes
 from sandlot.sdk._async.store import AsyncFileStore
 from sandlot.sdk._async.terminal import AsyncPty, AsyncTerminal
-from sandlot.sdk._async.watch import AsyncFileWatch
+from sandlot.sdk._async.watch import AsyncFileWatch, AsyncWatchers
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code.contexts import Contexts
 from sandlot.sdk._sync.code.handle import CodeHandle
@@ -58,12 +58,14 @@ from sandlot.sdk._sync.saved.snapshots import Snapshots
 from sandlot.sdk._sync.saved.volumes import Volumes
 from sandlot.sdk._sync.store import FileStore
 from sandlot.sdk._sync.terminal import Pty, Terminal
-from sandlot.sdk._sync.watch import FileWatch
+from sandlot.sdk._sync.watch import FileWatch, Watchers
 from sandlot.sdk.cells.charts import Chart
 from sandlot.sdk.cells.contexts import Context
 from sandlot.sdk.cells.events import Cleared, CodeEvent, Started
 from sandlot.sdk.history import EventInfo, ExecutionInfo, ListeningPort, LogEntry, StoredFile, StoredFiles
-from sandlot.sdk.info import Entry, FileEvent, KeyInfo, NewKey, ProcessInfo, SandboxInfo, Stopping, Usage, Whoami
+from sandlot.sdk.info import Entry, KeyInfo, NewKey, SandboxInfo, Stopping, Usage, Whoami
+from sandlot.sdk.inside.processes import ProcessInfo
+from sandlot.sdk.inside.watching import FileEvent, WatcherInfo
 from sandlot.sdk.oneshot import BatchItem, Program, ProgramOptions, ProgramResult, execute, execute_batch
 from sandlot.sdk.operating.pools import PoolInfo
 from sandlot.sdk.operating.webhooks import WebhookInfo
@@ -93,6 +95,7 @@ __all__ = [
     "AsyncTerminal",
     "AsyncTunnel",
     "AsyncVolumes",
+    "AsyncWatchers",
     "AsyncWebhooks",
     "AuthenticationError",
     "BatchItem",
@@ -166,6 +169,8 @@ __all__ = [
     "Usage",
     "VolumeInfo",
     "Volumes",
+    "WatcherInfo",
+    "Watchers",
     "WebhookInfo",
     "Webhooks",
     "Whoami",

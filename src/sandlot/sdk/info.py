@@ -1,4 +1,4 @@
-"""What the service says about sandboxes, processes, files and keys: frozen values, read from the API's JSON.
+"""What the service says about sandboxes, files and keys: frozen values, read from the API's JSON.
 
 A field that a newer service adds is ignored; one that an older service lacks takes its default.
 """
@@ -16,79 +16,6 @@ from sandlot.sdk.saved.volumes import Mounted
 
 Json = Mapping[str, Any]
 """One object of the API, as decoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """A process that was started in a sandbox.
-
-    Args:
-        id: Its id, for ``commands.connect`` and ``commands.kill``.
-        pid: Its process id inside the sandbox.
-        argv: Program and arguments.
-        running: Whether it lives.
-        exit_code: As in :class:`CommandResult`, once it ended.
-        reason: Why it ended.
-        duration_s: Seconds that it ran, so far.
-        pty: Whether it runs on a terminal.
-        stdin_open: Whether it takes input, still.
-        stdin_bytes: What has come for its input so far.
-        stdout_bytes: What it wrote so far.
-        stderr_bytes: The same to standard error.
-    """
-
-    id: str
-    pid: int | None
-    argv: tuple[str, ...]
-    running: bool
-    exit_code: int | None = None
-    reason: str | None = None
-    duration_s: float = 0.0
-    pty: bool = False
-    stdin_open: bool = False
-    stdin_bytes: int = 0
-    stdout_bytes: int = 0
-    stderr_bytes: int = 0
-
-    @classmethod
-    def parse(cls, raw: Json) -> Self:
-        """Read it from the API's JSON."""
-        return cls(
-            id=str(raw["process"]),
-            pid=raw.get("pid"),
-            argv=tuple(raw.get("argv", ())),
-            running=bool(raw["running"]),
-            exit_code=raw.get("exit_code"),
-            reason=raw.get("reason"),
-            duration_s=float(raw.get("duration", 0.0)),
-            pty=bool(raw.get("pty", False)),
-            stdin_open=bool(raw.get("stdin_open", False)),
-            stdin_bytes=int(raw.get("stdin_bytes", 0)),
-            stdout_bytes=int(raw.get("stdout_bytes", 0)),
-            stderr_bytes=int(raw.get("stderr_bytes", 0)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FileEvent:
-    """Something that happened in a folder that is watched.
-
-    Args:
-        kind: ``created``, ``modified``, ``removed``, ``moved``, or ``overflow``: more happened than could be told.
-        path: Its absolute path in the sandbox; empty of ``overflow``.
-        is_dir: Whether it is a folder.
-        source: Its path before, of what was moved.
-    """
-
-    kind: str
-    path: str = ""
-    is_dir: bool = False
-    source: str | None = None
-
-    @classmethod
-    def parse(cls, kind: str, raw: Json) -> Self:
-        """Read it from the API's JSON."""
-        return cls(kind=kind, path=str(raw.get("path", "")), is_dir=raw.get("kind") == "directory", source=raw.get("source"))
 
 
 @dataclass(frozen=True, slots=True)

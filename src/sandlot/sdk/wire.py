@@ -215,10 +215,11 @@ def process_body(
     background: bool,
     stdin: str | None,
     stdin_open: bool,
+    tag: str | None = None,
 ) -> dict[str, Any]:
     """The body that starts a process; ``timeout`` None is sent, because it means "no limit"."""
     start: dict[str, Any] = {"command": command} if isinstance(command, str) else {"argv": [str(part) for part in command]}
-    options = given(env=None if envs is None else dict(envs), cwd=cwd, user=user, stdin=stdin)
+    options = given(env=None if envs is None else dict(envs), cwd=cwd, user=user, stdin=stdin, tag=tag)
     if stdin_open:
         options["stdin_open"] = True
     if background:

@@ -1,11 +1,11 @@
-"""What the service says about sandboxes, processes and files, parsed."""
+"""What the service says about sandboxes and files, parsed."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from sandlot.model.specs import MIB, Limits
-from sandlot.sdk.info import Entry, ProcessInfo, SandboxInfo, Usage
+from sandlot.sdk.info import Entry, SandboxInfo, Usage
 
 
 def test_a_sandbox() -> None:
@@ -46,8 +46,3 @@ def test_an_entry() -> None:
     assert entry.is_dir
     assert entry.modified_at is None
     assert not Entry.parse({"name": "a", "path": "/a", "kind": "symlink", "target": "b"}).is_dir
-
-
-def test_a_process() -> None:
-    info = ProcessInfo.parse({"process": "p", "pid": 3, "argv": ["sleep", "1"], "running": True, "stdout_bytes": 5})
-    assert info == ProcessInfo("p", 3, ("sleep", "1"), running=True, stdout_bytes=5)

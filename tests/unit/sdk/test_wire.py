@@ -49,9 +49,9 @@ def test_no_time_limit_is_said() -> None:
 
 
 def test_a_list_is_no_shell_text() -> None:
-    body = wire.process_body(("a", "b c"), envs={}, cwd="/", user="root", timeout=1, background=True, stdin="in", stdin_open=True)
+    body = wire.process_body(("a", "b c"), envs={}, cwd="/", user="root", timeout=1, background=True, stdin="in", stdin_open=True, tag="t")
     assert body == {
-        "argv": ["a", "b c"], "env": {}, "cwd": "/", "user": "root", "stdin": "in", "stdin_open": True, "background": True, "timeout": 1,
+        "argv": ["a", "b c"], "env": {}, "cwd": "/", "user": "root", "stdin": "in", "stdin_open": True, "background": True, "timeout": 1, "tag": "t",
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ def shell(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
     cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to start in. (default: /workspace)")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'. (default: user)")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="WORD", help="A word of your own by which `sandlot ps` tells it.")] = None,
     detach_key: Annotated[str, typer.Option("--detach-key", metavar="KEY", help="'ctrl-' and a letter or one of ]\\^_ , or 'none'.")] = "ctrl-]",
 ) -> None:
     """Open a shell in a sandbox, or any program that wants a terminal.
@@ -34,11 +35,18 @@ def shell(
     from sandlot.cli.passthrough import run_until_signal
     from sandlot.cli.processes.shell import Visit, key_code, visit
 
-    if attach is not None and (command or env or cwd or user):
-        raise typer.BadParameter("--attach goes back to a program as it runs: it takes no command, environment, folder or user.")
+    if attach is not None and (command or env or cwd or user or tag):
+        raise typer.BadParameter("--attach goes back to a program as it runs: it takes no command, environment, folder, user or tag.")
     argv = command[1:] if command and command[0] == "--" else command
     asked = Visit(
-        sandbox=sandbox, argv=tuple(argv or ()), process=attach, env=pairs(env, "--env"), cwd=cwd, user=user, detach_code=key_code(detach_key)
+        sandbox=sandbox,
+        argv=tuple(argv or ()),
+        process=attach,
+        env=pairs(env, "--env"),
+        cwd=cwd,
+        user=user,
+        tag=tag,
+        detach_code=key_code(detach_key),
     )
     raise typer.Exit(run_until_signal(visit(asked)))
 
@@ -47,6 +55,7 @@ def ps(
     *,
     sandbox: SandboxId,
     running: Annotated[bool, typer.Option("--running", "-r", help="Only those that run.")] = False,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="WORD", help="Only those that were started with this tag.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
     in_json: InJson = False,
 ) -> None:
@@ -54,14 +63,15 @@ def ps(
     from sandlot.sdk import Sandbox
 
     with asking() as client:
-        found = [info for info in Sandbox.connect(sandbox, client=client, resume=False).commands.list() if info.running or not running]
+        known = Sandbox.connect(sandbox, client=client, resume=False).commands.list()
+    found = [info for info in known if (info.running or not running) and tag in {None, info.tag}]
     if in_json:
         typer.echo(as_json(found))
     elif quiet:
         for info in found:
             typer.echo(info.id)
     elif found:
-        table(["PROCESS", "PID", "STATE", "TIME", "TERMINAL", "COMMAND"], [_row(info) for info in found])
+        table(["PROCESS", "PID", "STATE", "TIME", "TERMINAL", "TAG", "COMMAND"], [_row(info) for info in found])
     else:
         note("Nothing was started in it.")
 
@@ -129,4 +139,4 @@ def _row(info: ProcessInfo) -> list[str]:
     state = "running" if info.running else f"{info.reason} {info.exit_code}"
     command = " ".join(info.argv)
     shown = command if len(command) <= SHOWN_CHARS else f"{command[: SHOWN_CHARS - 1]}…"
-    return [info.id, str(info.pid), state, span(info.duration_s), "yes" if info.pty else "-", shown]
+    return [info.id, str(info.pid), state, span(info.duration_s), "yes" if info.pty else "-", info.tag or "-", shown]

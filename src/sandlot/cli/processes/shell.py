@@ -53,6 +53,7 @@ class Visit:
         env: For the program.
         cwd: The same.
         user: The same.
+        tag: The same.
         detach_code: The byte that detaches; None is none.
     """
 
@@ -62,6 +63,7 @@ class Visit:
     env: Mapping[str, str]
     cwd: str | None
     user: str | None
+    tag: str | None
     detach_code: int | None
 
 
@@ -188,7 +190,7 @@ async def _opened(sandbox: AsyncSandbox, asked: Visit) -> AsyncTerminal:
     if asked.process is not None:
         return await sandbox.pty.connect(asked.process, rows=rows, cols=cols)
     env = {**({"TERM": os.environ["TERM"]} if os.environ.get("TERM") and os.isatty(0) else {}), **asked.env}
-    return await sandbox.pty.create(asked.argv or SHELL, rows=rows, cols=cols, envs=env, cwd=asked.cwd, user=asked.user)
+    return await sandbox.pty.create(asked.argv or SHELL, rows=rows, cols=cols, envs=env, cwd=asked.cwd, user=asked.user, tag=asked.tag)
 
 
 async def _used(screen: AsyncTerminal, code: int | None, *, is_terminal: bool) -> bool:

@@ -14,7 +14,7 @@ from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.handle import AsyncCommandHandle, ended, send_signal, tell, tell_rest, write_stdin
-from sandlot.sdk.info import ProcessInfo
+from sandlot.sdk.inside.processes import ProcessInfo
 from sandlot.sdk.results import CommandResult, Output
 from sandlot.sdk.transcript import Transcript
 
@@ -38,6 +38,7 @@ class AsyncCommands:
         stdin: backend.Data | None = None,
         timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         track: Sequence[str] | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -54,6 +55,7 @@ class AsyncCommands:
         user: str | None = None,
         stdin: bool | str | bytes | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> AsyncCommandHandle: ...
@@ -69,6 +71,7 @@ class AsyncCommands:
         stdin: backend.Data | bool | None = None,
         timeout: float | EllipsisType | None = ...,
         track: Sequence[str] | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -87,6 +90,7 @@ class AsyncCommands:
                 True: standard input stays open for :meth:`AsyncCommandHandle.send_stdin`. By default it reads ``/dev/null``.
             timeout: Seconds until its process group is killed, 60 by default; None, the default in the background, sets no limit but the sandbox's.
             track: Folders: the result tells which files below them it created or changed. Only in the foreground.
+            tag: A word of your own by which :meth:`list` tells it.
             on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`AsyncCommandHandle.wait`.
             on_stderr: The same for standard error.
             on_output: Called with each piece of either stream as bytes, as it arrives. Only in the foreground.
@@ -101,7 +105,9 @@ class AsyncCommands:
         inline, rest = (None, None) if stdin is None or isinstance(stdin, bool) else _split(stdin)
         limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
         stdin_open = rest is not None or (background and stdin is True)
-        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open)
+        body = wire.process_body(
+            cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open, tag=tag
+        )
         body |= wire.given(track=None if track is None else list(track))
         if background:
             return await self._start(body, rest, on_stdout, on_stderr)
@@ -123,6 +129,7 @@ class AsyncCommands:
         user: str | None = None,
         stdin: bool | str | bytes | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> AsyncCommandHandle:
@@ -135,6 +142,7 @@ class AsyncCommands:
             user=user,
             stdin=stdin,
             timeout=timeout,
+            tag=tag,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
         )

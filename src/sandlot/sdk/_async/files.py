@@ -14,7 +14,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, San
 from sandlot.sdk import wire
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.client import AsyncClient
-from sandlot.sdk._async.watch import AsyncFileWatch
+from sandlot.sdk._async.watch import AsyncFileWatch, AsyncWatchers
 from sandlot.sdk.info import Entry
 from sandlot.sdk.transfer import receiving, sending
 from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan
@@ -57,6 +57,8 @@ class AsyncFiles:
     def __init__(self, client: AsyncClient, sandbox: str) -> None:
         self._client = client
         self._path = f"/v1/sandboxes/{sandbox}/files"
+        self.watchers = AsyncWatchers(client, sandbox)
+        """Folders that are watched for whoever asks later."""
 
     @overload
     async def read(self, path: str, format: Literal["text"] = "text", *, user: str | None = None) -> str: ...

@@ -35,6 +35,7 @@ class AsyncPty:
         cwd: str | None = None,
         user: str | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
     ) -> AsyncTerminal:
         """Start a program on a terminal, by default a shell, and look at it.
 
@@ -46,12 +47,13 @@ class AsyncPty:
             cwd: Folder to run in, absolute; by default ``/workspace``.
             user: ``user`` (the default) or ``root``.
             timeout: Seconds until its whole session is killed; None sets no limit but the sandbox's.
+            tag: A word of your own by which ``commands.list`` tells it.
 
         Raises:
             SandboxEndedError: The sandbox ended, now or before.
             InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
         """
-        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False)
+        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
         answer = await self._client.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
         return await self.connect(str(answer["process"]), offset=0)
 

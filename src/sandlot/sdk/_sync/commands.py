@@ -15,7 +15,7 @@ from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.handle import CommandHandle, ended, send_signal, tell, tell_rest, write_stdin
-from sandlot.sdk.info import ProcessInfo
+from sandlot.sdk.inside.processes import ProcessInfo
 from sandlot.sdk.results import CommandResult, Output
 from sandlot.sdk.transcript import Transcript
 
@@ -39,6 +39,7 @@ class Commands:
         stdin: backend.Data | None = None,
         timeout: float | None = DEFAULT_COMMAND_TIMEOUT_S,
         track: Sequence[str] | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -55,6 +56,7 @@ class Commands:
         user: str | None = None,
         stdin: bool | str | bytes | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> CommandHandle: ...
@@ -70,6 +72,7 @@ class Commands:
         stdin: backend.Data | bool | None = None,
         timeout: float | EllipsisType | None = ...,
         track: Sequence[str] | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
         on_output: backend.Callback[Output] | None = None,
@@ -88,6 +91,7 @@ class Commands:
                 True: standard input stays open for :meth:`CommandHandle.send_stdin`. By default it reads ``/dev/null``.
             timeout: Seconds until its process group is killed, 60 by default; None, the default in the background, sets no limit but the sandbox's.
             track: Folders: the result tells which files below them it created or changed. Only in the foreground.
+            tag: A word of your own by which :meth:`list` tells it.
             on_stdout: Called with each piece of text of standard output as it arrives; in the background by :meth:`CommandHandle.wait`.
             on_stderr: The same for standard error.
             on_output: Called with each piece of either stream as bytes, as it arrives. Only in the foreground.
@@ -102,7 +106,9 @@ class Commands:
         inline, rest = (None, None) if stdin is None or isinstance(stdin, bool) else _split(stdin)
         limit_s = (None if background else DEFAULT_COMMAND_TIMEOUT_S) if isinstance(timeout, EllipsisType) else timeout
         stdin_open = rest is not None or (background and stdin is True)
-        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open)
+        body = wire.process_body(
+            cmd, envs=envs, cwd=cwd, user=user, timeout=limit_s, background=background, stdin=inline, stdin_open=stdin_open, tag=tag
+        )
         body |= wire.given(track=None if track is None else list(track))
         if background:
             return self._start(body, rest, on_stdout, on_stderr)
@@ -124,6 +130,7 @@ class Commands:
         user: str | None = None,
         stdin: bool | str | bytes | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
         on_stdout: backend.Callback[str] | None = None,
         on_stderr: backend.Callback[str] | None = None,
     ) -> CommandHandle:
@@ -136,6 +143,7 @@ class Commands:
             user=user,
             stdin=stdin,
             timeout=timeout,
+            tag=tag,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
         )

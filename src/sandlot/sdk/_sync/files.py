@@ -15,7 +15,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, San
 from sandlot.sdk import wire
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.watch import FileWatch
+from sandlot.sdk._sync.watch import FileWatch, Watchers
 from sandlot.sdk.info import Entry
 from sandlot.sdk.transfer import receiving, sending
 from sandlot.sdk.transfer.sending import Progress, UploadFile, UploadPlan
@@ -58,6 +58,8 @@ class Files:
     def __init__(self, client: Client, sandbox: str) -> None:
         self._client = client
         self._path = f"/v1/sandboxes/{sandbox}/files"
+        self.watchers = Watchers(client, sandbox)
+        """Folders that are watched for whoever asks later."""
 
     @overload
     def read(self, path: str, format: Literal["text"] = "text", *, user: str | None = None) -> str: ...

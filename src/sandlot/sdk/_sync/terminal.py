@@ -36,6 +36,7 @@ class Pty:
         cwd: str | None = None,
         user: str | None = None,
         timeout: float | None = None,
+        tag: str | None = None,
     ) -> Terminal:
         """Start a program on a terminal, by default a shell, and look at it.
 
@@ -47,12 +48,13 @@ class Pty:
             cwd: Folder to run in, absolute; by default ``/workspace``.
             user: ``user`` (the default) or ``root``.
             timeout: Seconds until its whole session is killed; None sets no limit but the sandbox's.
+            tag: A word of your own by which ``commands.list`` tells it.
 
         Raises:
             SandboxEndedError: The sandbox ended, now or before.
             InvalidRequestError: The command, environment, folder, size or timeout is one that the sandbox cannot take.
         """
-        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False)
+        body = wire.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
         answer = self._client.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
         return self.connect(str(answer["process"]), offset=0)
 

@@ -1,0 +1,1 @@
+"""What happens inside a sandbox, as the service tells it."""
