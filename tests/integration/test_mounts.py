@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandlot.core.lives.means import Living
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.saved.forks import NewFork
@@ -24,7 +26,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, Sandlo
 from sandlot.model.specs import ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.integration.test_volumes import all_let_go, fails, made
-from tests.support.saving import BASE, IN_CONTAINER, make, place, real_service, shell
+from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
 from tests.support.until import until
 
 DATA = VolumeMount("data", "/data")
@@ -283,3 +285,41 @@ async def test_many_at_once_come_one_after_the_other() -> None:
             await asyncio.gather(*(detach(service, box, f"/mnt/{name}") for name in names[:8]))
             assert box.spec.volumes == ()
             assert "/mnt/" not in await shell(box, "cat /proc/mounts")
+
+
+def soaks(deed: str, *steps: str) -> list[Any]:
+    return [pytest.param(deed, step, marks=pytest.mark.soak) for step in steps]
+
+
+@pytest.mark.parametrize(
+    "deed, step",
+    [
+        *(("attach", "seen"), ("detach", "asked"), ("detach", "seen")),
+        *soaks("attach", "intended", "mounted", "asking", "asked", "recorded"),
+        *soaks("detach", "intended", "asking", "recorded"),
+    ],
+)
+async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_and_the_record_says_so(deed: str, step: str) -> None:
+    with killed_at("halfmoved", deed, step) as (folder, told):
+        assert "done" not in told
+        async with real_service(folder) as service:
+            box = service.sandboxes.find(told["box"], OPERATOR)
+            await box.within_reach()
+            await box.orders.put(_nothing)  # after what was begun by the service before
+            assert [each for each in box.spec.volumes if each.moving] == []
+            has = [each.path for each in box.spec.volumes]
+            assert has == ([] if (deed, step) == ("detach", "recorded") else ["/data"])
+            assert (await service.core.volumes.get(OPERATOR, "data")).attached == ((box.id,) if has else ())
+            assert (await shell(box, "cat /proc/mounts")).count(" /data 9p ") == len(has)
+            await attach(service, box)
+            assert len(loops_below(folder / "volumes")) == 1
+            assert await shell(box, "cat /data/word 2>/dev/null || true") == ("kept\n" if deed == "detach" else "")
+            assert await shell(box, "echo more > /data/more; cat /data/more") == "more\n"
+            await detach(service, box)
+            assert not await is_mounted(box)
+            await service.core.volumes.remove(OPERATOR, told["volume"])
+            await all_let_go(folder)
+
+
+async def _nothing(_living: Living) -> None:
+    return None
