@@ -63,6 +63,8 @@ RIGHT: Mapping[str, Asked] = {
     "DELETE /v1/files/{file}": Asked(last=True),
     "DELETE /v1/volumes/{volume}": Asked(last=True),
     "DELETE /v1/webhooks/{webhook}": Asked(last=True),
+    "PATCH /v1/pools/{pool}": Asked({"max": 0}),
+    "DELETE /v1/pools/{pool}": Asked(last=True),
     "PATCH /v1/webhooks/{webhook}": Asked(json={"enabled": False}),
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
@@ -75,9 +77,7 @@ RIGHT: Mapping[str, Asked] = {
 }
 """Requests that are more than their path."""
 
-NOBODYS: Mapping[str, str] = dict.fromkeys(
-    ("/v1/keys/{key}", "/v1/pools/{pool}"), "only operators may ask, and all others hear that first (403), whichever key or pool it is"
-)
+NOBODYS: Mapping[str, str] = {"/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is"}
 """Routes with an id that is nobody's secret, and why."""
 
 IN_BODIES: Sequence[tuple[str, str, Any]] = (
@@ -106,6 +106,7 @@ LISTS: Mapping[str, str] = {
     "/v1/events?sandbox={sandbox}": "events",
     "/v1/volumes": "volumes",
     "/v1/webhooks": "webhooks",
+    "/v1/pools": "pools",
     "/agentsandbox/v1/sessions": "sessions",
     "/agentsandbox/v1/files": "files",
 }
@@ -148,6 +149,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "execution": executed["execution"],
         "watcher": (await owner.post(f"{url}/files/watchers", json={"path": "/workspace"})).json()["watcher"],
         "volume": (await owner.post("/v1/volumes", json={"name": "mine", "size_bytes": 64 << 20})).json()["id"],
+        "pool": (await owner.post("/v1/pools", json={"template": "base", "warm": 0})).json()["id"],
         "webhook": (await owner.post("/v1/webhooks", json={"url": "https://example.com/"})).json()["id"],
     }
 
@@ -214,7 +216,7 @@ async def test_lists_hold_ones_own_only(two: Two, ids: Mapping[str, str]) -> Non
         assert answer.status_code in {200, 404}, answer.text
         assert answer.status_code == 404 or answer.json()[items] == [], url
         assert (await two.owner.get(named(url, ids))).json()[items], url
-    for url in ("/v1/keys", "/v1/pools", "/v1/pools/base", "/metrics"):
+    for url in ("/v1/keys", "/metrics"):
         assert (await two.stranger.get(url)).status_code == 403
     assert (await two.stranger.delete("/v1/keys/owner")).status_code == 403
     assert (await two.owner.get("/v1/sandboxes")).status_code == 200

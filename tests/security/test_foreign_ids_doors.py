@@ -85,13 +85,18 @@ async def in_sandbase(owner: httpx.AsyncClient) -> dict[str, str]:
     return {"sandbox": sandbox, "webhook": await made(owner, "/sandbase/events/webhooks", {"url": "https://example.com/hook"}, "id", "webhookID")}
 
 
+POOL = {"image": "base", "resources": {"cpus": 1.0, "memory_mb": 640}, "warm_containers": 0}
+
+
 async def in_tensorlake(owner: httpx.AsyncClient) -> dict[str, str]:
     space = "/tensorlake/v1/namespaces/default"
     sandbox = await made(owner, f"{space}/sandboxes", {"resources": {"cpus": 1.0, "memory_mb": 512}}, "sandbox_id")
     await inside(owner, sandbox)
     assert (await owner.post("/v1/volumes", json={"name": "mine", "size_bytes": 64 << 20})).status_code in {201, 409}
+    pool = (await owner.post(f"{space}/sandbox-pools", json=POOL)).json()
     return {
         "namespace": "default",
+        "pool": pool["pool_id"] if "pool_id" in pool else (await owner.get("/v1/pools/base")).json()["id"],
         "sandbox": sandbox,
         "process": str((await process(owner, sandbox))["pid"]),
         "port": await listening(owner, f"/v1/sandboxes/{sandbox}"),
@@ -222,6 +227,8 @@ OUTSIDE = {
     "POST /sandboxes/{sandbox}/resume": LAST,
     "DELETE /sandboxes/{sandbox}": LAST,
     "DELETE /snapshots/{snapshot}": LAST,
+    "PUT /sandbox-pools/{pool}": Asked(POOL),
+    "DELETE /sandbox-pools/{pool}": LAST,
 }
 SPACES = ("/tensorlake", "/tensorlake/v1/namespaces/{namespace}")
 INSIDES = ("/api/v1", "/tensorlake/sbx/{sandbox}/api/v1")
@@ -247,7 +254,7 @@ DOORS: Mapping[str, Rows] = {
         in_tensorlake,
         ("/tensorlake", "/api"),
         below(SPACES, OUTSIDE) | below(INSIDES, INSIDE),
-        nobodys=r".*/(archived-sandboxes|sandbox-pools).*|/tensorlake/v1/namespaces/\{namespace\}/(sandboxes|snapshots)",
+        nobodys=r".*/archived-sandboxes.*|/tensorlake/v1/namespaces/\{namespace\}/(sandboxes|snapshots|sandbox-pools)",
         by_header=(("/api",), "X-Tensorlake-Sandbox-Id"),
     ),
 }

@@ -168,13 +168,13 @@ def test_of_what_has_ended_a_page_is_as_long_as_it_is_asked_for_and_the_next_one
 # ------------------------------------------------------------------------------------------------------------------ pools
 
 
-def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(operator: SandboxClient, client: SandboxClient, box: Sandbox) -> None:
+def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(client: SandboxClient, box: Sandbox) -> None:
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 208, "disk_mb": 48}
     with pytest.raises(RemoteAPIError, match="entrypoint is not possible here"):
-        operator.create_pool(**asked, entrypoint=["sleep"])
+        client.create_pool(**asked, entrypoint=["sleep"])
     with pytest.raises(RemoteAPIError, match="gpus is not possible here"):
-        operator.create_pool(**asked, gpus=1)
-    pool = operator.create_pool(**asked, timeout_secs=4, warm_containers=0, network=NetworkConfig(allow_internet_access=False)).pool_id
+        client.create_pool(**asked, gpus=1)
+    pool = client.create_pool(**asked, timeout_secs=4, warm_containers=0, network=NetworkConfig(allow_internet_access=False)).pool_id
     assert box.run("sh", ["-c", REACHES_OUT]).stdout == "404"
     claimed = client.claim(pool).sandbox_id
     try:
@@ -187,11 +187,11 @@ def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(operator: 
         until_so(lambda: client.get(claimed).status == SandboxStatus.TERMINATED)
     finally:
         client.delete(claimed)
-        operator.delete_pool(pool)
+        client.delete_pool(pool)
 
 
-def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(operator: SandboxClient, client: SandboxClient, http: httpx.Client) -> None:
-    pool = operator.create_pool(image="base", memory_mb=216, warm_containers=0).pool_id
+def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(client: SandboxClient, http: httpx.Client) -> None:
+    pool = client.create_pool(image="base", memory_mb=216, warm_containers=0).pool_id
     assert http.post("/v1/volumes", json={"name": "claimed", "size_bytes": 64 * MIB}).status_code == 201
     claimed = client.claim(pool, file_systems=[FileSystemMount(file_system_id="claimed", mount_path="/mnt/here")]).sandbox_id
     try:
@@ -199,7 +199,7 @@ def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(operator: Sand
         assert box.run("sh", ["-c", "echo kept > /mnt/here/file; cat /mnt/here/file"], user="root").stdout == "kept"
     finally:
         client.delete(claimed)
-        operator.delete_pool(pool)
+        client.delete_pool(pool)
         assert http.delete("/v1/volumes/claimed").status_code == 204
 
 

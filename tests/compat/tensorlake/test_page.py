@@ -102,16 +102,16 @@ def test_what_was_installed_is_in_what_starts_from_the_snapshot_and_what_is_need
         client.delete_snapshot(names["snapshot"].snapshot_id)  # type: ignore[attr-defined]
 
 
-def test_a_sandbox_is_claimed_of_a_pool(operator: SandboxClient) -> None:
-    names: dict[str, object] = {"tl_client": operator}
+def test_a_sandbox_is_claimed_of_a_pool(client: SandboxClient) -> None:
+    names: dict[str, object] = {"tl_client": client}
     exec(programs.POOL.replace("warm_containers=3", "warm_containers=1"), names)  # noqa: S102
     box, pool = names["sandbox"], names["pool"]
     try:
         assert box.run("echo", ["claimed"]).stdout == "claimed"  # type: ignore[attr-defined]
-        assert operator.get(box.sandbox_id).pool_id == pool.pool_id  # type: ignore[attr-defined]
+        assert client.get(box.sandbox_id).pool_id == pool.pool_id  # type: ignore[attr-defined]
     finally:
-        operator.delete(box.sandbox_id)  # type: ignore[attr-defined]
-        operator.delete_pool(pool.pool_id)  # type: ignore[attr-defined]
+        client.delete(box.sandbox_id)  # type: ignore[attr-defined]
+        client.delete_pool(pool.pool_id)  # type: ignore[attr-defined]
 
 
 def test_a_locked_sandbox_reaches_nothing_not_even_the_ports_of_its_host(client: SandboxClient, service: TcpService) -> None:

@@ -338,33 +338,33 @@ def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
 # ------------------------------------------------------------------------------------------------------------------ pools
 
 
-def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(operator: SandboxClient, client: SandboxClient, service: TcpService) -> None:
+def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client: SandboxClient, service: TcpService) -> None:
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 192}
     locked = NetworkConfig(allow_internet_access=False)
-    pool = operator.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=2, network=locked).pool_id
-    told = operator.get_pool(pool)
+    pool = client.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=2, network=locked).pool_id
+    told = client.get_pool(pool)
     assert (told.image, told.timeout_secs, told.warm_containers, told.max_containers, told.resources.memory_mb) == ("base", 88, 1, 2, 192)
-    assert pool in {each.pool_id for each in operator.list_pools()}
+    assert pool in {each.pool_id for each in client.list_pools()}
     native = service.client.pools.get(pool)
     assert (native.warm, native.max, native.template) == (1, 2, "base")
-    until_so(lambda: [each.state for each in operator.get_pool(pool).containers or ()] == ["Idle"])
+    assert native.owner == next(each.id for each in service.client.keys.list() if each.name == "compat")
+    until_so(lambda: [each.state for each in client.get_pool(pool).containers or ()] == ["Idle"])
     claimed = client.claim(pool)
     assert service.client.pools.get(pool).claims["hot"] == 1
     made = client.get(claimed.sandbox_id)
     assert (made.pool_id, made.timeout_secs, made.network_policy.allow_internet_access) == (pool, 88, False)
     assert (made.image, made.resources.memory_mb) == ("base", 192)
-    assert "Running" in {each.state for each in operator.get_pool(pool).containers or ()}
+    assert "Running" in {each.state for each in client.get_pool(pool).containers or ()}
     with pytest.raises(PoolInUseError):
-        operator.delete_pool(pool)
+        client.delete_pool(pool)
     client.delete(claimed.sandbox_id)
-    kept = operator.update_pool(pool, **asked, timeout_secs=99, warm_containers=0, max_containers=1)
+    kept = client.update_pool(pool, **asked, timeout_secs=99, warm_containers=0, max_containers=1)
     assert (kept.timeout_secs, kept.warm_containers, kept.network_policy.allow_internet_access) == (99, 0, False)
-    cleared = operator.update_pool(pool, **asked, network=CLEAR_NETWORK_POLICY)
+    cleared = client.update_pool(pool, **asked, network=CLEAR_NETWORK_POLICY)
     assert (cleared.network_policy, cleared.timeout_secs) == (None, 0)
-    assert status(lambda: operator.update_pool(pool, image="base", memory_mb=256)) == 400
-    assert status(lambda: client.create_pool(**asked)) == status(client.list_pools) == 403
-    operator.delete_pool(pool)
-    for gone in (operator.get_pool, operator.delete_pool):
+    assert status(lambda: client.update_pool(pool, image="base", memory_mb=256)) == 400
+    client.delete_pool(pool)
+    for gone in (client.get_pool, client.delete_pool):
         with pytest.raises(PoolNotFoundError):
             gone(pool)
     assert status(lambda: client.claim(pool)) == 404
