@@ -76,11 +76,26 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> ImageStore:
-    """A store with the small images built, for tests that only read."""
-    store = ImageStore(tmp_path_factory.mktemp("tiny"), KNOWN)
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with the small images and a root of one of them, for tests that only read."""
+    folder = tmp_path_factory.mktemp("tiny") / "cache"
+    store = ImageStore(folder, KNOWN)
     store.ensure("child")
-    return store
+    store.root("tiny")
+    return folder
+
+
+@pytest.fixture
+def tiny(shelf: Path) -> ImageStore:
+    """The store in it."""
+    return ImageStore(shelf, KNOWN)
+
+
+@pytest.fixture
+def furnished(cache: Path, shelf: Path) -> Path:
+    """A copy of it, for a test that takes things away: each file is the same one, so it costs nothing."""
+    subprocess.run(["cp", "--archive", "--link", shelf, cache], check=True)
+    return cache
 
 
 # ------------------------------------------------------------------------------------------------------------- building
@@ -120,8 +135,8 @@ def test_a_recipe_begins_where_its_parent_ended_and_shares_its_files(tiny: Image
     assert parent.digest == tree.summary(parent.path).digest
 
 
-def test_an_image_does_not_need_its_parent_any_more(cache: Path) -> None:
-    store = ImageStore(cache, KNOWN)
+def test_an_image_does_not_need_its_parent_any_more(furnished: Path) -> None:
+    store = ImageStore(furnished, KNOWN)
     child = store.ensure("child")
     store.remove(store.ensure("tiny").key)
     said: list[str] = []
@@ -339,10 +354,11 @@ def test_the_interpreter_starts_in_a_sandbox_whose_image_has_no_python(tiny: Ima
     assert done.stdout == "/.sandlot (3, 11)\n"
 
 
-def test_what_is_not_used_is_pruned_and_what_is_kept_stays(cache: Path) -> None:
-    store = ImageStore(cache, KNOWN)
+def test_what_is_not_used_is_pruned_and_what_is_kept_stays(furnished: Path) -> None:
+    store = ImageStore(furnished, {"tiny": KNOWN["tiny"]})
+    store.prune()
     old = store.root("tiny")
-    newer = ImageStore(cache, {"tiny": Recipe("tiny", debian=BUSYBOX, run=(INSTALL,), files={"/etc/version": "2"})})
+    newer = ImageStore(furnished, {"tiny": Recipe("tiny", debian=BUSYBOX, run=(INSTALL,), files={"/etc/version": "2"})})
     current = newer.root("tiny")
     assert {stored.kind for stored in newer.list()} == {"images", "guests", "interpreters", "roots"}
     assert newer.prune(keep=[old.digest]) == 1
