@@ -98,7 +98,7 @@ def _check_end(text: str) -> None:
         said = json.loads(text)
     except (ValueError, RecursionError):
         said = None
-    if said != {"end": True}:
+    if not isinstance(said, dict) or set(said) != {"end"} or said["end"] is not True:
         raise InvalidRequestError("The message is none that a tunnel knows.", hint=_SAID)
 
 

@@ -1,0 +1,129 @@
+"""Tunnels through the link: halves that end by themselves, and a guest that lies of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from sandlot.link.client import Tunnel
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError
+from tests.unit.link.peer import PeerCall, linked, until
+
+
+async def echoing(call: PeerCall) -> None:
+    """A program that says what it heard once it has heard all."""
+    call.event("connected", address="127.0.0.1")
+    await call.ended.wait()
+    await call.data(0, bytes(call.input))
+    call.event("end")
+    call.result()
+
+
+async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
+    body = bytes(range(256)) * 4096
+    async with linked({"port.connect": echoing}) as (link, peer):
+        tunnel = await link.connect(8000)
+        assert (tunnel.address, peer.calls[-1].args) == ("127.0.0.1", {"port": 8000})
+        await tunnel.send(body)
+        tunnel.end()
+        assert b"".join([piece async for piece in tunnel]) == body
+        assert tunnel.program_ended
+        assert [piece async for piece in tunnel] == []
+        await tunnel.wait()
+
+
+async def test_a_program_that_ends_first_still_hears() -> None:
+    async def early(call: PeerCall) -> None:
+        call.event("connected", address="::1")
+        call.event("end")
+        await call.ended.wait()
+        call.result()
+
+    async with linked({"port.connect": early}) as (link, peer):
+        tunnel = await link.connect(1)
+        assert [piece async for piece in tunnel] == []
+        await tunnel.send(b"still")
+        tunnel.end()
+        await tunnel.wait()
+        assert peer.calls[-1].input == b"still"
+        with pytest.raises(ConflictError):
+            await tunnel.send(b"no more")
+
+
+async def test_nobody_listens() -> None:
+    async def refuse(call: PeerCall) -> None:
+        call.reset("port_not_found", "Nothing listens on port 9.")
+
+    async with linked({"port.connect": refuse}) as (link, _):
+        with pytest.raises(NotFoundError) as refused:
+            await link.connect(9)
+        assert refused.value.code is ErrorCode.PORT_NOT_FOUND
+
+
+async def test_what_is_broken_off_is_no_end() -> None:
+    async def cut(call: PeerCall) -> None:
+        call.event("connected", address="127.0.0.1")
+        await call.ended.wait()
+        call.reset("conflict", "The program broke the connection off.")
+
+    async with linked({"port.connect": cut}) as (link, _):
+        tunnel = await link.connect(1)
+        tunnel.end()
+        with pytest.raises(ConflictError, match="broke"):
+            await anext(tunnel)
+
+
+async def test_who_lets_go_resets_and_who_waits_for_a_connection_gives_it_up() -> None:
+    async def silent(call: PeerCall) -> None:
+        if call.args["port"] == 1:
+            call.event("connected", address="127.0.0.1")
+        await call.over.wait()
+
+    async with linked({"port.connect": silent}) as (link, peer):
+        tunnel = await link.connect(1)
+        await tunnel.aclose()
+        await until(lambda: peer.calls[0].reset_code)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await link.connect(2)
+        await until(lambda: peer.calls[1].reset_code)
+        assert [call.reset_code for call in peer.calls] == ["cancelled", "cancelled"]
+
+
+CONNECTED = {"event": "connected", "address": "127.0.0.1"}
+END = {"event": "end"}
+LIES: Mapping[str, Sequence[object]] = {
+    "connected to what is no loopback": ({"event": "connected", "address": "10.0.0.1"},),
+    "connected twice": (CONNECTED, CONNECTED),
+    "an end before the beginning": (END,),
+    "bytes before the beginning": (0,),
+    "bytes of another channel": (CONNECTED, 1),
+    "bytes after the end": (CONNECTED, END, 0),
+    "two ends": (CONNECTED, END, END),
+    "a word that there is not": ({"event": "moved", "to": "10.0.0.1"},),
+    "a result that there is not": (CONNECTED, {"result": {"bytes": 1}}),
+}
+"""What a guest says: messages, and channels of which it sends a byte."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_guest_that_lies_is_ended(lie: str) -> None:
+    async def told(call: PeerCall) -> None:
+        for said in LIES[lie]:
+            if isinstance(said, int):
+                call.put(said, b"x")
+            else:
+                call.say(said)
+
+    async with linked({"port.connect": told}) as (link, _):
+        with pytest.raises(SandboxEndedError, match="protocol"):
+            await heard(await link.connect(1))
+
+
+async def heard(tunnel: Tunnel) -> None:
+    """All that a guest says of one."""
+    async for _ in tunnel:
+        pass
+    await tunnel.wait()
