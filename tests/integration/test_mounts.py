@@ -26,6 +26,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, Sandlo
 from sandlot.model.specs import ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.integration.test_volumes import all_let_go, fails, made
+from tests.support.localservice import local_service
 from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
 from tests.support.until import until
 
@@ -323,3 +324,22 @@ async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_
 
 async def _nothing(_living: Living) -> None:
     return None
+
+
+def test_a_client_attaches_and_detaches_and_the_service_after_this_one_knows() -> None:
+    with local_service({"SANDLOT_POOLS": "none"}) as service, service.create("base") as box:
+        service.client.volumes.create("later", "16M")
+        box.attach_volume("later", "/later")
+        assert box.commands.run("echo 42 > /later/answer").exit_code == 0
+        service.end()
+        service.start()
+        assert [each.path for each in box.info().volumes] == ["/later"]
+        assert box.commands.run("cat /later/answer").stdout == "42\n"
+        with pytest.raises(ConflictError):
+            service.client.volumes.delete("later")
+        box.detach_volume("later")
+        assert box.info().volumes == ()
+        box.attach_volume("later", "/read", read_only=True)
+        assert box.commands.run("cat /read/answer; touch /read/x").exit_code == 1
+        box.detach_volume("/read")
+        service.client.volumes.delete("later")
