@@ -245,7 +245,7 @@ DOORS: Mapping[str, Rows] = {
         in_e2b,
         ("/e2b", "/files"),
         E2B,
-        nobodys=r"/e2b/templates/.*|/e2b/secrets.*|/e2b/volumes.*",
+        nobodys=r"/e2b/(v2/)?templates/.*|/e2b/secrets.*|/e2b/volumes.*",
         by_header=(("/files", *(f"/e2b/{each}" for each in INSIDE_E2B)), "E2b-Sandbox-Id"),
     ),
     "pandastack": Rows(in_pandastack, ("/pandastack",), PANDASTACK, nobodys=r"/pandastack/v1/templates/.*"),
