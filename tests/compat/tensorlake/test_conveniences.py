@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from tensorlake.sandbox import (
     AsyncSandbox,
@@ -157,6 +158,24 @@ for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cl
     assert (done.returncode, done.stdout) == (0, "there\nthere\n"), done.stderr
     with pytest.deprecated_call():
         assert status(lambda: SandboxClient.for_localhost(api_url=url).list()) == 401
+
+
+def test_a_sandbox_that_nobody_waited_for_is_looked_at_until_it_is_ready(client: SandboxClient) -> None:
+    pending = client.create(memory_mb=256, wait=False)
+    assert pending.status().status in {SandboxStatus.PENDING, SandboxStatus.RUNNING}
+    with pending.ready(timeout=60) as box:
+        assert (box.sandbox_id, box.run("echo", ["up"]).stdout) == (pending.sandbox_id, "up")
+
+
+def test_an_older_client_starts_asks_again_and_again_and_reads(box: Sandbox, service: TcpService, key: str) -> None:
+    """What version 0.4 does to run a command."""
+    inside = f"{service.url}/tensorlake/sbx/{box.sandbox_id}/api/v1/processes"
+    with httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
+        pid = http.post(inside, json={"command": "sh", "args": ["-c", "echo out; sleep 0.3; echo err >&2; exit 3"]}).json()["pid"]
+        until_so(lambda: http.get(f"{inside}/{pid}").json()["status"] == "exited")
+        assert http.get(f"{inside}/{pid}").json()["exit_code"] == 3
+        read = [http.get(f"{inside}/{pid}/{which}").json() for which in ("stdout", "stderr", "output")]
+        assert [sorted(each["lines"]) for each in read] == [["out"], ["err"], ["err", "out"]]
 
 
 async def test_asyncio_has_the_same(url: str, key: str) -> None:

@@ -206,8 +206,11 @@ async def test_somebody_elses_is_not_there(at: Bench) -> None:
             refused(await stranger.delete(f"{HERE}/sandboxes/{word}"), 404)
             refused(await stranger.get(f"{HERE}/sbx/{word}/api/v1/health"), 404)
             refused(await stranger.get("/api/v1/health", headers={"X-Tensorlake-Sandbox-Id": word}), 404)
-        refused(await stranger.get(f"{NAMED}/sandbox-pools"), 403)
-        refused(await stranger.post(f"{NAMED}/sandbox-pools", json={"image": "base", "resources": RESOURCES}), 403)
+        pools, kind = f"{NAMED}/sandbox-pools", {"image": "base", "resources": RESOURCES, "warm_containers": 0}
+        pool = ok(await stranger.post(pools, json=kind, headers={"Authorization": f"Bearer {owner}"}))["pool_id"]
+        assert ok(await stranger.get(pools)) == {"pools": []}
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/sandboxes")):
+            refused(await stranger.request(method, f"{pools}/{pool}{path}"), 404)
 
 
 async def test_a_pool_of_another_kind_is_another_pool_and_of_the_same_kind_is_there(http: httpx.AsyncClient) -> None:

@@ -123,40 +123,24 @@ async def close_input(process: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@INSIDE.route("GET", "/processes/{process}/stdout")
-async def stdout(process: str, request: Request) -> Response:
-    """What a process wrote to its standard output by now."""
-    return await _output(request, process, "stdout")
+def _reading(which: str) -> None:
+    """The two ways to what a process writes: what there is by now, and events from the beginning until it ends.
+
+    Args:
+        which: The last word of their path: a key of :data:`translate.CHANNELS`.
+    """
+
+    @INSIDE.route("GET", f"/processes/{{process}}/{which}")
+    async def written(process: str, request: Request) -> Response:
+        return await _output(request, process, which)
+
+    @INSIDE.route("GET", f"/processes/{{process}}/{which}/follow")
+    async def followed(process: str, request: Request) -> Response:
+        return await _follow(request, process, which)
 
 
-@INSIDE.route("GET", "/processes/{process}/stderr")
-async def stderr(process: str, request: Request) -> Response:
-    """The same of its standard error."""
-    return await _output(request, process, "stderr")
-
-
-@INSIDE.route("GET", "/processes/{process}/output")
-async def output(process: str, request: Request) -> Response:
-    """The same of both."""
-    return await _output(request, process, "output")
-
-
-@INSIDE.route("GET", "/processes/{process}/stdout/follow")
-async def follow_stdout(process: str, request: Request) -> Response:
-    """What a process writes to its standard output, from the beginning, until it ends."""
-    return await _follow(request, process, "stdout")
-
-
-@INSIDE.route("GET", "/processes/{process}/stderr/follow")
-async def follow_stderr(process: str, request: Request) -> Response:
-    """The same of its standard error."""
-    return await _follow(request, process, "stderr")
-
-
-@INSIDE.route("GET", "/processes/{process}/output/follow")
-async def follow_output(process: str, request: Request) -> Response:
-    """The same of both."""
-    return await _follow(request, process, "output")
+for _which in translate.CHANNELS:
+    _reading(_which)
 
 
 async def find(box: Sandbox, word: str) -> ProcessInfo:
