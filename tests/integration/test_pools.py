@@ -19,9 +19,11 @@ import pytest
 from sandlot import Sandbox
 from sandlot.core.pools.shelf import IMAGE, MADE
 from sandlot.images.store import DEFAULT_CACHE
+from sandlot.sdk import Client
 from sandlot.sdk.operating.pools import PoolInfo
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.sweeping import sweep
+from tests.support.tcpservice import TcpService
 from tests.support.traces import NOTHING, settle
 
 PATIENCE_S = 240.0
@@ -188,6 +190,34 @@ def test_a_service_that_is_killed_leaves_nothing_and_no_half_made_snapshot_is_us
 def _ask(service: LocalService, told: list[str]) -> None:
     with suppress(Exception):  # its service is killed under it
         told.append(create(service).id)
+
+
+def test_an_owners_pool_is_back_after_a_kill_and_gone_with_his_key(cache: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
+    service = TcpService(folder, {"SANDLOT_CACHE_DIR": str(cache), "SANDLOT_POOLS": "none"})
+    try:
+        service.start()
+        with Client(url=service.url, api_key=service.key("anne")) as anne:
+            made = anne.pools.create(TEMPLATE, warm=1, max=1, **SMALL)  # type: ignore[arg-type] # options
+            wait_for(lambda: anne.pools.get(made.id).ready == 1, service)
+            service.end(signal.SIGKILL)
+            service.start()
+            wait_for(lambda: anne.pools.get(made.id).ready == 1, service)
+            assert anne.pools.get(made.id).owner == made.owner is not None
+            with Sandbox.create(TEMPLATE, client=anne, **SMALL) as box:  # type: ignore[arg-type] # options
+                assert box.run_code("print(6 * 7)").stdout == "42\n"
+                assert anne.pools.get(made.id).claims["hot"] == 1
+            assert len(snapshots(cache)) == 1
+            service.client.keys.revoke("anne")
+        wait_for(lambda: service.client.pools.list() == [], service)
+        wait_for(lambda: snapshots(cache) == [], service)  # it was nobody else's
+        settle(service.traces, NOTHING)
+        assert service.end() == 0, service.log()
+        settle(service.traces, NOTHING)
+    finally:
+        service.end(signal.SIGKILL)
+        sweep(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_service_that_ends_takes_its_pool_along_and_leaves_its_sandboxes(cache: Path) -> None:
