@@ -1,0 +1,111 @@
+"""Promise: a tunnel leads to what listens in its own sandbox, and to nothing else; and whoever holds one end cannot make the service grow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+
+from sandlot import Sandbox
+from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.model.specs import MIB
+from sandlot.sdk import Tunnel
+from tests.support.localservice import LocalService
+from tests.support.traces import memory_bytes
+
+FLAT_BYTES = 24 * MIB
+PUSHED_BYTES = 64 * MIB
+EVERY = "0.0.0.0"  # noqa: S104 - for an accept that must not come
+
+SENDER = """
+import socket, threading
+listener = socket.create_server(("127.0.0.1", 7001), backlog=64)
+def push(connection):
+    try:
+        while True:
+            connection.sendall(bytes(1 << 20))
+    except OSError:
+        pass
+while True:
+    threading.Thread(target=push, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.fixture(params=["127.0.0.1", "::1", EVERY, "::"])
+def on_the_host(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """Something that listens on this machine."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.create_server((request.param, 0), family=family) as made:
+        made.settimeout(0.2)
+        yield made
+
+
+@pytest.mark.parametrize("network", ["none", "packages"])
+def test_what_listens_on_the_host_is_not_reached(service: LocalService, on_the_host: socket.socket, network: str) -> None:
+    with service.create(network=network) as sandbox:
+        with pytest.raises(NotFoundError) as refused:
+            sandbox.tunnel(on_the_host.getsockname()[1])
+        assert refused.value.code is ErrorCode.PORT_NOT_FOUND
+        with pytest.raises(TimeoutError):
+            on_the_host.accept()
+
+
+def test_what_listens_in_another_sandbox_is_not_reached(service: LocalService, sandbox: Sandbox) -> None:
+    with service.create() as other:
+        for each in ("127.0.0.1", EVERY):
+            port = _listening(other, each)
+            other.tunnel(port).close()
+            with pytest.raises(NotFoundError):
+                sandbox.tunnel(port)
+
+
+def test_the_services_own_port_inside_is_not_reached(sandbox: Sandbox) -> None:
+    with pytest.raises(NotFoundError):
+        sandbox.tunnel(4479)
+
+
+def test_nobody_who_reads_nothing_makes_the_service_or_the_guest_grow(service: LocalService) -> None:
+    with service.create(network="none") as box:
+        box.commands.run(["python3", "-c", SENDER], background=True)
+        port = _listening(box, "127.0.0.1")
+        while not any(each.port == 7001 for each in box.ports()):
+            pass
+        box.tunnel(7001).close()
+        before, inside = memory_bytes(service.pid), _of_the_guest(box)
+        floods = [box.tunnel(7001) for _ in range(20)]
+        deaf = [box.tunnel(port) for _ in range(10)]
+        pushing = [threading.Thread(target=_push, args=(each,), daemon=True) for each in deaf]
+        for thread in pushing:
+            thread.start()
+        assert box.commands.run("echo here").stdout == "here\n"
+        for _ in range(5):
+            assert box.commands.run(["sleep", "0.5"]).exit_code == 0
+        assert memory_bytes(service.pid) - before < FLAT_BYTES
+        assert _of_the_guest(box) - inside < FLAT_BYTES
+        assert all(thread.is_alive() for thread in pushing)
+        for each in (*floods, *deaf):
+            each._socket.socket.close()  # noqa: SLF001 - as one that was killed
+
+
+def _push(tunnel: Tunnel) -> None:
+    with suppress(SandlotError, OSError):
+        tunnel.send(os.urandom(PUSHED_BYTES))
+
+
+def _of_the_guest(box: Sandbox) -> int:
+    return int(box.commands.run("grep VmRSS /proc/1/status", user="root").stdout.split()[1]) * 1024
+
+
+def _listening(box: Sandbox, address: str) -> int:
+    """A port on which something listens that never accepts."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port: int = free.getsockname()[1]
+    code = f"import socket, time; made = socket.create_server(({address!r}, {port}), backlog=64); time.sleep(600)"
+    box.commands.run(["python3", "-c", code], background=True)
+    while not any(each.port == port for each in box.ports()):
+        pass
+    return port
