@@ -53,6 +53,7 @@ TAGS: Mapping[str, str] = {
 PARAMETERS: Mapping[str, tuple[str, str]] = {
     "sandbox": ("The sandbox's id.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
     "process": ("The process's id.", "p1"),
+    "port": ("The port inside, 1 to 65535.", "8000"),
     "file": ("The file's id.", "file-k3v9x2m4c7qpl5tn"),
     "webhook": ("The webhook's id.", "wh-x2m4c7qpl5tnbdwy"),
     "key": ("The key's id or its name.", "3f9a0c12b7de"),
