@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from sandlot.doors.door import refuse
-from sandlot.doors.sandboxapi import sessions, translate
+from sandlot.doors.sandboxapi import mcp, sessions, translate
 from sandlot.doors.sandboxapi.wire import CodeBody, ExecuteBody, InstallBody, LanguagesAnswer, SessionBody, SessionsAnswer
-from sandlot.web.asking import core_of, principal_of, unless_gone
+from sandlot.web.asking import body_of, core_of, principal_of, unless_gone
 from sandlot.web.bodies import reply
 
 router = APIRouter()
@@ -65,6 +64,9 @@ async def close_session(session: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-_MCP = "Give the model tools that call /v1/execute and /v1/sessions; docs/doors.md shows how."
-refuse(router, "POST", "/mcp", _MCP)
-refuse(router, "GET", "/mcp", _MCP)
+@router.post("/mcp")
+async def model_context(request: Request) -> Response:
+    """One message of a model's client, which is offered all of this as tools. What it runs is killed when it goes away."""
+    content = b"".join([chunk async for chunk in body_of(request)])
+    told = await unless_gone(request, mcp.answer(core_of(request), principal_of(request), content, request.headers.get(mcp.VERSION_HEADER)))
+    return Response(told.body, told.status, media_type="application/json" if told.body else None)

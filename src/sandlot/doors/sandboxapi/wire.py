@@ -48,6 +48,36 @@ class InstallBody(Body):
     timeout: float = 300
 
 
+class BatchBody(Body):
+    """Programs to run once; all of what they write is one answer."""
+
+    executions: Annotated[list[ExecuteBody], Field(min_length=1, max_length=20)]
+
+
+class NothingBody(Body):
+    """What asks for no more than it says by its name."""
+
+
+class SessionCodeBody(Body):
+    """Code to run in a session that is named beside it."""
+
+    session_id: Text
+    code: Text
+    timeout: float = 60
+
+
+class SessionPackagesBody(InstallBody):
+    """Packages to install in a session that is named beside them."""
+
+    session_id: Text
+
+
+class CloseBody(Body):
+    """A session to close."""
+
+    session_id: Text
+
+
 class ExecuteAnswer(Answer):
     """What code came to."""
 

@@ -56,11 +56,6 @@ async def run(http: httpx.AsyncClient, session: str, code: str, **more: Any) -> 
     return ok(await http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": code, **more}))
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str) -> None:
-    assert "/v1/execute" in refused(await http.request(method, f"{HERE}/mcp", json={}), 501)
-
-
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/billing", "/v1/usage", "/v1/keys", "/v2/execute"])
 async def test_plans_and_billing_are_not_there(http: httpx.AsyncClient, path: str) -> None:
     refused(await http.get(HERE + path), 404)

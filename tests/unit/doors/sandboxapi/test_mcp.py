@@ -1,0 +1,82 @@
+"""Messages of JSON-RPC that no model's client sends, and what they are answered with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+URL = "/sandboxapi/mcp"
+
+
+async def post(http: httpx.AsyncClient, content: bytes, **headers: str) -> tuple[int, Any]:
+    response = await http.post(URL, content=content, headers={"Content-Type": "application/json", **headers})
+    return response.status_code, response.json() if response.content else None
+
+
+@pytest.mark.parametrize(
+    "content, status, code",
+    [
+        (b"", 400, -32700),
+        (b"{", 400, -32700),
+        (b"\xff", 400, -32700),
+        (b"[" * 5000, 400, -32700),
+        (b"[]", 400, -32600),
+        (b'[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]', 400, -32600),
+        (b'"x"', 400, -32600),
+        (b'{"jsonrpc": "1.0", "id": 1, "method": "ping"}', 400, -32600),
+        (b'{"jsonrpc": "2.0", "id": null, "method": "ping"}', 400, -32600),
+        (b'{"jsonrpc": "2.0", "id": true, "method": "ping"}', 400, -32600),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": 7}', 400, -32600),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}', 400, -32600),
+        (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "\\ud800"}', 200, -32601),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "resources/list"}', 200, -32601),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call"}', 200, -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": ["x"]}}', 200, -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "\\ud800"}}', 200, -32602),
+    ],
+)
+async def test_what_is_no_message_is_an_error_of_json_rpc(http: httpx.AsyncClient, content: bytes, status: int, code: int) -> None:
+    answered, told = await post(http, content)
+    assert (answered, told["jsonrpc"], told["error"]["code"]) == (status, "2.0", code)
+    assert told["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b'{"jsonrpc": "2.0", "method": "notifications/cancelled"}', b'{"jsonrpc": "2.0", "id": 1, "result": {}}'])
+async def test_what_wants_no_answer_is_taken(http: httpx.AsyncClient, content: bytes) -> None:
+    assert await post(http, content) == (202, None)
+
+
+async def test_a_revision_is_agreed_on_and_any_other_is_refused(http: httpx.AsyncClient) -> None:
+    for asked, agreed in (("2025-11-25", "2025-11-25"), ("2024-11-05", "2024-11-05"), ("1999-01-01", "2025-11-25"), (7, "2025-11-25")):
+        params = {"protocolVersion": asked}
+        _, told = await post(http, json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode())
+        assert told["result"]["protocolVersion"] == agreed
+    ping = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}'
+    assert (await post(http, ping, **{"MCP-Protocol-Version": "2025-03-26"}))[0] == 200
+    status, told = await post(http, ping, **{"MCP-Protocol-Version": "1999-01-01"})
+    assert (status, "2025-11-25" in told["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "name, arguments, word",
+    [
+        ("execute_code", {"language": "bash"}, "code"),
+        ("execute_code", {"language": "bash", "code": "", "surplus": 1}, "surplus"),
+        ("execute_code", {"language": "bash", "code": "\ud800"}, "surrogate"),
+        ("execute_code", {"language": "go", "code": ""}, "python3"),
+        ("execute_code", "x", "arguments"),
+        ("list_languages", {"x": 1}, "x"),
+        ("session_create", {"language": "bash", "idle_ttl": 1}, "idle_ttl"),
+        ("session_execute", {"session_id": "none", "code": "1"}, "no session"),
+        ("session_install_packages", {"session_id": "none", "manager": "conda", "packages": ["a"]}, "no session"),
+        ("session_close", {"session_id": "none"}, "no session"),
+    ],
+)
+async def test_a_tool_that_fails_says_why_to_the_model(http: httpx.AsyncClient, name: str, arguments: Any, word: str) -> None:  # noqa: ANN401 - JSON
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+    status, told = await post(http, json.dumps(message).encode())
+    assert (status, told["result"]["isError"]) == (200, True)
+    assert word in told["result"]["content"][0]["text"]
