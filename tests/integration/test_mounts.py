@@ -174,6 +174,22 @@ async def _root(box: Sandbox, text: str) -> str:
     return done.stdout.text()
 
 
+async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was() -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service)
+            await attach(service, box)
+            deep = "/data/" + "/".join("abcdefghijkl")
+            await shell(
+                box, f"mkdir -p {deep} /data/wide; echo 1 > {deep}/word; i=0; while [ $i -lt 300 ]; do echo $i > /data/wide/$i; i=$((i+1)); done"
+            )
+            await shell(box, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
+            await detach(service, box)
+            await service.core.volumes.remove(OPERATOR, "data")
+            await all_let_go(folder)
+
+
 async def test_what_cannot_be_attached_is_refused_and_changes_nothing() -> None:
     with place() as folder:
         async with real_service(folder) as service:

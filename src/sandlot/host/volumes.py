@@ -29,6 +29,7 @@ from sandlot.host.own import let_go
 from sandlot.host.stage import operations
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ports import Attachment
+from sandlot.model.specs import MOST_MOUNTS
 
 BYTES_PER_INODE: Final = 16 * 1024
 USER_ID: Final = 1000
@@ -39,6 +40,8 @@ _CLONE_FS: Final = 0x200
 _MOUNT_ATTR_ATIME: Final = 0x70
 """linux/sched.h, linux/mount.h"""
 _TIMEOUT_S: Final = 120.0
+MANY: Final = 1300
+"""gVisor's kernel keeps up to 1,000 entries of a mount (its option ``dcache``), and closes files in batches of up to 100 (measured with 20240729)."""
 _PATH: Final = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
 
 
@@ -201,11 +204,12 @@ def detach(process: int, hub: str, slot: int) -> None:
     """Take a volume away from the view of a process, and from those that have received it from there; nothing where none is. Blocks for a moment.
 
     On return nobody there has anything of it open, mapped or as a working folder: the kernel looks for that in all these views, and refuses
-    (mount_namespaces(7), umount(2)).
+    (mount_namespaces(7), umount(2)). A runtime may keep files open that nobody uses any more, for the next one who does: in the hub's last folder
+    there are more than it keeps, so that looking at those makes it let go of all others.
 
     Args:
         process: A descriptor of the process.
-        hub: The folder in its view.
+        hub: The folder in its view, which has a last folder that is nobody's.
         slot: Whose folder of it is emptied.
 
     Raises:
@@ -214,9 +218,21 @@ def detach(process: int, hub: str, slot: int) -> None:
 
     def work() -> None:
         _enter(process)
+        _fill(Path(hub) / str(MOST_MOUNTS))
         _umount(Path(f"{hub}/{slot}"))
 
     _elsewhere(work)
+
+
+def _fill(place: Path) -> None:
+    """Have many files in a folder, all the same empty one; nothing where they are there, or the folder is not."""
+    if not place.is_dir() or place.stat().st_dev != place.parent.stat().st_dev:
+        return
+    operations.mount("sandlot", str(place), "tmpfs", operations.MS_NOSUID | operations.MS_NODEV, "mode=0755,size=64k")
+    first = place / "0"
+    first.touch(mode=0o444)
+    for number in range(1, MANY):
+        os.link(first, place / str(number))
 
 
 def _elsewhere(work: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from sandlot.host.volumes import VolumeFiles
 from sandlot.link.payload import program_argv
-from sandlot.model.errors import UnsupportedError
+from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.ids import new_volume_id
 from sandlot.model.ports import Ability, Attachment, Change, Driver
 from sandlot.model.specs import MIB, ProcessSpec, User
@@ -88,6 +88,10 @@ class VolumesSuite(CleanSuite):
             await subject.instance.configure(Change(volumes=(volume,)))
             await _put(subject, volume)
             assert (await subject.run("sh", "-c", "echo 1 > /data/word && cat /data/word")).stdout == "1\n"
+            await subject.instance.configure(Change(volumes=(volume,), without=(3,)))  # so it is
+            with pytest.raises(ConflictError):
+                await subject.instance.configure(Change(without=(0,)))
+            assert (await subject.run("cat", "/data/word")).stdout == "1\n"
 
 
 @asynccontextmanager

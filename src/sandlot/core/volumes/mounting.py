@@ -13,8 +13,8 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -35,10 +35,13 @@ from sandlot.model.states import State
 WHAT: Final = "volumes"
 """What of a sandbox was changed, in its event."""
 
+ROUNDS: Final = (4, 8, 24)
+"""How often its kernel is made to let go of what nobody uses, before what it holds is taken for used: a folder goes later than what is in it."""
+
 _log = structlog.get_logger("sandlot.core")
 
 
-@contextmanager
+@contextlib.contextmanager
 def steady(box: Sandbox) -> Iterator[None]:
     """Around making what has to have the volumes that a sandbox has now: none is attached or detached meanwhile.
 
@@ -169,11 +172,15 @@ async def _take(living: Living, mount: VolumeMount) -> None:
     """Have it in its place no more: inside first, and then in the sandbox's view, where the kernel refuses what is in use."""
     box, instance = living.box, _instance(living.box)
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
-    told = await step("detach a volume from", attaching.ask(box, free=[place]))
-    if told.get("used"):
-        raise _used(box, mount)
+    away = Change(without=(mount.slot or 0,))
+    for rounds in ROUNDS:
+        with contextlib.suppress(ConflictError):  # the first time it is in its place inside; but then there is what to look at
+            return await step("detach a volume from", instance.configure(away))
+        told = await step("detach a volume from", attaching.ask(box, free=[[*place, rounds]]))
+        if told.get("used"):
+            raise _used(box, mount)
     try:
-        await step("detach a volume from", instance.configure(Change(without=(mount.slot or 0,))))
+        await step("detach a volume from", instance.configure(away))
     except ConflictError as error:
         raise _used(box, mount) from error
 

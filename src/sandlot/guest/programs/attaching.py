@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MNT_DETACH = 1, 32, 4096, 2
 EBUSY = 16
-CLOSED_AT_ONCE = 100
-"""gVisor's kernel lets its file server close what it looked at in batches, of so many at the most (measured with 20240729)."""
 
 
 def attach(request: dict[str, Any]) -> dict[str, Any]:
@@ -27,8 +25,9 @@ def attach(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``gone``: paths of those that are taken away, whoever uses them. ``free``: of those that are only where nobody does, each with the
-            folder where it is, and the hub's that is nobody's. ``there``: for each the folder where it is, the path where it is to be, and whether
-            nothing is to be written to it. The host sees to that; said here as well, no call is answered as if it had changed something.
+            folder where it is, one with many others, and how often to look at these: then nothing of it is kept open that nobody uses. ``there``:
+            for each the folder where it is, the path where it is to be, and whether nothing is to be written to it. The host sees to that; said
+            here as well, no call is answered as if it had changed something.
 
     Returns:
         ``used``: paths of those that somebody uses, and that stay.
@@ -37,11 +36,14 @@ def attach(request: dict[str, Any]) -> dict[str, Any]:
     libc = ctypes.CDLL(None, use_errno=True)
     for path in request["gone"]:
         libc.umount2(os.fsencode(path), MNT_DETACH)  # somebody inside may have done it already
-    for path, source, other in request.get("free", ()):
+    for path, source, others, rounds in request.get("free", ()):
         if _is_at(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:
             used.append(path)
-        for _ in range(2 * CLOSED_AT_ONCE if os.path.isdir(other) else 0):
-            os.stat(other)  # looked up and left again, so that what was closed before is closed on the host
+            continue
+        many = [f"{others}/{name}" for name in os.listdir(others)]
+        for _ in range(rounds):
+            for each in many:
+                os.stat(each)
     for source, path, read_only in request["there"]:
         try:
             os.makedirs(path, exist_ok=True)

@@ -90,10 +90,9 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
                 "options": ["nosuid", "nodev", "mode=1777", f"size={shape.limits.memory_bytes // 2}"],
             },
             # Before it is known whether it will have any, because a sandbox of a pool gets them while it runs: what is mounted in the stage's
-            # view later is seen by the file server, which serves it read-only where it is. The hub itself cannot be written to. dcache=0:
-            # the kernel inside keeps no file of it open that nobody uses, so that a volume can be taken away (gofer.go, moptDcache).
+            # view later is seen by the file server, which serves it read-only where it is. The hub itself cannot be written to.
             *(
-                [{"destination": HUB, "type": "bind", "source": VIEW_VOLUMES, "options": ["rbind", "rw", "rslave", "nosuid", "nodev", "dcache=0"]}]
+                [{"destination": HUB, "type": "bind", "source": VIEW_VOLUMES, "options": ["rbind", "rw", "rslave", "nosuid", "nodev"]}]
                 if has_hub
                 else []
             ),

@@ -64,7 +64,7 @@ def stage_plan(place: Place) -> tuple[Operation, ...]:
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
-        ("hub", VIEW_VOLUMES, MOST_MOUNTS + 1),  # the last is nobody's: looked at while one is taken away (guest/programs/attaching.py)
+        ("hub", VIEW_VOLUMES, MOST_MOUNTS + 1),  # the last is nobody's (host/volumes.py, detach)
         *_shown_cgroups(limits),
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
