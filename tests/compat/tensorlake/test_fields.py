@@ -165,6 +165,22 @@ def test_of_what_has_ended_a_page_is_as_long_as_it_is_asked_for_and_the_next_one
     assert status(lambda: client.list_archived(limit=0)) == 400
 
 
+def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
+    with client.create_and_connect(memory_mb=256) as box:
+        box.run("sh", ["-c", "echo one; echo two; echo bad >&2"])
+        assert [line.body for line in client.get_logs(box.sandbox_id).logs] == ["one", "two", "bad"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, levels=["error"]).logs] == ["bad"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, head=1).logs] == ["one"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, tail=1, levels=["info"]).logs] == ["two"]
+        assert [line.body for line in client.get_logs(box.sandbox_id, body="tw").logs] == ["two"]
+        (process,) = client.list_log_processes(box.sandbox_id).processes
+        assert (process.log_count, process.process_command) == (3, "sh -c echo one; echo two; echo bad >&2")
+        assert len(client.get_logs(box.sandbox_id, process_ids=[process.process_id]).logs) == 3
+        assert client.get_logs(box.sandbox_id, process_ids=["other"]).logs == []
+        assert status(lambda: client.get_logs(box.sandbox_id, next_token="more")) == 400  # noqa: S106 - of a page
+    assert [line.body for line in client.get_logs(box.sandbox_id, tail=1).logs] == ["bad"]
+
+
 # ------------------------------------------------------------------------------------------------------------------ pools
 
 

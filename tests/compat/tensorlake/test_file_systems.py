@@ -1,4 +1,4 @@
-"""File systems of sandboxes that run, as Tensorlake's own client puts them in and takes them out."""
+"""File systems of sandboxes: those that they are made with, and those that Tensorlake's own client puts in and takes out while they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from tensorlake.sandbox import AsyncSandboxClient, SandboxClient, SandboxNotFoundError
+from tensorlake.sandbox import AsyncSandboxClient, RemoteAPIError, SandboxClient, SandboxNotFoundError
+from tensorlake.sandbox.models import FileSystemMount
 
 from sandlot.model.specs import MIB
 from tests.compat.tensorlake.asking import status, until_so
@@ -21,6 +22,23 @@ def shelf(service: TcpService, key: str) -> Iterator[str]:
         assert made.status_code == 201, made.text
         yield "lasting"
         assert http.delete("/v1/volumes/lasting").status_code == 204
+
+
+def test_volumes_are_file_systems(client: SandboxClient, service: TcpService, key: str) -> None:
+    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}) as http:
+        made = http.post("/v1/volumes", json={"name": "shelf", "size_bytes": 64 * MIB})
+        assert made.status_code == 201, made.text
+        mount = FileSystemMount(file_system_id="shelf", mount_path="/mnt/shelf")
+        with client.create_and_connect(memory_mb=256, file_systems=[mount]) as box:
+            assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file"], user="root").exit_code == 0
+            assert [(each.mount_path, each.read_only) for each in box.info().file_systems] == [("/mnt/shelf", False)]
+        read_only = FileSystemMount(file_system_id="shelf", mount_path="/mnt/other", read_only=True)
+        with client.create_and_connect(memory_mb=256, file_systems=[read_only]) as box:
+            done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
+            assert (done.stdout, done.exit_code != 0) == ("kept", True)
+        with pytest.raises(RemoteAPIError, match="404"):
+            client.create(file_systems=[FileSystemMount(file_system_id="nowhere", mount_path="/mnt/x")])
+        assert http.delete("/v1/volumes/shelf").status_code == 204
 
 
 def test_one_is_put_into_a_sandbox_that_runs_and_taken_out(client: SandboxClient, shelf: str) -> None:

@@ -17,13 +17,10 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
 import websocket
 from tensorlake.sandbox import (
     AsyncSandbox,
-    PoolInUseError,
-    PoolNotFoundError,
     RemoteAPIError,
     Sandbox,
     SandboxClient,
@@ -32,7 +29,7 @@ from tensorlake.sandbox import (
     SnapshotType,
     StdinMode,
 )
-from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, FileSystemMount, NetworkConfig, SandboxStatus
+from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, NetworkConfig, SandboxStatus
 
 from tests.compat.tensorlake.asking import MIB, status, until_so
 from tests.support.tcpservice import TcpService
@@ -294,80 +291,6 @@ def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotTy
         client.delete_snapshot(taken.snapshot_id)
     with pytest.raises(RemoteAPIError, match="404"):
         client.get_snapshot(taken.snapshot_id)
-
-
-def test_nobody_has_to_wait_for_a_sandbox(client: SandboxClient) -> None:
-    pending = client.create(wait=False, memory_mb=256)
-    with pending.ready() as box:
-        assert box.run("echo", ["up"]).stdout == "up"
-
-
-def test_volumes_are_file_systems(client: SandboxClient, service: TcpService, key: str) -> None:
-    with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {key}"}) as http:
-        made = http.post("/v1/volumes", json={"name": "shelf", "size_bytes": 64 * MIB})
-        assert made.status_code == 201, made.text
-        mount = FileSystemMount(file_system_id="shelf", mount_path="/mnt/shelf")
-        with client.create_and_connect(memory_mb=256, file_systems=[mount]) as box:
-            assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file"], user="root").exit_code == 0
-            assert [(each.mount_path, each.read_only) for each in box.info().file_systems] == [("/mnt/shelf", False)]
-        read_only = FileSystemMount(file_system_id="shelf", mount_path="/mnt/other", read_only=True)
-        with client.create_and_connect(memory_mb=256, file_systems=[read_only]) as box:
-            done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
-            assert (done.stdout, done.exit_code != 0) == ("kept", True)
-        with pytest.raises(RemoteAPIError, match="404"):
-            client.create(file_systems=[FileSystemMount(file_system_id="nowhere", mount_path="/mnt/x")])
-        assert http.delete("/v1/volumes/shelf").status_code == 204
-
-
-def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
-    with client.create_and_connect(memory_mb=256) as box:
-        box.run("sh", ["-c", "echo one; echo two; echo bad >&2"])
-        assert [line.body for line in client.get_logs(box.sandbox_id).logs] == ["one", "two", "bad"]
-        assert [line.body for line in client.get_logs(box.sandbox_id, levels=["error"]).logs] == ["bad"]
-        assert [line.body for line in client.get_logs(box.sandbox_id, head=1).logs] == ["one"]
-        assert [line.body for line in client.get_logs(box.sandbox_id, tail=1, levels=["info"]).logs] == ["two"]
-        assert [line.body for line in client.get_logs(box.sandbox_id, body="tw").logs] == ["two"]
-        (process,) = client.list_log_processes(box.sandbox_id).processes
-        assert (process.log_count, process.process_command) == (3, "sh -c echo one; echo two; echo bad >&2")
-        assert len(client.get_logs(box.sandbox_id, process_ids=[process.process_id]).logs) == 3
-        assert client.get_logs(box.sandbox_id, process_ids=["other"]).logs == []
-        assert status(lambda: client.get_logs(box.sandbox_id, next_token="more")) == 400  # noqa: S106 - of a page
-    assert [line.body for line in client.get_logs(box.sandbox_id, tail=1).logs] == ["bad"]
-
-
-# ------------------------------------------------------------------------------------------------------------------ pools
-
-
-def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client: SandboxClient, service: TcpService) -> None:
-    asked = {"image": "base", "cpus": 1.0, "memory_mb": 192}
-    locked = NetworkConfig(allow_internet_access=False)
-    pool = client.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=2, network=locked).pool_id
-    told = client.get_pool(pool)
-    assert (told.image, told.timeout_secs, told.warm_containers, told.max_containers, told.resources.memory_mb) == ("base", 88, 1, 2, 192)
-    assert pool in {each.pool_id for each in client.list_pools()}
-    native = service.client.pools.get(pool)
-    assert (native.warm, native.max, native.template) == (1, 2, "base")
-    assert native.owner == next(each.id for each in service.client.keys.list() if each.name == "compat")
-    until_so(lambda: [each.state for each in client.get_pool(pool).containers or ()] == ["Idle"])
-    claimed = client.claim(pool)
-    assert service.client.pools.get(pool).claims["hot"] == 1
-    made = client.get(claimed.sandbox_id)
-    assert (made.pool_id, made.timeout_secs, made.network_policy.allow_internet_access) == (pool, 88, False)
-    assert (made.image, made.resources.memory_mb) == ("base", 192)
-    assert "Running" in {each.state for each in client.get_pool(pool).containers or ()}
-    with pytest.raises(PoolInUseError):
-        client.delete_pool(pool)
-    client.delete(claimed.sandbox_id)
-    kept = client.update_pool(pool, **asked, timeout_secs=99, warm_containers=0, max_containers=1)
-    assert (kept.timeout_secs, kept.warm_containers, kept.network_policy.allow_internet_access) == (99, 0, False)
-    cleared = client.update_pool(pool, **asked, network=CLEAR_NETWORK_POLICY)
-    assert (cleared.network_policy, cleared.timeout_secs) == (None, 0)
-    assert status(lambda: client.update_pool(pool, image="base", memory_mb=256)) == 400
-    client.delete_pool(pool)
-    for gone in (client.get_pool, client.delete_pool):
-        with pytest.raises(PoolNotFoundError):
-            gone(pool)
-    assert status(lambda: client.claim(pool)) == 404
 
 
 # ------------------------------------------------------------------------------------------------- strangers, and other ways
