@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.support.service import Bench
+from tests.support.until import until
 
 URL = "/sandboxapi/mcp"
 
@@ -80,3 +84,11 @@ async def test_a_tool_that_fails_says_why_to_the_model(http: httpx.AsyncClient, 
     status, told = await post(http, json.dumps(message).encode())
     assert (status, told["result"]["isError"]) == (200, True)
     assert word in told["result"]["content"][0]["text"]
+
+
+async def test_a_client_that_goes_away_takes_its_call_along(http: httpx.AsyncClient, at: Bench) -> None:
+    params = {"name": "execute_code", "arguments": {"language": "bash", "code": "sleep 1000", "timeout": 300}}
+    asking = asyncio.create_task(http.post(URL, json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
+    await until(lambda: at.sandboxes.held == 1)
+    asking.cancel()
+    await until(lambda: at.sandboxes.held == 0)
