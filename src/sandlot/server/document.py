@@ -59,7 +59,7 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "key": ("The key's id or its name.", "3f9a0c12b7de"),
     "snapshot": ("The snapshot's id or its name.", "snap-k3v9-x2m4c7qpl5tnbdwy"),
     "volume": ("The volume's id or its name.", "datasets"),
-    "pool": ("The pool's id, or its template where that has one pool only.", "code-interpreter"),
+    "pool": ("The pool's id, or its template where you have one pool only of that.", "code-interpreter"),
     "context": ("The context's id.", "default"),
     "watcher": ("The watcher's id.", "w4d5e6f70a1b2c3d4"),
     "execution": ("The process's or cell's id.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),

@@ -71,7 +71,9 @@ def owner_of(who: Principal) -> OwnerId:
 
 
 def find(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
-    """One by its id, or by its template where that has only one: one's own first, then of all that one sees.
+    """One that somebody sees by its id, or his own by its template where he has only one of that.
+
+    A template's name is never somebody else's pool, not even to an operator: a removal that is asked for twice must not find the next one.
 
     Args:
         pools: Id -> pool.
@@ -80,13 +82,12 @@ def find(pools: Mapping[str, Pool], word: str, who: Principal) -> Pool:
 
     Raises:
         NotFoundError: ``pool_not_found``.
-        ConflictError: The template has several.
+        ConflictError: He has several of the template.
     """
     pool = pools.get(word)
     if pool is not None and who.sees(pool.owner):
         return pool
-    named = [each for each in pools.values() if each.kind.template == word and who.sees(each.owner)]
-    named = [each for each in named if each.owner == owner_of(who)] or named
+    named = [each for each in pools.values() if each.kind.template == word and each.owner == owner_of(who)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
         raise ConflictError(f"The template {word[:64]!r} has several pools.", code=ErrorCode.CONFLICT, hint=f"Name one by its id: {ids}.")

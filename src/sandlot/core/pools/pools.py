@@ -240,11 +240,11 @@ class Pools:
         return [self._told(pool) for pool in sorted(seen, key=lambda pool: (pool.kind.template, pool.kind.isolation, pool.id))]
 
     def find(self, word: str, who: Principal) -> Told:
-        """One by its id, or by its template where that has only one: one's own first, then of all that one may see.
+        """One that somebody may see by its id, or his own by its template where he has only one of that.
 
         Raises:
             NotFoundError: ``pool_not_found``.
-            ConflictError: The template has several.
+            ConflictError: He has several of the template.
         """
         return self._told(owners.find(self._pools, word, who))
 

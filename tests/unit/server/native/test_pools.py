@@ -104,7 +104,7 @@ async def test_each_key_has_its_own_and_sees_no_others(at: Bench, http: httpx.As
                 assert (answer.status_code, answer.json()["code"]) == (404, "pool_not_found"), (method, other)
         assert (await anne.patch("/v1/pools/base", json={"max": 3})).json() == {**mine, "max": 3}
         assert {each["id"] for each in (await http.get("/v1/pools")).json()["pools"]} == {nodes["id"], mine["id"], theirs["id"]}
-        assert (await http.get("/v1/pools/base")).json() == nodes, "a name that an operator says is the node's first"
+        assert (await http.get("/v1/pools/base")).json() == nodes, "a name that an operator says is the node's"
         assert (await http.patch(f"/v1/pools/{mine['id']}", json={"max": 2})).json() == {**mine, "max": 2}
         assert (await http.delete(f"/v1/pools/{theirs['id']}")).status_code == 204
         assert (await anne.delete("/v1/pools/base")).status_code == 204
