@@ -253,10 +253,11 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "volume": World.volume,
     "webhook": World.webhook,
     "key": World.new_key,
+    "port": lambda _: "8000",
 }
 """Name in a path -> something that there is."""
 
-REFUSED = {"service_stop": 403, "processes_terminal": 400, "files_read_signed": 403, "files_write_signed": 403}
+REFUSED = {"service_stop": 403, "processes_terminal": 400, "sandboxes_tunnel": 426, "files_read_signed": 403, "files_write_signed": 403}
 """What cannot be asked well over TCP, or with what is here alone."""
 
 

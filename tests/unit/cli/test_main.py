@@ -145,7 +145,7 @@ PLAIN = {
         "webhooks rm",
         *("pause", "resume", "hibernate", "wake", "snapshot rm", "promote"),
     ),  # one word a line, or nothing
-    *("demo", "serve"),
+    *("demo", "serve", "forward"),
 }
 """What is for programs as it is."""
 

@@ -100,6 +100,7 @@ TESTED_ELSEWHERE = {
     "kernel.attach",
     "file.read",
     "file.write",
+    "port.connect",
 }
 
 
@@ -137,6 +138,7 @@ async def test_all_that_is_sent_fits_the_schema() -> None:
             link.attach(ID),
             link.read_file("/f"),
             link.write_file("/f", b"x"),
+            link.connect(8000),
         ):
             await _drain(made)
         for cell in (await link.execute("1"), await link.attach_cell(ID)):
