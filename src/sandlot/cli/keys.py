@@ -116,7 +116,7 @@ def list_keys(*, in_json: InJson = False) -> None:
 
 @keys.command("revoke")
 def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")], in_json: InJson = False) -> None:
-    """Take a key away; what uses it is refused from now on. Its sandboxes live on until they end."""
+    """Take a key away; what uses it is refused from now on. Its sandboxes live on until they end, its pools go."""
 
     async def directly(known: Keys) -> str:
         return (await known.revoke(key)).id

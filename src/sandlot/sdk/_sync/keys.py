@@ -55,7 +55,7 @@ class Keys:
         return self._client.items("/v1/keys", "keys", KeyInfo.parse, params={})
 
     def revoke(self, key: str) -> None:
-        """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end.
+        """Take a key away: requests with it are refused from now on. Its sandboxes live on until they end, its pools go.
 
         Args:
             key: Its name or its id.

@@ -52,7 +52,7 @@ async def who_am_i(request: Request) -> Response:
 
 @router.delete("/{key}", status_code=204, responses=PROBLEM)
 async def revoke(key: str, request: Request) -> Response:
-    """Take a key away, by its name or its id: requests with it are refused from now on. Operators only; its sandboxes live on until they end."""
+    """Take a key away, by its name or its id: requests with it are refused from now on. Operators only; its sandboxes live on, its pools go."""
     _operator(request)
     await core_of(request).keys.revoke(key)
     return Response(status_code=204)
