@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
@@ -72,8 +73,7 @@ def test_nobody_who_reads_nothing_makes_the_service_or_the_guest_grow(service: L
     with service.create(network="none") as box:
         box.commands.run(["python3", "-c", SENDER], background=True)
         port = _listening(box, "127.0.0.1")
-        while not any(each.port == 7001 for each in box.ports()):
-            pass
+        _wait_for(box, 7001)
         box.tunnel(7001).close()
         before, inside = memory_bytes(service.pid), _of_the_guest(box)
         floods = [box.tunnel(7001) for _ in range(20)]
@@ -106,6 +106,13 @@ def _listening(box: Sandbox, address: str) -> int:
         port: int = free.getsockname()[1]
     code = f"import socket, time; made = socket.create_server(({address!r}, {port}), backlog=64); time.sleep(600)"
     box.commands.run(["python3", "-c", code], background=True)
-    while not any(each.port == port for each in box.ports()):
-        pass
+    _wait_for(box, port)
     return port
+
+
+def _wait_for(box: Sandbox, port: int) -> None:
+    for _ in range(1200):
+        if any(each.port == port for each in box.ports()):
+            return
+        time.sleep(0.05)
+    raise AssertionError("it does not listen")
