@@ -51,7 +51,7 @@ class Owners:
             who = None if owner == LOCAL else self.principal_of(owner)
             if who is not None:
                 ready = sorted(((pool, member) for pool in theirs for member in pool.ready), key=lambda each: each[1].made_at_s)
-                making = [pool.kind.limits for pool in theirs for _ in pool.filling]
+                making = [pool.kind.limits for pool in theirs for _ in range(pool.making)]
                 yield from ready[: excess(who.quota, self.live(owner), making, [pool.kind.limits for pool, _ in ready])]
 
     def spare(self, pool: Pool, pools: Iterable[Pool]) -> int | None:

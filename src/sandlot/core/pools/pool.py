@@ -120,9 +120,14 @@ class Pool:
         return self.identity.id
 
     @property
+    def making(self) -> int:
+        """Sandboxes in the making: one that waits already is none, whether or not its task has been taken out yet."""
+        return sum(1 for task in self.filling if not task.done())
+
+    @property
     def held(self) -> int:
         """Sandboxes that wait, and those in the making."""
-        return len(self.ready) + len(self.filling)
+        return len(self.ready) + self.making
 
     def take(self, now_s: float) -> Member | None:
         """One that waits, out of the pool for good: the youngest that lives, because what it touched last is likely still in the caches."""
