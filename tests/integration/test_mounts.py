@@ -267,10 +267,17 @@ async def test_forks_and_snapshots_treat_it_like_any_other() -> None:
             await shell(box, "echo 1 > /data/word")
             with pytest.raises(ConflictError, match="share_volumes"):
                 await service.core.forks.fork(box.id, OPERATOR, NewFork())
+            await made(service, "other")
             with mounting.steady(box):
                 for work in (attach(service, box, OTHER), detach(service, box)):
-                    with pytest.raises((ConflictError, NotFoundError)):
+                    with pytest.raises(ConflictError, match="forked"):
                         await work
+            settled, box.spec = box.spec, replace(box.spec, volumes=(replace(box.spec.volumes[0], moving=True),))
+            with pytest.raises(ConflictError, match="being attached"):
+                await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
+            with pytest.raises(ConflictError, match="being attached"):
+                await service.core.snapshots.take(box.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
+            box.spec = settled
             (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
             assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
             await detach(service, box)
