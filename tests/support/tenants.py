@@ -106,16 +106,20 @@ async def status(
         return answer.status_code, "" if answer.is_success else (await answer.aread()).decode()
 
 
-async def listening(owner: httpx.AsyncClient, sandbox: str) -> str:
+SILENT = "import socket, time; made = socket.create_server(('127.0.0.1', 0)); print(made.getsockname()[1], flush=True); time.sleep(600)"
+
+
+async def listening(owner: httpx.AsyncClient, sandbox: str, code: str = SILENT) -> str:
     """A port of a sandbox on which something listens.
 
     Args:
         owner: Whose it is.
         sandbox: Its address.
+        code: What listens, in Python; it prints its port first.
     """
-    code = "import socket, time; made = socket.create_server(('127.0.0.1', 0)); print(made.getsockname()[1], flush=True); time.sleep(600)"
     ran = (await owner.post(f"{sandbox}/processes", json={"argv": ["python3", "-c", code], "background": True})).json()
-    async with owner.stream("GET", f"{sandbox}/processes/{ran['process']}/output", headers={"Accept": "application/x-ndjson"}) as answer:
+    told_as = {"Accept": "application/x-ndjson"}
+    async with owner.stream("GET", f"{sandbox}/processes/{ran['process']}/output", params={"follow": "true"}, headers=told_as) as answer:
         async for line in answer.aiter_lines():
             told = json.loads(line)
             if told["event"] == "output":

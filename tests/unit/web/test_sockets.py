@@ -18,6 +18,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listen, sockets
 from tests.support.service import Bench, bench, client
+from tests.support.tenants import listening
 from tests.support.until import until
 
 HEAD = "GET {path} HTTP/1.1\r\nHost: sandlot\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n"
@@ -141,3 +142,48 @@ async def test_the_end_of_the_service_ends_sockets(tmp_path: Path) -> None:
         with pytest.raises(ConnectionClosed):
             await connection.recv()
         await connection.close()
+
+
+HALVES = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+connection = listener.accept()[0]
+while connection.recv(65536):
+    pass
+if ANSWERS:
+    connection.sendall(b"after your end")
+    connection.close()
+else:
+    import time
+    time.sleep(600)
+"""
+CLOSE = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
+"""Masked, as a client's are (RFC 6455 5.3)."""
+
+
+@pytest.mark.parametrize("how", ["answers", "silent"])
+async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_or_silent(
+    at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
+    answers = how == "answers"
+    port = await listening(http, url, f"ANSWERS = {answers}" + HALVES)
+    if not answers:
+        monkeypatch.setattr(sockets, "STALL_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
+    writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101")
+    writer.write(CLOSE)
+    heard = await asyncio.wait_for(_to_its_end(reader), 60)
+    assert heard == (b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big") if answers else b"")
+    writer.close()
+
+
+async def _to_its_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
