@@ -214,5 +214,7 @@ def check_secret(secret: str | None) -> None:
     least, most = SECRET_LENGTH
     if secret is not None and not (least <= len(secret) <= most and check_text("secret", secret)):
         raise InvalidRequestError(
-            f"A secret has {least} to {most} characters.", hint="Leave it out: a new webhook has one made, and one that there is keeps its own.", fields={"field": "secret"}
+            f"A secret has {least} to {most} characters.",
+            hint="Leave it out: a new webhook has one made, and one that there is keeps its own.",
+            fields={"field": "secret"},
         )

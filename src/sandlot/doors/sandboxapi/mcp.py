@@ -1,8 +1,8 @@
 """SandboxAPI's tools for models: an MCP server over streamable HTTP that keeps nothing between two messages.
 
-Model Context Protocol, revisions up to 2025-11-25: one JSON-RPC message in a POST, one JSON answer; no streams of the server's own (GET is 405), no sessions
-of MCP. Tool names, arguments and results of programs are those of the vendor's own MCP server; its guide for agents has the two that work in a
-session, and whoever calls these can open and close one here.
+Model Context Protocol, revisions up to 2025-11-25: one JSON-RPC message in a POST, one JSON answer; no streams of the server's own (GET is 405), no
+sessions of MCP. Tool names, arguments and results of programs are those of the vendor's own MCP server; its guide for agents has the two that work
+in a session, and whoever calls these can open and close one here.
 
 Laws:
 - A tool that fails is a result with ``isError`` and a sentence, which a model reads; a message that is none is an error of JSON-RPC.
