@@ -12,7 +12,8 @@ import pytest
 from sandlot.core.node.capacity import Shares
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import SystemClock
-from sandlot.core.volumes.volumes import LEAST_BYTES, Volumes
+from sandlot.core.volumes.volume import LEAST_BYTES
+from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
