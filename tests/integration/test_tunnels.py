@@ -225,7 +225,7 @@ def test_what_is_forwarded_passes_whole_and_ends_with_the_forward(sandbox: Sandb
             assert rest(connection).decode() == hashlib.sha256(body).hexdigest()
         with closing(dial(forward.address, "send")) as connection:
             assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
-        with closing(dial(nothing.address, "echo")) as connection, suppress(ConnectionResetError):
+        with suppress(ConnectionError), closing(dial(nothing.address, "echo")) as connection:
             assert rest(connection) == b""
         until(lambda: [each.code for each in failures] == [ErrorCode.PORT_NOT_FOUND])
         left = dial(forward.address, "told")
@@ -247,7 +247,7 @@ def test_sandlot_forward(service: LocalService, sandbox: Sandbox) -> None:
     with closing(dial(addresses[0], "echo")) as connection:
         connection.sendall(b"by hand")
         assert connection.recv(7) == b"by hand"
-    with closing(dial(addresses[1], "echo")) as connection, suppress(ConnectionResetError):
+    with suppress(ConnectionError), closing(dial(addresses[1], "echo")) as connection:
         assert rest(connection) == b""
     taken = subprocess.run([*command, f"{addresses[0].partition(':')[2]}:7001"], capture_output=True, env=env, text=True, check=False)
     assert taken.returncode == 1
