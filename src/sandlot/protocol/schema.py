@@ -282,6 +282,8 @@ RESET_CODES = (
 )
 #: What tunnels lead to.
 LOOPBACK = ("127.0.0.1", "::1")
+#: TCP has no higher number (RFC 9293 3.1).
+MOST_PORT = 65535
 #: oom: the guest killed it for memory.
 PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
 #: running: not done. timeout: interrupted. killed: its kernel had to be. oom: its kernel was, for memory. aborted: it never ran.

@@ -13,17 +13,22 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
+from fastapi import WebSocket
+from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
@@ -35,6 +40,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
 from sandlot.web.auth import Admission, Keyring, authenticate
+from sandlot.web.bodies import Query
 from sandlot.web.telling import Teller
 
 if TYPE_CHECKING:
@@ -49,10 +55,15 @@ UNSENT_MAX_BYTES = 256 * KIB
 PING_S = 20.0
 STALL_TIMEOUT_S = 120.0
 
+NORMAL, REFUSED, FAILED = 1000, 1008, 1011
+"""Codes of a close, RFC 6455 7.4.1."""
+
 GONE = "gone"
 """What a socket's state has: an event that is set when its client has gone away."""
 LINGERS = "lingers"
 """What a socket's state is given by who goes on sending to a client that has said Close, until it is done itself (RFC 6455 5.5.1)."""
+
+AQuery = TypeVar("AQuery", bound=Query)
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("sandlot.http")
@@ -215,6 +226,35 @@ class Socket(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
+def query_of(asked: WebSocket, kind: type[AQuery]) -> AQuery:
+    """What stands in a socket's query, checked as a request's is.
+
+    Raises:
+        InvalidRequestError: Something in it is wrong.
+    """
+    try:
+        return kind.model_validate(dict(asked.query_params))
+    except ValidationError as error:
+        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+
+
+def farewell(error: SandlotError) -> int:
+    """The code with which a socket is closed that failed."""
+    return REFUSED if isinstance(error, InvalidRequestError) else FAILED
+
+
+async def tell(client: WebSocket, message: Mapping[str, Any]) -> None:
+    """Send a client of the native API a message that is no bytes."""
+    await client.send_text(json.dumps(message, separators=(",", ":")))
+
+
+async def fail(client: WebSocket, error: SandlotError) -> None:
+    """Tell a client of the native API what went wrong, and close; where it is not gone."""
+    if client.application_state is WebSocketState.CONNECTED:
+        await tell(client, {"event": "failure", **errors.problem(error, str(client.scope["state"].get("request_id", "")))})
+        await client.close(farewell(error))
+
+
 async def framed(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, teller: Teller, metrics: Metrics, keys: Keyring, admit: Admission | None = None
 ) -> None:
@@ -252,7 +292,7 @@ async def framed(
         if not status:
             await errors.answer(error, id_, teller=teller)(scope, receive, tell)
         else:
-            await send({"type": "websocket.close", "code": 1011})
+            await send({"type": "websocket.close", "code": FAILED})
 
     with structlog.contextvars.bound_contextvars(request=id_):
         try:

@@ -10,8 +10,7 @@ import typer
 
 from sandlot.cli.arguments import SandboxId, asking
 from sandlot.cli.output import note
-
-PORTS = 65535
+from sandlot.protocol.schema import MOST_PORT
 
 
 def forward(
@@ -44,6 +43,6 @@ def _parsed(text: str) -> tuple[int, int]:
     """The local port and the one inside. Pure."""
     local, colon, port = text.rpartition(":")
     for each, least in ((port, 1), (local if colon else port, 0)):
-        if not (each.isascii() and each.isdigit() and least <= int(each) <= PORTS):
-            raise typer.BadParameter(f"{text!r} is not [LOCAL:]PORT, with numbers up to {PORTS}.")
+        if not (each.isascii() and each.isdigit() and least <= int(each) <= MOST_PORT):
+            raise typer.BadParameter(f"{text!r} is not [LOCAL:]PORT, with numbers up to {MOST_PORT}.")
     return int(local if colon else port), int(port)

@@ -23,8 +23,8 @@ import structlog
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Tunnel as Call
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.protocol.schema import MOST_PORT
 
-PORTS = 65535
 LAST_S = 10.0
 """How long a program may take to read what came last, once both halves have ended and the client has left."""
 
@@ -158,8 +158,8 @@ async def connect(box: Sandbox, port: int) -> Tunnel:
         TimeoutExceededError: What listens there accepts nobody.
         SandlotError: The sandbox has ended, or rests and is not to be resumed.
     """
-    if not 0 < port <= PORTS:
-        raise InvalidRequestError(f"There is no port {port}.", hint=f"Use 1 to {PORTS}.", fields={"field": "port"})
+    if not 0 < port <= MOST_PORT:
+        raise InvalidRequestError(f"There is no port {port}.", hint=f"Use 1 to {MOST_PORT}.", fields={"field": "port"})
     async with box.using() as link:
         return Tunnel(box, port, await link.connect(port))
 

@@ -40,7 +40,6 @@ CONNECT_S = 10.0
 READ_BYTES = 65536
 PIECES = 64
 """At most so many frames' bytes as one write; Linux takes 1,024 (IOV_MAX)."""
-PORTS = 65536
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of no time: close() tells the far side by RST (socket(7))."""
@@ -60,8 +59,8 @@ class Tunnels:
     def connect(self, call: Call) -> None:
         """``port.connect``."""
         port = call.args["port"]
-        if not 0 < port < PORTS:
-            raise Refusal("invalid_request", f"There is no port {port}.", f"Use 1 to {PORTS - 1}.")
+        if not 0 < port <= schema.MOST_PORT:
+            raise Refusal("invalid_request", f"There is no port {port}.", f"Use 1 to {schema.MOST_PORT}.")
         if port == schema.PACKAGES_PORT:
             raise Refusal("port_not_found", f"Port {port} is the service's own.", "Let the program listen on another one.")
         if len(self.open) >= TUNNELS:

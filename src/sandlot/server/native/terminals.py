@@ -20,8 +20,6 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
-from pydantic import ValidationError
-from starlette.websockets import WebSocketState
 
 from sandlot.core.runs import processes, terminals
 from sandlot.core.runs.processes import Run
@@ -31,11 +29,7 @@ from sandlot.link.types import Lost
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server.native.common import also, reply, sandbox_of
 from sandlot.server.native.schemas.processes import ExitedAnswer, ScreenBody, SignalAnswer, TerminalQuery
-from sandlot.web import errors
-from sandlot.web.sockets import GONE
-
-NORMAL, REFUSED, FAILED = 1000, 1008, 1011
-"""Codes of a close, RFC 6455 7.4.1."""
+from sandlot.web import errors, sockets
 
 _TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
 
@@ -57,10 +51,7 @@ async def terminal(sandbox: str, process: str, socket: WebSocket) -> None:
     `lost`, and in the end `exit` or `failure`, each as its `event`; from the client `{"resize": {"rows": 24, "cols": 80}}`, `{"signal": "SIGINT"}` or
     `{"eof": true}`. A process with a terminal is started by POST with `pty` and `background`.
     """
-    try:
-        query = TerminalQuery.model_validate(dict(socket.query_params))
-    except ValidationError as error:
-        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+    query = sockets.query_of(socket, TerminalQuery)
     box = sandbox_of(socket, sandbox)
     run = await terminals.attach(box, process, offset=query.stdout_from)
     try:
@@ -89,7 +80,7 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> N
         offset: Where its output begins here.
     """
     await socket.accept()
-    gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+    gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
     showing = asyncio.create_task(_show(socket, run, offset))
     typed = Typed(box, run)
     taking = asyncio.create_task(_take(socket, box, run, typed))
@@ -107,22 +98,22 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run, *, offset: int) -> N
     for task in (showing, taking, typing):
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError) and not gone.is_set():
-            await _fail(socket, error)
+            await sockets.fail(socket, error)
             return
         if error is not None and not gone.is_set():
             raise error
     if not showing.cancelled() and not gone.is_set():
-        await socket.close(NORMAL)
+        await socket.close(sockets.NORMAL)
 
 
 async def _show(socket: WebSocket, run: Run, offset: int) -> None:
-    await _tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
+    await sockets.tell(socket, {"event": "started", "process": run.id, "pid": run.pid, "offset": offset})
     async for item in run:
         if isinstance(item, Lost):
-            await _tell(socket, {"event": "lost", "bytes": item.bytes})
+            await sockets.tell(socket, {"event": "lost", "bytes": item.bytes})
         else:
             await socket.send_bytes(item.data)
-    await _tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
+    await sockets.tell(socket, {"event": "exit", **ExitedAnswer.of(await run.outcome()).model_dump()})
 
 
 async def _take(socket: WebSocket, box: Sandbox, run: Run, typed: Typed) -> None:
@@ -161,13 +152,3 @@ def _parsed(text: str) -> Mapping[str, Any]:
     if not isinstance(asked, dict):
         raise InvalidRequestError("The message is no JSON object.", hint=_TYPED)
     return asked
-
-
-async def _fail(socket: WebSocket, error: SandlotError) -> None:
-    if socket.application_state is WebSocketState.CONNECTED:
-        await _tell(socket, {"event": "failure", **errors.problem(error, str(socket.scope["state"].get("request_id", "")))})
-        await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED)
-
-
-async def _tell(socket: WebSocket, message: Mapping[str, Any]) -> None:
-    await socket.send_text(json.dumps(message, separators=(",", ":")))

@@ -36,10 +36,8 @@ from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.web.asking import core_of, principal_of
 from sandlot.web.bodies import reply
-from sandlot.web.sockets import GONE
+from sandlot.web.sockets import GONE, NORMAL, farewell
 
-NORMAL, REFUSED, FAILED = 1000, 1008, 1011
-"""Codes of a close, RFC 6455 7.4.1."""
 TOKEN_HEADER = b"x-pty-token"
 
 _SOCKET = re.compile(rf"(?:{PREFIX}{BELOW}/(?P<sandbox>[^/]+))?{INNER}/pty/[^/]+/ws")
@@ -121,7 +119,7 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError):
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED, str(error)[:100])
+                await socket.close(farewell(error), str(error)[:100])
             return
         if error is not None:
             raise error

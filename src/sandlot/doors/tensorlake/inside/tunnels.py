@@ -10,18 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import WebSocket
-from pydantic import ValidationError
 from starlette.websockets import WebSocketState
 
 from sandlot.core.content import tunnels
 from sandlot.doors.tensorlake.inside.wire import TunnelQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.web import errors
-from sandlot.web.sockets import GONE, LINGERS
+from sandlot.web.sockets import GONE, LINGERS, NORMAL, farewell, query_of
 
-NORMAL, REFUSED, FAILED = 1000, 1008, 1011
-"""Codes of a close, RFC 6455 7.4.1."""
 _REASON_BYTES = 120
 """RFC 6455 5.5."""
 _LEFT = frozenset({1000, 1005})
@@ -32,10 +28,7 @@ _LEFT = frozenset({1000, 1005})
 async def tunnel(socket: WebSocket) -> None:
     """Connect to a port of the inside."""
     box = inside(socket)
-    try:
-        query = TunnelQuery.model_validate(dict(socket.query_params))
-    except ValidationError as error:
-        raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+    query = query_of(socket, TunnelQuery)
     opened = await tunnels.connect(box, query.port)
     try:
         socket.scope["state"][LINGERS] = True
@@ -45,9 +38,7 @@ async def tunnel(socket: WebSocket) -> None:
                 await socket.close(NORMAL)
         except SandlotError as error:
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(
-                    REFUSED if isinstance(error, InvalidRequestError) else FAILED, str(error).encode()[:_REASON_BYTES].decode(errors="ignore")
-                )
+                await socket.close(farewell(error), str(error).encode()[:_REASON_BYTES].decode(errors="ignore"))
     finally:
         await opened.aclose()
 

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket
-from starlette.websockets import WebSocketState
 
 from sandlot.core.content import tunnels
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.server.native.common import sandbox_of
-from sandlot.web import errors
-from sandlot.web.sockets import GONE
+from sandlot.web import errors, sockets
 
-NORMAL, REFUSED, FAILED = 1000, 1008, 1011
-"""Codes of a close, RFC 6455 7.4.1."""
 _SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", tags=["sandboxes"])
@@ -42,9 +36,9 @@ async def tunnel(sandbox: str, port: int, socket: WebSocket) -> None:
         await socket.accept()
         try:
             if await tunnels.carry(opened, _Client(socket)):
-                await socket.close(NORMAL)
+                await socket.close(sockets.NORMAL)
         except SandlotError as error:
-            await _fail(socket, error)
+            await sockets.fail(socket, error)
     finally:
         await opened.aclose()
 
@@ -66,7 +60,7 @@ class _Client:
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
-        self.gone: asyncio.Event = socket.scope["state"].get(GONE) or asyncio.Event()
+        self.gone: asyncio.Event = socket.scope["state"].get(sockets.GONE) or asyncio.Event()
         self._ended = False
 
     async def receive(self) -> bytes | None:
@@ -90,7 +84,7 @@ class _Client:
 
     async def ended(self) -> None:
         """Tell the client that the program has ended its half."""
-        await _tell(self._socket, {"event": "end"})
+        await sockets.tell(self._socket, {"event": "end"})
 
 
 def _check_end(text: str) -> None:
@@ -100,13 +94,3 @@ def _check_end(text: str) -> None:
         said = None
     if not isinstance(said, dict) or set(said) != {"end"} or said["end"] is not True:
         raise InvalidRequestError("The message is none that a tunnel knows.", hint=_SAID)
-
-
-async def _fail(socket: WebSocket, error: SandlotError) -> None:
-    if socket.application_state is WebSocketState.CONNECTED:
-        await _tell(socket, {"event": "failure", **errors.problem(error, str(socket.scope["state"].get("request_id", "")))})
-        await socket.close(REFUSED if isinstance(error, InvalidRequestError) else FAILED)
-
-
-async def _tell(socket: WebSocket, message: Mapping[str, Any]) -> None:
-    await socket.send_text(json.dumps(message, separators=(",", ":")))
