@@ -55,6 +55,7 @@ class World:
         self.session.trust_env = False
         self._sandbox: Sandbox | None = None
         self._deep: Sandbox | None = None
+        self._bare: Sandbox | None = None
 
     def close(self) -> None:
         self.session.close()
@@ -116,9 +117,28 @@ class World:
         kept = self.call("GET", url)["watchers"]
         return str((kept[0] if kept else self.call("POST", url, json={"path": "/workspace/folder"}))["watcher"])
 
+    @property
+    def bare(self) -> Sandbox:
+        """One that can have volumes, and has none: another one, because who has volumes is not copied."""
+        if self._bare is None or not self._lives(self._bare):
+            self._bare = Sandbox.create(TEMPLATE, isolation="gvisor", timeout=600, network="none", client=self.client)
+        for mount in self._bare.info().volumes:
+            self._bare.detach_volume(mount.path)
+        return self._bare
+
+    def to_attach(self) -> Asked:
+        """A volume, and a sandbox that can have it."""
+        return {"path_parameters": {"sandbox": self.bare.id}, "body": {"volume": self.volume(), "path": "/mounted"}}
+
+    def to_detach(self) -> Asked:
+        """A volume, and the sandbox that has it."""
+        bare = self.bare
+        bare.attach_volume(self.volume(), "/mounted")
+        return {"path_parameters": {"sandbox": bare.id}, "query": {"path": "/mounted"}}
+
     def volume(self) -> str:
         """A volume that no sandbox has."""
-        kept = self.call("GET", "/v1/volumes")["volumes"]
+        kept = [each for each in self.call("GET", "/v1/volumes")["volumes"] if not each["attached"]]
         return str((kept[0] if kept else self.call("POST", "/v1/volumes", json=volume()))["id"])
 
     def webhook(self) -> str:
@@ -231,6 +251,8 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "files_watch": FOLDER,
     "files_create_watcher": {"body": {"path": "/workspace/folder"}},
     "volumes_create": lambda _world: {"body": volume()},
+    "volumes_attach": World.to_attach,
+    "volumes_detach": World.to_detach,
     "webhooks_create": {"body": WEBHOOK},
     "webhooks_change": {"body": {"enabled": True}},
     "files_sign": {"body": {"path": "/workspace/file"}},

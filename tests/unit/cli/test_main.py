@@ -141,7 +141,7 @@ PLAIN = {
         "fs url",
         "files rm",
         "pool rm",
-        "volume rm",
+        *("volume rm", "volume attach", "volume detach"),
         "webhooks rm",
         *("pause", "resume", "hibernate", "wake", "snapshot rm", "promote"),
     ),  # one word a line, or nothing
