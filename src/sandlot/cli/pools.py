@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.arguments import InJson, TemplateName, asking
-from sandlot.cli.output import as_json, note, size, table
+from sandlot.cli.arguments import InJson, Metadata, TemplateName, asking
+from sandlot.cli.output import as_json, note, pairs, size, table
 
 if TYPE_CHECKING:
     from sandlot.sdk import PoolInfo
@@ -23,7 +23,7 @@ _WARM, _MAX, _BLANK = (
 
 
 @pool.command("create")
-def create_pool(
+def create_pool(  # noqa: PLR0913 - each is an option
     *,
     template: TemplateName = None,
     warm: Annotated[int, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = 1,
@@ -34,14 +34,17 @@ def create_pool(
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Of each, such as 512M or 2G. (default: 1G)")] = None,
     disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What each may write. (default: 5G)")] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads of each. (default: 512)")] = None,
+    metadata: Metadata = None,
     in_json: InJson = False,
 ) -> None:
     """Keep sandboxes of a kind ready, also after a restart of the service.
 
     Prints the pool's id. A request is answered from it where its template, isolation and limits are the pool's.
     """
+    words = pairs(metadata, "--metadata") or None
+    limits: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
     with asking() as client:
-        made = client.pools.create(template, warm=warm, max=most, blank=blank, isolation=isolation, cpus=cpus, memory=memory, disk=disk, pids=pids)
+        made = client.pools.create(template, warm=warm, max=most, blank=blank, isolation=isolation, metadata=words, **limits)
     typer.echo(as_json(made) if in_json else made.id)
 
 
@@ -70,13 +73,18 @@ def set_pool(
     warm: Annotated[int | None, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = None,
     most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=_MAX)] = None,
     blank: Annotated[int | None, typer.Option("--blank", metavar="N", min=0, help=_BLANK)] = None,
+    metadata: Metadata = None,
     in_json: InJson = False,
 ) -> None:
-    """Change how much a pool holds, also after a restart of the service; what is left out stays."""
-    if warm is None and most is None and blank is None:
-        raise typer.BadParameter("Nothing to change: give --warm, --max or --blank.")
+    """Change how much a pool holds, also after a restart of the service; what is left out stays.
+
+    Words take the place of all that there are.
+    """
+    words = pairs(metadata, "--metadata") or None
+    if (warm, most, blank, words) == (None, None, None, None):
+        raise typer.BadParameter("Nothing to change: give --warm, --max, --blank or --metadata.")
     with asking() as client:
-        changed = client.pools.set(name, warm=warm, max=most, blank=blank)
+        changed = client.pools.set(name, warm=warm, max=most, blank=blank, metadata=words)
     if in_json:
         typer.echo(as_json(changed))
     else:

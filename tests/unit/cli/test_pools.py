@@ -25,6 +25,9 @@ def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, ca
     assert dispatch(["pool", "create", "-t", "base", "--warm", "2", "--max", "4", "--blank", "1", "--memory", "512M"]) == 0
     assert capsys.readouterr().out == f"{POOL['id']}\n"
     assert there.seen[-1].json() == {"template": "base", "limits": {"memory_bytes": 512 << 20}, "warm": 2, "max": 4, "blank": 1}
+    there.say(Reply(201, POOL))
+    assert dispatch(["pool", "create", "--metadata", "team=blue", "-m", "for=a=b"]) == 0
+    assert there.seen[-1].json() == {"warm": 1, "metadata": {"team": "blue", "for": "a=b"}}
 
 
 def test_ls_tells_what_waits_and_how_many_requests_were_answered(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +56,11 @@ def test_set_needs_something_to_set(there: Script, capsys: pytest.CaptureFixture
     assert dispatch(["pool", "set", "base", "--warm", "2"]) == 0
     assert there.seen[-1].json() == {"warm": 2}
     assert capsys.readouterr().out.splitlines()[1].split() == ["pool-abcdefghijkl", "2", "4", "1"]
+    there.say(Reply(200, POOL))
+    assert dispatch(["pool", "set", "base", "--metadata", "team=red", "--metadata", "for=tests"]) == 0
+    assert there.seen[-1].json() == {"metadata": {"team": "red", "for": "tests"}}
+    assert dispatch(["pool", "set", "base", "--metadata", "team"]) == 2
+    assert len(there.seen) == 2
 
 
 def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +17,16 @@ if TYPE_CHECKING:
 
 webhooks = typer.Typer(help="Addresses that are told of what happens.", no_args_is_help=True)
 
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file",
+        metavar="FILE",
+        help="What X-Signature is made with: what is in the file, but for white space at its end; '-' is standard input.",
+        allow_dash=True,
+    ),
+]
+
 
 @webhooks.command("create")
 def create_webhook(
@@ -21,19 +34,26 @@ def create_webhook(
     *,
     events: Annotated[list[str] | None, typer.Option("--event", metavar="TYPE", help="Such as sandbox.ended; again for more. (default: all)")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A word for people.")] = None,
+    secret_file: SecretFile = None,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Have it wait until it is enabled: what happens meanwhile is sent then.")] = False,
     in_json: InJson = False,
 ) -> None:
     """Have an address told of what happens to what is yours.
 
-    Prints the webhook's id, and on the last line its secret, which is not shown again: X-Signature is the HMAC-SHA256 of the body with it.
+    Prints the webhook's id, and on the last line the secret that was made for it, which is not shown again: X-Signature is the HMAC-SHA256 of the
+    body with it. A secret of your own is not shown.
     """
+    secret = _secret(secret_file)
     with asking() as client:
-        made = client.webhooks.create(url, events=events or (), name=name)
+        made = client.webhooks.create(url, events=events or (), secret=secret, name=name, enabled=not disabled)
+    if secret is not None:
+        made = replace(made, secret="")
     if in_json:
         typer.echo(as_json(made))
         return
     typer.echo(made.id)
-    typer.echo(made.secret)
+    if made.secret:
+        typer.echo(made.secret)
 
 
 @webhooks.command("ls")
@@ -59,6 +79,7 @@ def update_webhook(
     every: Annotated[bool, typer.Option("--all-events", help="Tell it of all events.")] = False,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="A word for people.")] = None,
     enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Have it wait, and go on: what happens meanwhile is sent then.")] = None,
+    secret_file: SecretFile = None,
     in_json: InJson = False,
 ) -> None:
     """Change a webhook; what is left out stays as it is.
@@ -68,10 +89,11 @@ def update_webhook(
     if every and events:
         raise typer.BadParameter("Some events or all: give --event or --all-events.")
     asked = [] if every else events or None
-    if (url, asked, name, enabled) == (None, None, None, None):
-        raise typer.BadParameter("Nothing to change: give --url, --event, --all-events, --name, --enable or --disable.")
+    secret = _secret(secret_file)
+    if (url, asked, name, enabled, secret) == (None, None, None, None, None):
+        raise typer.BadParameter("Nothing to change: give --url, --event, --all-events, --name, --enable, --disable or --secret-file.")
     with asking() as client:
-        changed = client.webhooks.update(webhook, url=url, events=asked, name=name, enabled=enabled)
+        changed = client.webhooks.update(webhook, url=url, events=asked, secret=secret, name=name, enabled=enabled)
     typer.echo(as_json(changed) if in_json else changed.id)
 
 
@@ -85,6 +107,26 @@ def remove_webhooks(*, ids: Annotated[list[str], typer.Argument(metavar="ID...",
         for id_ in ids:
             client.webhooks.remove(id_)
             typer.echo(id_)
+
+
+def _secret(path: Path | None) -> str | None:
+    """What a file holds, so that no argument does: arguments are seen by everybody on the machine.
+
+    Raises:
+        typer.BadParameter: It cannot be read, is no text, or holds nothing.
+    """
+    if path is None:
+        return None
+    named = "Standard input" if str(path) == "-" else str(path)
+    try:
+        held = (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode().rstrip()
+    except OSError as error:
+        raise typer.BadParameter(f"{named} cannot be read: {error.strerror}.", param_hint="--secret-file") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{named} is no text in UTF-8.", param_hint="--secret-file") from None
+    if not held:
+        raise typer.BadParameter(f"{named} has no secret in it.", param_hint="--secret-file")
+    return held
 
 
 def _row(info: WebhookInfo) -> list[str]:

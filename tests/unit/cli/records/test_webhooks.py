@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,38 @@ def test_create_prints_the_id_and_on_the_last_line_the_secret(there: Script, cap
     assert there.seen[-1].json() == {"url": "https://example.com/", "events": ["sandbox.ended", "sandbox.created"], "name": "n"}
 
 
+def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(
+    there: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "secret"
+    own.write_text(" of my own \r\n\n")
+    there.say(*[Reply(201, {**HOOK, "enabled": False, "secret": " of my own"})] * 2)
+    asked = ["webhooks", "create", "https://example.com/", "--disabled", "--secret-file", str(own)]
+    assert dispatch(asked) == 0
+    assert capsys.readouterr().out == f"{HOOK['id']}\n"
+    assert there.seen[-1].json() == {"url": "https://example.com/", "secret": " of my own", "enabled": False}
+    assert dispatch([*asked, "--json"]) == 0
+    told = capsys.readouterr().out
+    assert json.loads(told)["enabled"] is False
+    assert "of my own" not in told
+
+
+@pytest.mark.parametrize("command", [["create", "https://example.com/"], ["update", HOOK["id"]]])
+def test_a_secret_that_is_none_is_told_and_nothing_is_asked(
+    there: Script, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    wrong = {"missing": "cannot be read: No such file", "": "cannot be read: Is a directory", "empty": "has no secret", "bytes": "is no text"}
+    for name, words in wrong.items():
+        assert dispatch(["webhooks", *command, "--secret-file", str(tmp_path / name)]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+    assert dispatch(["webhooks", *command, "--secret-file", "-"]) == 2
+    assert "Standard input has no secret" in " ".join(capsys.readouterr().err.split())
+    assert there.seen == []
+
+
 def test_ls_tells_how_they_fare(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(200, {"webhooks": [HOOK]}), Reply(200, {"webhooks": []}), Reply(200, {"webhooks": [HOOK]}))
     assert dispatch(["webhooks", "ls"]) == 0
@@ -37,6 +71,13 @@ def test_ls_tells_how_they_fare(there: Script, capsys: pytest.CaptureFixture[str
     assert "sandlot webhooks create" in capsys.readouterr().err
     assert dispatch(["webhooks", "ls", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["delivered"] == 3
+
+
+def test_update_takes_another_secret_from_standard_input(there: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"another secret\n")))
+    there.say(Reply(200, HOOK))
+    assert dispatch(["webhooks", "update", HOOK["id"], "--secret-file", "-"]) == 0
+    assert there.seen[-1].json() == {"secret": "another secret"}
 
 
 def test_update_sends_what_is_given(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,14 @@ def test_what_is_not_said_is_not_sent(client: Client, service: Script) -> None:
     assert service.seen[-1].json() == {"blank": 0}
 
 
+def test_words_of_a_pool_take_the_place_of_what_there_is_and_none_are_words_too(client: Client, service: Script) -> None:
+    service.say(Reply(200, POOL), Reply(200, {**POOL, "metadata": {}}))
+    assert client.pools.set("base", metadata={"team": "blue"}).metadata == {"team": "blue"}
+    assert service.seen[-1].json() == {"metadata": {"team": "blue"}}
+    assert client.pools.set("base", metadata={}).metadata == {}
+    assert service.seen[-1].json() == {"metadata": {}}
+
+
 def test_pools_are_listed_found_and_removed(client: Client, service: Script) -> None:
     service.say(Reply(200, {"pools": [POOL, {**POOL, "snapshot": None, "hit_rate": None}]}), Reply(200, POOL), Reply(204, None))
     assert [each.snapshot_bytes for each in client.pools.list()] == [20 * MIB, None]

@@ -81,14 +81,23 @@ class AsyncPools:
         """
         return PoolInfo.parse(await self._client.request("GET", f"/v1/pools/{wire.segment(pool)}"))
 
-    async def set(self, pool: str, *, warm: int | None = None, max: int | None = None, blank: int | None = None) -> PoolInfo:  # noqa: A002 - the word
-        """Change how much a pool holds, also after a restart of the service.
+    async def set(
+        self,
+        pool: str,
+        *,
+        warm: int | None = None,
+        max: int | None = None,  # noqa: A002 - the word
+        blank: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> PoolInfo:
+        """Change how much a pool holds and what you say of it, also after a restart of the service.
 
         Args:
             pool: Its id, or its template where you have one pool only of that.
             warm: As in :meth:`create`; what is left out stays.
             max: Likewise.
             blank: Likewise.
+            metadata: Your own words: these take the place of what there is; left out, it stays.
 
         Returns:
             It, as it is from now on.
@@ -98,7 +107,8 @@ class AsyncPools:
             ForbiddenError: Blanks, and you are no operator.
             LimitError: You may not have so many sandboxes.
         """
-        body = wire.given(warm=warm, max=max, blank=blank)
+        words = None if metadata is None else dict(metadata)
+        body = wire.given(warm=warm, max=max, blank=blank, metadata=words)
         return PoolInfo.parse(await self._client.request("PATCH", f"/v1/pools/{wire.segment(pool)}", body=body))
 
     async def remove(self, pool: str) -> None:
