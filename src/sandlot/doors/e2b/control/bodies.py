@@ -33,7 +33,7 @@ class NetworkBody(Body):
     rules: dict[str, Any] | None = None
 
     def beyond(self) -> dict[str, object]:
-        """What is said of what there is not: nobody reaches a sandbox's ports, and its requests are not rewritten."""
+        """What is said of what there is not: ports have no public address (tunnels reach them, with a key), no request is rewritten."""
         said = {
             "allowPublicTraffic": self.allow_public_traffic,
             "dnsServers": self.dns_servers,
