@@ -62,19 +62,19 @@ class Signatures(Protocol):
 
 
 def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key that a request shows, or None; one of a header that holds nothing else comes first, whatever the order. Pure.
+    """The key that a request shows, or None; one of a header that holds nothing else comes first, whatever the order; an empty one is none. Pure.
 
     Args:
         headers: Lower-case names and values, as ASGI gives them.
     """
     bearer: str | None = None
     for name, value in headers:
-        if name in KEY_HEADERS:
-            return value.decode("latin-1").strip()
+        if name in KEY_HEADERS and (key := value.decode("latin-1").strip()):
+            return key
         if name == b"authorization" and bearer is None:
             scheme, _, rest = value.decode("latin-1").partition(" ")
             if scheme.lower() == "bearer":
-                bearer = rest.strip()
+                bearer = rest.strip() or None
     return bearer
 
 

@@ -36,6 +36,12 @@ class OneKey:
         ([(b"x-rapidapi-host", b"host"), (b"x-rapidapi-key", b"abc")], "abc"),
         ([(b"x-rapidapi-proxy-secret", b" abc")], "abc"),
         ([(b"cookie", b"abc")], None),
+        ([(b"x-api-key", b"")], None),
+        ([(b"authorization", b"Bearer ")], None),
+        ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"")], "abc"),
+        ([(b"x-api-key", b" "), (b"authorization", b"Bearer abc")], "abc"),
+        ([(b"x-api-key", b""), (b"x-rapidapi-key", b"abc")], "abc"),
+        ([(b"authorization", b"Bearer "), (b"authorization", b"Bearer abc")], "abc"),
     ],
     ids=str,
 )
