@@ -8,24 +8,20 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import unquote
 
 from sandlot.core.admission import OWN, NewSandbox, check_own
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
+from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.specs import DEFAULT_NETWORK, DEFAULT_TEMPLATE, MIB, Network, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
 NAME = "e2b"
 DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
-
-ENVD_VERSION = "0.6.4"
-"""Which of envd's abilities clients count on: from 0.4.0 on a default user, from 0.5.2 CloseStdin, from 0.5.7 bodies that are no form."""
-CLIENT_ID = "sandlot"
 
 TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
 """What E2B calls a template -> ours."""
@@ -43,9 +39,6 @@ STATES: Mapping[State, str] = MappingProxyType(
     }
 )
 """Our state -> E2B's; a sandbox in any other is none there."""
-
-NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""When a sandbox ends that has no timeout."""
 
 ALL_TRAFFIC = "0.0.0.0/0"
 
@@ -225,28 +218,6 @@ def shown(metadata: Mapping[str, str]) -> dict[str, str]:
 def is_there(box: Sandbox) -> bool:
     """Whether E2B's client is told of it: it was made, and has not ended."""
     return box.state in STATES and not box.wanted.is_set() and not box.ended.is_set()
-
-
-def metadata_filter(text: str) -> dict[str, str]:
-    """What a list is to be filtered by, as clients encode it: each name and value, both together, and the whole as any query is.
-
-    Raises:
-        InvalidRequestError: It is no query.
-    """
-    entries: dict[str, str] = {}
-    for pair in filter(None, text.split("&")):
-        name, mark, value = pair.partition("=")
-        if not mark:
-            raise InvalidRequestError(
-                "The filter by metadata is not NAME=VALUE, joined by &.", hint="For example metadata=user%3Dalice.", fields={"field": "metadata"}
-            )
-        entries[unquote(unquote(name))] = unquote(unquote(value))
-    return entries
-
-
-def moment(at: datetime) -> str:
-    """A time as JSON carries it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def left_s(box: Sandbox, now: datetime) -> float:

@@ -13,16 +13,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.lives.updates import Update
+from sandlot.doors.e2bwords import NEXT, metadata_filter, told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import live, made, opened
-from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody, told
+from sandlot.doors.sandbase.wire import E2bListQuery, E2bSandboxBody, ResumeBody
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.storage import Position
 from sandlot.web import cursors
 from sandlot.web.asking import core_of, principal_of
-
-NEXT = "x-next-token"
-"""The header that says where a list goes on; without it the list is at its end."""
 
 router = APIRouter()
 
@@ -39,7 +37,7 @@ async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Reque
     states = translate.E2B_STATES if query.state is None else frozenset(query.state.split(","))
     if unknown := states - translate.E2B_STATES:
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
-    wanted = translate.metadata_filter(query.metadata or "")
+    wanted = metadata_filter(query.metadata or "")
     found = [
         box
         for box in reversed(core_of(request).sandboxes.all(principal_of(request)))

@@ -24,9 +24,10 @@ from sandlot.core.content.files import Reading
 from sandlot.core.records.executions import Label
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
 from sandlot.doors.sandbase.sandboxes import by_e2b, live
-from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done, told
+from sandlot.doors.sandbase.wire import ContentBody, FolderBody, FolderQuery, MetricsQuery, MoveBody, PathQuery, ProcessBody, done
 from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.specs import User

@@ -15,8 +15,9 @@ from sandlot.core.lives.updates import Update
 from sandlot.core.ports import Template
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
+from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import translate
-from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done, told
+from sandlot.doors.sandbase.wire import PauseBody, RefreshBody, ResumeBody, SandboxBody, StatusQuery, TimeoutBody, done
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import Ability
 from sandlot.model.states import is_terminal

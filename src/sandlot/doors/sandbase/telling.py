@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.doors.e2bwords import told
 from sandlot.doors.sandbase import events, translate
-from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done, told
+from sandlot.doors.sandbase.wire import EventsQuery, WebhookBody, WebhookChangeBody, done
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.webhooks import WebhookChange, WebhookRecord
 from sandlot.web.asking import core_of, principal_of

@@ -8,16 +8,16 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import unquote
 
 from sandlot.core.admission import OWN, NewSandbox, check_own
 from sandlot.core.limits import Used
 from sandlot.core.ports import Template
 from sandlot.core.runs.outcomes import Finished
 from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2bwords import CLIENT_ID, ENVD_VERSION, NEVER, moment
 from sandlot.doors.sandbase.wire import ProcessBody, SandboxBody
 from sandlot.link.types import Entry
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
@@ -26,10 +26,6 @@ from sandlot.model.states import State
 
 NAME = "sandbase"
 DOOR_WORD, TEMPLATE_WORD = "sandlot.door", "sandlot.door.template"
-
-CLIENT_ID: Final = "sandlot"
-ENVD_VERSION: Final = "0.6.4"
-"""As the E2B door says it, which is where E2B's client finds what runs inside."""
 
 TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
 """What Sandbase calls a template -> ours, and its name for people."""
@@ -59,8 +55,6 @@ PAUSED: Final = "paused"
 LIVE: Final = frozenset({"creating", "running", PAUSED})
 E2B_STATES: Final = frozenset({"running", PAUSED})
 """All that E2B's client knows."""
-NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""When a sandbox ends that has no timeout."""
 
 
 def statuses(asked: str | None) -> Collection[str]:
@@ -200,18 +194,6 @@ def status(box: Sandbox) -> str:
     return "stopped" if word in LIVE and (box.wanted.is_set() or box.ended.is_set()) else word
 
 
-def metadata_filter(text: str) -> dict[str, str]:
-    """What E2B's client wants a list filtered by, as it encodes it: each name and value, both together, and the whole as any query is.
-
-    Raises:
-        InvalidRequestError: It is no query.
-    """
-    pairs = [pair.partition("=") for pair in filter(None, text.split("&"))]
-    if not all(mark for _, mark, _ in pairs):
-        raise InvalidRequestError("The filter by metadata is not NAME=VALUE, joined by &.", fields={"field": "metadata"})
-    return {unquote(unquote(name)): unquote(unquote(value)) for name, _, value in pairs}
-
-
 def template_of(box: Sandbox) -> str:
     """What its template was called when it was asked for."""
     return box.metadata.get(TEMPLATE_WORD, box.spec.template)
@@ -275,8 +257,3 @@ def e2b_metrics(used: Used, now: datetime, lived_s: float) -> dict[str, Any]:
     words = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
     words |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
     return {"timestamp": moment(now), "timestampUnix": told["ts"], **{theirs: told[ours_] for ours_, theirs in words.items()}}
-
-
-def moment(at: datetime) -> str:
-    """A time as JSON carries it."""
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,9 +5,7 @@ Law: A field of E2B's that means nothing here has the one value that does nothin
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import Response
 from pydantic import Field
@@ -141,12 +139,6 @@ class WebhookBody(WebhookChangeBody):
     """A webhook to make."""
 
     url: Text
-
-
-def told(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:  # noqa: ANN401 - JSON
-    """JSON as a response."""
-    content = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return Response(content, status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
 NOTHING = 204

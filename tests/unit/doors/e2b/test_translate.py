@@ -17,6 +17,7 @@ from sandlot.doors.e2b.access import is_inside
 from sandlot.doors.e2b.control import records
 from sandlot.doors.e2b.control.bodies import CreateBody, LogsV2Query, NetworkBody
 from sandlot.doors.e2b.interpreter import results, running
+from sandlot.doors.e2bwords import metadata_filter
 from sandlot.link.types import CellError, Display
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
@@ -106,12 +107,12 @@ def test_the_network_is_closed_by_either_word() -> None:
 def test_a_filter_is_read_as_the_client_writes_it(entries: dict[str, str]) -> None:
     written = urlencode({quote(name): quote(value) for name, value in entries.items()})  # e2b, sandbox_sync/paginator.py
     sent = parse_qs(urlencode({"metadata": written}), keep_blank_values=True)["metadata"][0]
-    assert translate.metadata_filter(sent) == entries
+    assert metadata_filter(sent) == entries
 
 
 def test_a_filter_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
-        translate.metadata_filter("name")
+        metadata_filter("name")
 
 
 @pytest.mark.parametrize("state", State)

@@ -15,10 +15,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.service import Core
-from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
 from sandlot.doors.e2b.control.sandboxes import find, unless_ended
-from sandlot.doors.e2b.control.telling import told
+from sandlot.doors.e2bwords import moment, told
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.model.records import ExecutionRecord
@@ -85,7 +84,7 @@ async def _metric(core: Core, who: Principal, box: Sandbox) -> dict[str, Any]:
     used, now = await core.sandboxes.usage(box.id, who), core.clock.now()
     lived_s = max(0.001, (now - box.created_at).total_seconds())
     return {
-        "timestamp": translate.moment(now),
+        "timestamp": moment(now),
         "timestampUnix": int(now.timestamp()),
         "cpuCount": max(1, round(used.limits.cpus)),
         "cpuUsedPct": round(100 * used.usage.cpu_s / lived_s, 2),
@@ -113,7 +112,7 @@ def chosen(runs: Sequence[ExecutionRecord], asked: LogsV2Query) -> list[dict[str
         every = lines(run)
         for level, message, fields in reversed(every) if backward else every:
             if LEVELS.index(level) >= least and (asked.search or "") in message:
-                found.append({"timestamp": translate.moment(run.created_at), "message": message, "level": level, "fields": fields})
+                found.append({"timestamp": moment(run.created_at), "message": message, "level": level, "fields": fields})
                 if len(found) == asked.limit:
                     return found
     return found

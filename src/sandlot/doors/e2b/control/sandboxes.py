@@ -29,7 +29,7 @@ from sandlot.doors.e2b.control.bodies import (
     SandboxesQuery,
     TimeoutBody,
 )
-from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.doors.e2bwords import NEXT, metadata_filter, told
 from sandlot.model.access import Principal
 from sandlot.model.errors import (
     ConflictError,
@@ -131,7 +131,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
     states = {translate.RUNNING, translate.PAUSED} if query.state is None else set(query.state.split(","))
     if unknown := states - {translate.RUNNING, translate.PAUSED}:
         raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
-    wanted = translate.metadata_filter(query.metadata or "")
+    wanted = metadata_filter(query.metadata or "")
     if (since := query.started_after) is not None and since.tzinfo is None:
         raise InvalidRequestError("startedAfter has no time zone.", hint="End it with Z or an offset.", fields={"field": "startedAfter"})
     found = [
@@ -156,7 +156,7 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
 @router.get("/sandboxes")
 async def list_old(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
     """List the sandboxes that run, as older clients ask for it."""
-    wanted = translate.metadata_filter(query.metadata or "")
+    wanted = metadata_filter(query.metadata or "")
     boxes = [box for box in _all(request) if translate.STATES[box.state] == translate.RUNNING and wanted.items() <= box.metadata.items()]
     return told([translate.listed(box) for box in reversed(boxes)])
 

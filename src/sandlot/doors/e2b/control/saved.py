@@ -12,7 +12,7 @@ from sandlot.core.service import Core
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import MOST_PAGE, ForkBody, SnapshotBody, SnapshotsQuery
 from sandlot.doors.e2b.control.sandboxes import OLD_TIMEOUT_S, find, made, unless_ended
-from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.doors.e2bwords import NEXT, told
 from sandlot.model.access import Principal
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import SnapshotKind

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.core.ports import Template
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.control.bodies import TeamQuery, TemplatesQuery
-from sandlot.doors.e2b.control.telling import NEXT, told
+from sandlot.doors.e2bwords import ENVD_VERSION, NEXT, moment, told
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
@@ -22,7 +22,7 @@ from sandlot.web.asking import core_of, principal_of
 router = APIRouter()
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LONG_AGO = translate.moment(_EPOCH)
+_LONG_AGO = moment(_EPOCH)
 """When a template came to be that is part of the service: nobody knows, and clients read a time."""
 
 
@@ -112,7 +112,7 @@ def _template(template: Template) -> dict[str, Any]:
 
 def _of_snapshot(record: SnapshotRecord) -> dict[str, Any]:
     names = [] if record.name is None else [record.name]
-    return _told(record.id, names, record.id, record.spec.limits, translate.moment(record.created_at), "ready")
+    return _told(record.id, names, record.id, record.spec.limits, moment(record.created_at), "ready")
 
 
 def _told(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, status: str) -> dict[str, Any]:
@@ -131,6 +131,6 @@ def _told(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, s
         "lastSpawnedAt": None,
         "spawnCount": 0,
         "buildCount": 1,
-        "envdVersion": translate.ENVD_VERSION,
+        "envdVersion": ENVD_VERSION,
         "buildStatus": status,
     }

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sandlot.core.runs.code import Outcome
-from sandlot.doors.e2b import translate
+from sandlot.doors.e2bwords import moment
 from sandlot.link.types import CellError, Display
 from sandlot.web.streams import Event
 
@@ -69,7 +69,7 @@ def output(event: Event, at: datetime) -> dict[str, Any]:
         text = base64.b64decode(data["data"]).decode("utf-8", "replace")
     else:
         text = data["data"]
-    return {"type": data["stream"], "text": text, "timestamp": translate.moment(at)}
+    return {"type": data["stream"], "text": text, "timestamp": moment(at)}
 
 
 def result(shown: Display) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from sandlot.core.runs import contexts
 from sandlot.doors.e2b.access import box_of
-from sandlot.doors.e2b.control.telling import told
 from sandlot.doors.e2b.interpreter import running
+from sandlot.doors.e2bwords import told
 from sandlot.web.asking import core_of, unless_gone
 from sandlot.web.bodies import Body, Text, Words
 from sandlot.web.streams import LINES, Stream, line
