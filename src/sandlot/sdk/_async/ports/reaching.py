@@ -21,8 +21,11 @@ class AsyncReaching(AsyncLasting):
             port: 1 to 65535.
 
         Raises:
+            InvalidRequestError: There is no such port.
             NotFoundError: ``port_not_found``: nothing listens there.
             LimitError: It has 64 connections already.
+            TimeoutExceededError: What listens there accepts nobody for 10 s.
+            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
             SandboxEndedError: It has ended.
         """
         return await AsyncTunnel.open(self._client, self._info.id, port)

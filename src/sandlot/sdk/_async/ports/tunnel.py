@@ -31,7 +31,12 @@ class AsyncTunnel:
         """Connect; ``sandbox.tunnel`` is the way to it.
 
         Raises:
+            InvalidRequestError: There is no such port.
             NotFoundError: ``port_not_found``: nothing listens there.
+            LimitError: It has 64 connections already.
+            TimeoutExceededError: What listens there accepts nobody for 10 s.
+            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
+            SandboxEndedError: It has ended.
         """
         return cls(client, await client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
 
@@ -59,13 +64,21 @@ class AsyncTunnel:
         return None
 
     async def send(self, data: bytes) -> None:
-        """Send the program something; waits while it takes nothing."""
+        """Send the program something; waits while it takes nothing.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
         for at in range(0, len(data), backend.CHUNK_BYTES):
             with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
                 await self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     async def end(self) -> None:
-        """Send no more: the program reads to the end of what there is, and may go on sending."""
+        """Send no more: the program reads to the end of what there is, and may go on sending.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
         with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
             await self._socket.send(json.dumps({"end": True}))
 

@@ -32,7 +32,12 @@ class Tunnel:
         """Connect; ``sandbox.tunnel`` is the way to it.
 
         Raises:
+            InvalidRequestError: There is no such port.
             NotFoundError: ``port_not_found``: nothing listens there.
+            LimitError: It has 64 connections already.
+            TimeoutExceededError: What listens there accepts nobody for 10 s.
+            ConflictError: ``sandbox_paused``: it rests and is not resumed by being used.
+            SandboxEndedError: It has ended.
         """
         return cls(client, client.web_socket(f"/v1/sandboxes/{wire.segment(sandbox)}/ports/{port}/tunnel"), port)
 
@@ -60,13 +65,21 @@ class Tunnel:
         return None
 
     def send(self, data: bytes) -> None:
-        """Send the program something; waits while it takes nothing."""
+        """Send the program something; waits while it takes nothing.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
         for at in range(0, len(data), backend.CHUNK_BYTES):
             with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
                 self._socket.send(bytes(data[at : at + backend.CHUNK_BYTES]))
 
     def end(self) -> None:
-        """Send no more: the program reads to the end of what there is, and may go on sending."""
+        """Send no more: the program reads to the end of what there is, and may go on sending.
+
+        Raises:
+            UnavailableError: The connection broke; who receives is told why.
+        """
         with sockets.translated(self._client.target, hint=sockets.TUNNEL_HINT):
             self._socket.send(json.dumps({"end": True}))
 
