@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from tensorlake.sandbox import RemoteAPIError
@@ -24,4 +25,20 @@ def until_so(happened: Callable[[], bool]) -> None:
         if happened():
             return
         time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+async def status_of(refused: Awaitable[object]) -> int:
+    """The status that its asynchronous client was refused with."""
+    with pytest.raises(RemoteAPIError) as told:
+        await refused
+    return int(told.value.status_code)
+
+
+async def until_so_there(happened: Callable[[], Awaitable[bool]]) -> None:
+    """Return once something has happened that its asynchronous client is asked for."""
+    for _ in range(600):
+        if await happened():
+            return
+        await asyncio.sleep(0.05)
     raise AssertionError("it never happened")

@@ -5,6 +5,7 @@ Each public method of its classes is called by some test of this folder; what th
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -62,10 +63,21 @@ while True:
 """The least of a program that serves a desktop: RFC 6143, without a password."""
 
 
-@pytest.mark.parametrize("its", [Sandbox, SandboxClient, AsyncSandbox, AsyncSandboxClient])
+@pytest.mark.parametrize("its", [Sandbox, SandboxClient])
 def test_each_method_of_its_classes_is_called_by_a_test(its: type) -> None:
     said = "\n".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.py"))
     assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"\.{name}\b", said)] == []
+
+
+@pytest.mark.parametrize(
+    "its, receiver", [(AsyncSandbox, r"(?<!client)(?<!AsyncSandboxClient)"), (AsyncSandboxClient, "(?:client|AsyncSandboxClient)")]
+)
+def test_each_method_of_its_asynchronous_classes_is_called_by_an_asynchronous_test(its: type, receiver: str) -> None:
+    """Both classes have methods of the same names: in those tests the client is called ``client``, and nothing else is."""
+    sources = [path.read_text(encoding="utf-8") for path in HERE.glob("*.py")]
+    tests = [(source, node) for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AsyncFunctionDef)]
+    said = "\n".join(ast.get_source_segment(source, node) or "" for source, node in tests)
+    assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"{receiver}\.{name}\b", said)] == []
 
 
 def test_a_sandbox_is_asked_by_itself(url: str, key: str, service: TcpService) -> None:

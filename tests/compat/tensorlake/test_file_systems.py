@@ -97,8 +97,13 @@ def test_from_another_host_it_is_the_same(client: SandboxClient, url: str, key: 
         assert (taken.status_code, taken.json()["file_systems"]) == (200, [])
 
 
-async def test_the_other_client_does_the_same(client: SandboxClient, url: str, key: str, shelf: str) -> None:
-    with client.create_and_connect(memory_mb=256) as box, pytest.deprecated_call():
-        async with AsyncSandboxClient(api_url=url, api_key=key) as other:
-            assert [each.mount_path for each in (await other.attach_file_system(box.sandbox_id, shelf, "/mnt/a")).file_systems] == ["/mnt/a"]
-            assert (await other.detach_file_system(box.sandbox_id, "/mnt/a")).file_systems == []
+async def test_the_asynchronous_classes_do_the_same(url: str, key: str, shelf: str) -> None:
+    with pytest.deprecated_call():
+        client = AsyncSandboxClient(api_url=url, api_key=key)
+    async with client, await client.create_and_connect(memory_mb=256) as box:
+        assert [each.mount_path for each in (await client.attach_file_system(box.sandbox_id, shelf, "/mnt/a")).file_systems] == ["/mnt/a"]
+        assert (await box.run("sh", ["-c", "echo kept > /mnt/a/file"])).exit_code == 0
+        assert (await client.detach_file_system(box.sandbox_id, "/mnt/a")).file_systems == []
+        assert [each.mount_path for each in (await box.attach_file_system(shelf, "/mnt/b", read_only=True)).file_systems] == ["/mnt/b"]
+        assert (await box.run("cat", ["/mnt/b/file"])).stdout == "kept"
+        assert (await box.detach_file_system("/mnt/b")).file_systems == []
