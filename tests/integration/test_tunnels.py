@@ -236,6 +236,30 @@ def test_what_is_forwarded_passes_whole_and_ends_with_the_forward(sandbox: Sandb
     until(lambda: len(told(sandbox)) > before)
 
 
+def test_a_download_that_its_sandbox_does_not_outlive_is_cut_and_does_not_end(service: LocalService) -> None:
+    box = listening_in(service)
+    with box.forward(7001) as forward, closing(dial(forward.address, "send")) as connection:
+        assert connection.recv(1) == b"\0"
+        box.kill()
+        with pytest.raises(ConnectionResetError):
+            rest(connection)
+
+
+async def test_the_asynchronous_client_cuts_it_as_well(service: LocalService) -> None:
+    box = await asyncio.to_thread(listening_in, service)
+    async with (
+        AsyncClient(data_dir=service.data_dir, autostart=False) as client,
+        await (await AsyncSandbox.connect(box.id, client=client)).forward(7001) as forward,
+    ):
+        reader, writer = await asyncio.open_connection(forward.local_host, forward.local_port)
+        with closing(writer):
+            writer.write(b"send\n")
+            assert await reader.readexactly(1) == b"\0"
+            await asyncio.to_thread(box.kill)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+
+
 def test_sandlot_forward(service: LocalService, sandbox: Sandbox) -> None:
     env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
     env.pop("SANDLOT_URL", None)

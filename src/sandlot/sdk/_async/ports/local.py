@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 from sandlot.sdk._async.backend import CHUNK_BYTES
+
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: close() tells the far side by RST (socket(7)), which abort() alone does only where something is unread."""
 
 
 class Connection:
@@ -30,7 +35,10 @@ class Connection:
 
     def cut(self) -> None:
         """End it so that it knows that it is not whole. Idempotent."""
-        self._writer.transport.abort()
+        transport = self._writer.transport
+        if not transport.is_closing():  # one that is may have no socket any more
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
 
     async def aclose(self) -> None:
         """End it. Idempotent."""
