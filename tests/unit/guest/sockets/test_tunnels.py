@@ -1,0 +1,266 @@
+"""The guest's tunnels against real sockets of this machine: who is connected to, how halves end, and what is cut off."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sandlot.guest.calls import Calls
+from sandlot.guest.flow.lean import socket as lean
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.flow.wire import Wire
+from sandlot.guest.main import Guest
+from sandlot.guest.sockets import tunnels
+from sandlot.guest.sockets.tunnels import PIECES, TUNNELS, Tunnels
+from sandlot.guest.spawn import account
+from sandlot.protocol import events, schema
+from sandlot.protocol.connection import GUEST, HOST, Connection
+
+HERE = "127.0.0.1"
+PATIENCE_S = 20.0
+"""Of a program's end: only what is broken takes so long."""
+
+
+class Inside:
+    """A guest that knows tunnels and nothing else, and its host, joined without I/O; the programs are sockets of the test's own."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.host = Connection(HOST)
+        self.connection = Connection(GUEST, asleep=False)
+        self.calls = Calls({})
+        self.calls.wire = cast("Wire", self)
+        self.tunnels = Tunnels(cast("Guest", SimpleNamespace(loop=self.loop, calls=self.calls)))
+        self.said: dict[int, list[object]] = {}
+        """By stream: bytes, events and the result, or the code that it was refused with."""
+        self.greet()
+
+    def flush_soon(self) -> None:
+        """What is queued is moved by :meth:`move`."""
+
+    def greet(self) -> None:
+        self.host.hello(os.urandom(16))
+        self.move()
+
+    def ask(self, port: int) -> int:
+        stream = self.host.open({"call": "port.connect", "id": os.urandom(16), "args": {"port": port}})
+        self.said[stream] = []
+        self.move()
+        return stream
+
+    def send(self, stream: int, *pieces: bytes) -> None:
+        """Each piece comes by itself."""
+        for piece in pieces:
+            self.host.send_bytes(stream, schema.BODY, piece)
+            self.move()
+
+    def end(self, stream: int) -> None:
+        self.host.end(stream)
+        self.move()
+
+    def cut(self, stream: int) -> None:
+        self.host.reset(stream, "cancelled", "The client went away.")
+        self.move()
+
+    def turn(self) -> None:
+        self.loop.after(0.01, lambda: None)  # the longest that it sleeps
+        self.loop.turn()
+        self.move()
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        while not is_so():
+            self.turn()
+
+    def connected(self, stream: int) -> None:
+        self.until(lambda: self.said[stream])
+        assert self.said[stream] == [{"event": "connected", "address": HERE}]
+
+    def answer(self, stream: int) -> object:
+        """How it ended."""
+        self.until(lambda: self.said[stream] and (isinstance(self.said[stream][-1], str) or self.said[stream][-1] == {"result": {}}))
+        return self.said[stream][-1]
+
+    def move(self) -> None:
+        """Everything there is, both ways."""
+        moved = True
+        while moved:
+            moved = False
+            while (frame := self.host.next_frame()) is not None:
+                moved = True
+                for event in self.connection.receive(frame):
+                    self.calls.handle(event)
+            while batch := self.connection.next_batch():
+                moved = True
+                for event in self.host.receive(batch):
+                    self._hear(event)
+            for event in self.connection.take_events():
+                self.calls.handle(event)
+
+    def _hear(self, event: events.Event) -> None:
+        match event:
+            case events.Bytes():
+                self.said[event.stream].append(event.data)
+                self.host.consumed(event.stream, event.credit)
+            case events.Received():
+                self.said[event.stream].append(event.message)
+                self.host.consumed(event.stream, event.credit)
+            case events.WasReset():
+                self.said[event.stream].append(event.reason["code"])
+            case _:
+                pass
+
+
+class Selfish(lean.socket):
+    """A socket that happens to be given the port that it is to connect to."""
+
+    results: list[int] = []  # noqa: RUF012 - of the one test that has it
+
+    def connect_ex(self, address: Any) -> int:  # noqa: ANN401 - any family's
+        try:
+            self.bind(address)
+        except OSError as error:  # a machine without ::1
+            return error.errno or errno.EIO
+        self.results.append(super().connect_ex(address))
+        return self.results[-1]
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Generator[Inside]:
+    monkeypatch.setattr(tunnels, "account", lambda _name: account("root"))  # sockets as whoever runs the test
+    made = Inside()
+    yield made
+    for tunnel in list(made.tunnels.open):
+        tunnel.cut()
+
+
+@pytest.fixture
+def listener() -> Generator[socket.socket]:
+    with socket.create_server((HERE, 0), backlog=2 * TUNNELS) as made:
+        made.settimeout(PATIENCE_S)
+        yield made
+
+
+def met(inside: Inside, listener: socket.socket) -> tuple[int, socket.socket]:
+    """A tunnel, and the program's end of it."""
+    stream = inside.ask(listener.getsockname()[1])
+    program, _ = listener.accept()
+    program.settimeout(PATIENCE_S)
+    inside.connected(stream)
+    return stream, program
+
+
+def port_of_nobody() -> int:
+    with socket.create_server((HERE, 0)) as made:
+        return int(made.getsockname()[1])
+
+
+def test_a_port_that_is_given_by_itself_is_not_connected_to_itself(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnels, "socket", SimpleNamespace(**{**vars(lean), "socket": Selfish}))
+    monkeypatch.setattr(Selfish, "results", [])
+    alone = Selfish(lean.AF_INET, lean.SOCK_STREAM)
+    try:
+        assert alone.connect_ex((HERE, port_of_nobody())) == 0
+        assert alone.getpeername() == alone.getsockname(), "this kernel lets a socket connect to itself"
+    finally:
+        alone.close()
+    stream = inside.ask(port_of_nobody())
+    assert inside.answer(stream) == "port_not_found"
+    assert inside.said[stream] == ["port_not_found"], "it was never connected"
+    assert Selfish.results[1] in {0, errno.EINPROGRESS}, "it would have been"
+    assert not inside.tunnels.open
+
+
+def test_where_nobody_listens_it_is_refused(inside: Inside) -> None:
+    for port in (port_of_nobody(), schema.PACKAGES_PORT):
+        assert inside.answer(inside.ask(port)) == "port_not_found"
+    assert not inside.tunnels.open
+
+
+@pytest.mark.parametrize("port", [-1, 0, schema.MOST_PORT + 1, 1 << 40])
+def test_what_is_no_port_is_refused(inside: Inside, port: int) -> None:
+    assert inside.answer(inside.ask(port)) == "invalid_request"
+
+
+def test_so_many_and_no_more_and_another_one_once_one_is_over(inside: Inside, listener: socket.socket) -> None:
+    pairs = [met(inside, listener) for _ in range(TUNNELS)]
+    port = listener.getsockname()[1]
+    assert inside.answer(inside.ask(port)) == "limit_exceeded"
+    inside.cut(pairs[0][0])
+    assert len(inside.tunnels.open) == TUNNELS - 1
+    pairs.append(met(inside, listener))
+    assert inside.answer(inside.ask(port)) == "limit_exceeded"
+    for _, program in pairs:
+        program.close()
+
+
+def test_the_hosts_end_comes_after_all_before_it_and_the_program_goes_on(inside: Inside, listener: socket.socket) -> None:
+    stream, program = met(inside, listener)
+    with program:
+        inside.send(stream, *(b"%d," % number for number in range(3 * PIECES)))
+        inside.end(stream)
+        for _ in range(3):
+            inside.turn()
+        assert program.makefile("rb").read() == b"".join(b"%d," % number for number in range(3 * PIECES))
+        assert inside.tunnels.open, "one half is open"
+        program.sendall(b"still")
+        inside.until(lambda: b"still" in inside.said[stream])
+    assert inside.answer(stream) == {"result": {}}
+    assert inside.said[stream][1:] == [b"still", {"event": "end"}, {"result": {}}]
+    assert not inside.tunnels.open
+
+
+def test_the_programs_end_comes_after_all_before_it_and_it_goes_on_reading(inside: Inside, listener: socket.socket) -> None:
+    stream, program = met(inside, listener)
+    with program:
+        program.sendall(b"all")
+        program.shutdown(socket.SHUT_WR)
+        inside.until(lambda: {"event": "end"} in inside.said[stream])
+        assert inside.said[stream][1:] == [b"all", {"event": "end"}]
+        inside.send(stream, b"still")
+        inside.turn()
+        assert program.recv(100) == b"still"
+        inside.end(stream)
+        assert inside.answer(stream) == {"result": {}}
+        assert program.recv(100) == b""
+
+
+@pytest.mark.parametrize("cut", ["the client", "the link"])
+def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
+    stream, program = met(inside, listener)
+    with program:
+        inside.send(stream, b"half")
+        inside.turn()
+        assert program.recv(100) == b"half"
+        if cut == "the client":
+            inside.cut(stream)
+        else:
+            inside.greet()
+        with pytest.raises(ConnectionResetError):
+            program.recv(100)
+    assert not inside.tunnels.open
+
+
+def test_a_program_that_breaks_off_has_not_ended(inside: Inside, listener: socket.socket) -> None:
+    stream, program = met(inside, listener)
+    program.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    program.close()
+    assert inside.answer(stream) == "conflict"
+    assert {"event": "end"} not in inside.said[stream]
+    assert not inside.tunnels.open
+
+
+def test_what_a_deaf_program_said_is_read_to_its_end_and_what_it_does_not_take_is_dropped(inside: Inside, listener: socket.socket) -> None:
+    stream = inside.ask(listener.getsockname()[1])
+    program, _ = listener.accept()
+    program.sendall(b"last words")
+    program.close()
+    inside.send(stream, *[b"x"] * (PIECES + 1))  # two writes of one turn: the first finds nobody, so that the second fails before anything is read
+    assert inside.answer(stream) == {"result": {}}
+    assert inside.said[stream][1:] == [b"last words", {"event": "end"}, {"result": {}}]
+    assert not inside.tunnels.open
