@@ -5,6 +5,7 @@ Laws:
 - Two keep the limit of processes: the guest, which counts what a tenant starts, and the host, whose limit is the backstop. The
   guest's is never the higher one: the host's is raised first and lowered last.
 - A quota is checked in the same step in which the larger of both is claimed: no other change or create comes between.
+- Where a sandbox grows, what is only kept ready gives way, as where one is created.
 - The guest is asked before memory is given: one that does not answer has not got any.
 - What fails half-way is taken back. What cannot be taken back, such as memory that is in use by then, stays the sandbox's limit and
   stays promised: a limit that is told is one that holds.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from sandlot.core.node import capacity
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
@@ -97,10 +99,12 @@ async def changed(box: Sandbox, change: Change, driver: Driver, ledger: Ledger, 
         check()
         yield
         return
-    reading = await ledger.look()
+    takes = driver.takes(after)
+    check()  # what is refused makes nothing else go
+    reading = await ledger.make_room(capacity.grown(driver.takes(before), takes), besides=box.id)
     box.require_link()  # it may have ended meanwhile, and then nothing is promised to it
     check()
-    with ledger.changing(box.id, driver.takes(after), reading) as came:
+    with ledger.changing(box.id, takes, reading) as came:
         keepers = _Keepers(host=before, guest_pids=before.pids)
         box.claimed = _most(before, after)
         try:

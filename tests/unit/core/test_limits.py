@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.lives.updates import Update
+from sandlot.core.pools.kinds import Sizes
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
@@ -328,6 +329,21 @@ class TestAFullNode:
         await at.sandboxes.update(other.id, OPERATOR, Update(limits=Change(memory_bytes=512 * MIB)))
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB + MIB)))
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
+
+    async def test_what_only_waits_gives_way_to_one_that_grows(self, at: Bench, box: Sandbox) -> None:
+        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, Sizes(2, 2))
+        await until(lambda: len(made.pool.ready) == 2)
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB)))
+        assert (box.spec.limits.memory_bytes, len(made.pool.ready)) == (3 * GIB, 1), "no more goes than it grows by"
+
+    async def test_what_a_quota_refuses_makes_nothing_go(self, at: Bench) -> None:
+        who = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
+        one = await at.sandboxes.create(replace(BASE, limits=LIMITS), who)
+        made = await at.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, Sizes(2, 2))
+        await until(lambda: len(made.pool.ready) == 2)
+        with pytest.raises(LimitError):
+            await at.sandboxes.update(one.id, who, Update(limits=Change(memory_bytes=3 * GIB)))
+        assert len(made.pool.ready) == 2
 
     async def test_a_change_under_way_counts_as_the_larger_of_both(self, at: Bench, box: Sandbox) -> None:
         release = at.driver.faults.hold("configure")

@@ -6,7 +6,8 @@ others, and an operator can read it and, while no service runs, write it.
 Laws:
 - It is replaced whole (written beside, synced, renamed), so that a killed service leaves the one before or the new one.
 - What was said at run time goes over the settings, also that there is to be none, until it is said otherwise at run time.
-- It says whose each pool is; one of which it does not say so (it was written before they had owners) is the node's.
+- It says whose each pool is; in one of format 1, of before they had owners, all are the node's. One that has owners is of format 2, so that an older
+  service, which would take them for the node's, cannot read it.
 - A file that cannot be read is no reason not to start: it is set aside, and the settings hold.
 """
 
@@ -26,7 +27,8 @@ from sandlot.model.errors import ErrorCode, HostError, SandlotError
 
 FILE = "pools.json"
 _ASIDE = "pools.json.bad"
-_FORMAT = 1
+_FORMAT = 2
+_FORMAT_WITHOUT_OWNERS = 1
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -59,13 +61,13 @@ class Kept:
         """What was said at run time."""
         try:
             words = json.loads(self._file.read_text("utf-8"))
-            pools = {_FORMAT: words["pools"]}[words["format"]]
+            owned = {_FORMAT: True, _FORMAT_WITHOUT_OWNERS: False}[words["format"]]
             return {
-                Identity(OwnerId(str(each.get("owner", LOCAL))), kind_of_words(each["kind"])): Said(
+                Identity(OwnerId(str(each["owner"])) if owned else LOCAL, kind_of_words(each["kind"])): Said(
                     sizes=None if each["sizes"] is None else Sizes(**each["sizes"]),
                     metadata={str(name): str(word) for name, word in each.get("metadata", {}).items()},
                 )
-                for each in pools
+                for each in words["pools"]
             }
         except FileNotFoundError:
             return {}

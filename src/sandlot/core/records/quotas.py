@@ -237,7 +237,7 @@ def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> 
 
 
 def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
-    """Refuse a pool of which not even what is always to wait could, were nothing else there.
+    """Refuse a pool of which not even one, or what is always to wait, could wait, were nothing else there.
 
     Args:
         quota: The owner's.
@@ -247,11 +247,12 @@ def check_pool(quota: Quota, limits: Limits, warm: int) -> None:
     Raises:
         LimitError: ``quota_exceeded``.
     """
+    warm = max(1, warm)  # it grows where it is asked, and its template snapshot is made in a sandbox of that size
     if quota.sandboxes is not None and warm > quota.sandboxes:
         raise exceeded(
             "sandboxes",
             f"This key may have {quota.sandboxes} sandboxes, those that wait included; {warm} would be kept ready.",
-            "Keep fewer ready.",
+            "Keep fewer ready." if quota.sandboxes else "Ask the operator for a larger quota.",
             limit=quota.sandboxes,
             used=0,
             asked=warm,

@@ -31,13 +31,18 @@ def test_what_was_said_is_read_back(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
+def test_one_that_has_owners_is_not_read_by_a_service_that_knows_none(tmp_path: Path) -> None:
+    Kept(tmp_path).write(SAID)
+    assert json.loads((tmp_path / FILE).read_text("utf-8"))["format"] == 2  # of format 1 it would make all of them the node's
+
+
 def test_one_of_before_pools_had_owners_is_the_nodes(tmp_path: Path) -> None:
     pool = {"kind": kind_as_words(KIND), "sizes": {"warm": 2, "max": 4, "blank": 1}, "metadata": {"team": "blue"}}
     (tmp_path / FILE).write_text(json.dumps({"format": 1, "pools": [pool]}), "utf-8")
     assert Kept(tmp_path).read() == {Identity(LOCAL, KIND): Said(Sizes(2, 4, 1), {"team": "blue"})}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "pools": []}', '{"format": 1, "pools": [{"kind": {}, "sizes": null}]}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 3, "pools": []}', '{"format": 1, "pools": [{"kind": {}, "sizes": null}]}', "\xff"])
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text, encoding="latin-1")
     assert Kept(tmp_path).read() == {}

@@ -190,6 +190,10 @@ def test_a_pool_is_refused_that_its_owner_may_not_have() -> None:
         assert refused.value.fields == fields
         owners.check(annes, Sizes(0, 9), who(ANNE, **quota))  # what is less is never refused
         owners.check(annes, Sizes(3, 3), OPERATOR)  # an operator is bound by nobody's quota
+    for too_small, name in (({"memory_bytes": GIB - 1}, "memory_bytes"), ({"cpus": 0.25}, "cpus"), ({"sandboxes": 0}, "sandboxes")):
+        with pytest.raises(LimitError) as refused:
+            owners.check(annes, Sizes(0, 4), who(ANNE, **too_small), 0)  # not even one could ever wait in it
+        assert refused.value.fields["quota"] == name
     for principal in (who(ANNE), OPERATOR):
         with pytest.raises(ForbiddenError):
             owners.check(annes, Sizes(0, 0, 1), principal)
