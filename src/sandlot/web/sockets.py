@@ -155,10 +155,11 @@ class Socket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:  # noqa: ANN401 - ASGI's
         """Send what the app says; also to a client that has said Close, where that waits for it."""
+        while not self.writable.is_set():  # a Close may come meanwhile
+            await self.writable.wait()
         if self._farewell is None:
             await super().send(message)
             return
-        await self.writable.wait()
         if self.disconnected:
             raise ClientDisconnected
         if message["type"] == "websocket.send":  # the library sends nothing more by itself: its own Close is made already

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
 
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -179,6 +184,53 @@ async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_o
     writer.write(CLOSE)
     heard = await asyncio.wait_for(_to_its_end(reader), 60)
     assert heard == (b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big") if answers else b"")
+    writer.close()
+
+
+SENDS = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+connection = listener.accept()[0]
+connection.recv(1)
+connection.sendall(bytes(range(256)) * 16384)
+connection.close()
+"""
+
+
+async def test_a_close_while_its_client_takes_nothing_loses_nothing(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, left = asyncio.Event(), asyncio.Event()
+    pause, leave = sockets.Socket.pause_writing, sockets.Socket.handle_close
+
+    def paused(self: sockets.Socket) -> None:
+        pause(self)
+        full.set()
+
+    def leaves(self: sockets.Socket, event: Frame) -> None:
+        leave(self, event)
+        left.set()
+
+    monkeypatch.setattr(sockets.Socket, "pause_writing", paused)
+    monkeypatch.setattr(sockets.Socket, "handle_close", leaves)
+    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
+    port = await listening(http, url, SENDS)
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
+    writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
+    await reader.readuntil(b"\r\n\r\n")
+    link = writer.transport
+    assert isinstance(link, asyncio.Transport)
+    link.pause_reading()
+    writer.write(b"\x82\x81" + bytes(4) + b"x")
+    await full.wait()
+    writer.write(CLOSE)
+    await left.wait()
+    link.resume_reading()
+    asked = ClientProtocol(parse_uri("ws://sandlot"), state=State.OPEN)
+    asked.receive_data(await asyncio.wait_for(_to_its_end(reader), 60))
+    *answer, close = [event for event in asked.events_received() if isinstance(event, Frame)]
+    assert hashlib.sha256(b"".join(each.data for each in answer)).digest() == hashlib.sha256(bytes(range(256)) * 16384).digest()
+    assert (close.opcode, close.data) == (Opcode.CLOSE, (1000).to_bytes(2, "big"))
     writer.close()
 
 
