@@ -3,7 +3,8 @@
 Laws:
 - One task for each webhook reads its owner's events from the store, behind the one that the store says it is done with: nothing is kept for it in
   memory, and a service that dies loses nothing. What it was told of is recorded after its answer, so the last one may be told again.
-- What a webhook is, is read before every call and after every page of events: another node may have changed it. One that is not enabled has no task.
+- What a webhook is, is read before every call, after every page of events, and every few seconds while it waits to be called again: another node may
+  have changed it. One that is not enabled has no task.
 - One that is slow, or fails, holds up itself alone: each waits by itself, and so many are called at once.
 - Only the node that holds a webhook calls it (``model/webhooks.py``).
 - A key that was taken away is told nothing more.
@@ -36,7 +37,7 @@ AT_ONCE: Final = 256
 HELD_S: Final = 60.0
 """How long a node holds a webhook without saying so again: four times as long as a call may take, and it says so before each."""
 LOOK_S: Final = 5.0
-"""How often it is looked for what other processes committed."""
+"""How often it is looked for what other processes committed: events, and what has become of a webhook that waits to be called again."""
 TABLE_S: Final = 60.0
 """How often it is looked for webhooks that nobody here knows: of nodes that died."""
 SKIPPED: Final = 1000
@@ -191,8 +192,7 @@ class Deliveries:
     async def _told(self, held: WebhookRecord, event: EventRecord) -> WebhookRecord | None:
         """Tell a webhook of one event, as often as it takes; the webhook after that. None where it is told nothing more."""
         while True:
-            if held.progress.next_at is not None:
-                await self._sleep((held.progress.next_at - self._clock.now()).total_seconds())
+            await self._until_due(held)
             again = await self._held(held.id)
             if again is None or self._principal_of(again.owner) is None:
                 return None
@@ -208,6 +208,16 @@ class Deliveries:
                 if problem:
                     _log.warning("webhook.given_up", webhook=held.id, sequence=event.sequence, why=problem)
                 return held
+
+    async def _until_due(self, webhook: WebhookRecord) -> None:
+        """Return once it is time to call it again, by what is recorded of it meanwhile; or once it is there no more, or is not enabled."""
+        now: WebhookRecord | None = webhook
+        while now is not None and now.enabled and now.progress.next_at is not None:
+            left_s = (now.progress.next_at - self._clock.now()).total_seconds()
+            if left_s <= 0:
+                return
+            await self._sleep(min(left_s, LOOK_S))
+            now = await self._table.get(webhook.id)
 
     async def _try(self, webhook: WebhookRecord, body: bytes, headers: Mapping[str, str]) -> str:
         """Why a webhook did not take a message; empty where it did."""

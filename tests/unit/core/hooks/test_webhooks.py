@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -344,6 +345,31 @@ async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(
         await other.happens("ended", who=BOB)
         await until(lambda: other.calls.heard("https://bob.example/") == [5])
         assert (one.calls.heard(), one.calls.heard("https://two.example/"), other.calls.heard("https://two.example/")) == ([1], [3], [])
+
+
+async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_that_another_node_took(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        hook = await one.hooks.create(ALICE, url=URL)
+        one.calls.answers = lambda url, _number: 500 if url == URL else 200
+        await one.happens("created")
+        for number in range(1, 5):
+            await until(lambda number=number: tried(one, hook, number))  # type: ignore[misc]
+            clock.advance(2.0 ** (number - 1))
+        await until(lambda: tried(one, hook, 5))
+        waits_s = (await _next_at(one, hook) - clock.now()).total_seconds()
+        assert waits_s > 2 * delivering.LOOK_S
+        await clock.pass_s(delivering.LOOK_S, delivering.LOOK_S)
+        assert one.calls.heard() == [1] * 5, "it is not yet time"
+        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
+        clock.advance(delivering.LOOK_S)
+        await until(lambda: one.calls.heard("https://two.example/") == [1])
+        assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
+
+
+async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
+    next_at = (await at.now(hook)).progress.next_at
+    assert next_at is not None
+    return next_at
 
 
 async def test_somebody_elses_is_not_there(at: Place) -> None:
