@@ -120,11 +120,15 @@ class Loop:
             self._epoll.unregister(fd)
 
     def renew(self) -> None:
-        """Ask the kernel anew about everything that is watched.
+        """Ask the kernel anew about everything that is watched; as before where there is no descriptor for it.
 
         gVisor may keep an entry half that becomes ready while it is saved (measured): its descriptor is never told of again.
         """
-        before, self._epoll = self._epoll, select.epoll()
+        try:
+            before, self._epoll = self._epoll, select.epoll()
+        except OSError as error:  # whoever asked has more to do: a greeting to answer
+            log(f"what is watched is not asked for anew: {error}")
+            return
         for fd, mask in list(self._masks.items()):
             try:
                 self._epoll.register(fd, mask)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 from collections.abc import Generator
 
 import pytest
@@ -102,6 +104,17 @@ def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) ->
     assert len(link.written()) == filled
     link.turn()
     assert link.written() == b""
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    link.exchange()
+    assert link.host.is_ready
+
+
+def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(select, "epoll", full)
     link.host = Connection(HOST)
     link.host.hello(b"m" * greeting.NONCE_BYTES)
     link.exchange()
