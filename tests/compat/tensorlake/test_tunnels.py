@@ -28,7 +28,7 @@ from tests.support.tcpservice import TcpService
 LARGE = 20 * MIB
 
 INSIDE = f"""
-import hashlib, socket, threading
+import hashlib, select, socket, threading
 def line_of(connection):
     line = b""
     while not line.endswith(b"\\n"):
@@ -47,6 +47,14 @@ def serve(connection):
             connection.sendall(digest.hexdigest().encode())
         elif word == "send":
             connection.sendall(bytes(range(256)) * {LARGE // 256})
+        elif word == "press":
+            left = memoryview(bytes(range(256)) * {LARGE // 256})
+            connection.setblocking(False)
+            while left:
+                if select.select([], [connection], [], 1)[1]:
+                    left = left[connection.send(left):]
+                else:
+                    print("full", flush=True)
         elif word == "told":
             connection.sendall(b"ready")
             print("end" if not connection.recv(1) else "more", flush=True)
@@ -112,6 +120,14 @@ def test_what_is_large_passes_whole_both_ways_and_a_half_that_is_closed_is_close
         connection.shutdown(socket.SHUT_WR)
         assert rest(connection).decode() == hashlib.sha256(body).hexdigest()
     with closing(dial(tunnel, "send")) as connection:
+        assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
+
+
+def test_who_ends_its_half_before_it_reads_anything_gets_all(box: Sandbox, tunnel: TcpTunnel) -> None:
+    seen = len(box.get_stdout("tunnelled").lines)
+    with closing(dial(tunnel, "press")) as connection:
+        until_so(lambda: box.get_stdout("tunnelled").lines[seen:][-1:] == ["full"])
+        connection.shutdown(socket.SHUT_WR)
         assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
 
 
