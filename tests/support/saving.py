@@ -27,7 +27,7 @@ from sandlot.model.specs import MIB, Limits, ProcessSpec
 from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from tests.support.sweeping import sweep
-from tests.support.traces import NOTHING, settle, traces
+from tests.support.traces import NOTHING, node_of, settle, traces
 from tests.support.until import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,10 @@ def small_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        node = node_of(folder)
         subprocess.run(["umount", "--lazy", folder], check=True)
+        if node:  # whoever looks for traces has to know whose
+            (folder / "node").write_text(node, encoding="ascii")
 
 
 def fill_up(folder: Path, *, but_bytes: int) -> Path:

@@ -70,7 +70,9 @@ def traces(data_dir: Path, *, besides: frozenset[int] = frozenset(), keep: froze
         if pid in besides or pid == os.getpid():
             continue
         command, group = _read(f"/proc/{pid}/cmdline")[:1000].replace(bytes(1), b" "), _read(f"/proc/{pid}/cgroup")
-        shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line]
+        # Where the host's mounts are private (as they are without systemd), a sandbox of another service, begun meanwhile, keeps what was one then.
+        elsewhere = bool(node) and b"/sandlot/" in group and f"/sandlot/{node}/".encode() not in group
+        shown = [line for line in _read(f"/proc/{pid}/mountinfo").splitlines() if needles[0] in line and not elsewhere]
         lives_on = any(ref.encode() in group or ref.encode() in command for ref in keep)
         # The build of the runtime that it runs on is shown to each sandbox, under a name that is no sandbox's.
         mounts.update(os.fsdecode(line) for line in shown if not (lives_on and needles[0] + b"/runtimes/" in line))
