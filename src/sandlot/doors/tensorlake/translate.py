@@ -156,7 +156,7 @@ def check_access(unauthenticated: bool | None, ports: Sequence[int] | None) -> N
     if unauthenticated:
         raise refuse("allow_unauthenticated_access", "Nothing of a sandbox is reached without a key: leave it out.")
     if ports:
-        raise refuse("exposed_ports", "Ports of sandboxes are not published: use what listens there from inside of the sandbox.")
+        raise refuse("exposed_ports", "Ports of sandboxes have no public address: reach what listens there through a tunnel (create_tunnel).")
 
 
 def new_sandbox(body: CreateBody) -> NewSandbox:
