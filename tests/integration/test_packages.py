@@ -13,7 +13,7 @@ import pytest
 
 from sandlot import Sandbox
 from sandlot.model.errors import InvalidRequestError
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
 QUICK = pytest.mark.parametrize("service", ["container"], indirect=True)
 """For what is the package managers' and ours, and nothing of the isolation's."""
@@ -21,7 +21,7 @@ QUICK = pytest.mark.parametrize("service", ["container"], indirect=True)
 IMPORTED = "import {0}; print({0}.__name__)"
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running

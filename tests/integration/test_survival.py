@@ -61,7 +61,7 @@ def service() -> Iterator[LocalService]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@moments(0, 20, 50, 100, 200, 400, soak=(5, 10, 15, 30, 40, 65, 80, 130, 170, 250, 300, 600, 800))
+@moments(0, 50, 200, soak=(5, 10, 15, 20, 30, 40, 65, 80, 100, 130, 170, 250, 300, 400, 600, 800))
 def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int) -> None:
     service.start()
     begin(service, CREATE, CREATE)
@@ -69,7 +69,7 @@ def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int
     nothing_is_left(service)
 
 
-@moments(0, 20, 100, soak=(1, 2, 5, 10, 50, 300, 500, 1000, 1800))
+@moments(0, 100, soak=(1, 2, 5, 10, 20, 50, 300, 500, 1000, 1800))
 def test_killed_while_a_sandbox_is_deleted(service: LocalService, delay_ms: int) -> None:
     service.start()
     url = create(service)
@@ -104,7 +104,7 @@ def test_killed_with_nothing_to_do(service: LocalService) -> None:
     nothing_is_left(service)
 
 
-@moments(0, 100, 500, soak=(5, 20, 50, 200, 1000))
+@moments(0, 100, soak=(5, 20, 50, 200, 500, 1000))
 def test_killed_while_it_stops(service: LocalService, delay_ms: int) -> None:
     service.start()
     lives = {create(service) for _ in range(3)}
@@ -127,7 +127,7 @@ def test_killed_while_it_takes_over(service: LocalService, delay_ms: int) -> Non
 
 
 def test_killed_again_and_again(service: LocalService) -> None:
-    for _ in range(5):
+    for _ in range(3):
         service.start()
         begin(service, CREATE, CREATE, CREATE)
         time.sleep(0.3)

@@ -18,7 +18,7 @@ from sandlot.images.recipe import Debian, Recipe, Step
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import outcome
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import EVERY_DAY, LocalService, local_service
 from tests.support.roots import Roots, own_roots, replace
 
 BUSYBOX = Recipe(
@@ -46,6 +46,12 @@ BROKEN: Mapping[str, tuple[Mapping[str, str | int], str]] = {
     "no encodings": ({f"{LIBRARY}/encodings/__init__.py": "raise ImportError('broken on purpose')\n"}, ""),
 }
 """What is broken -> files in the place of others (a number keeps so many bytes), and what standard error says of it."""
+
+
+@pytest.fixture(scope="module", params=EVERY_DAY)
+def isolation(request: pytest.FixtureRequest) -> str:
+    """What the guest needs of an image is its own affair, whatever isolates it."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
