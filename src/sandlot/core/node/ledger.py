@@ -14,7 +14,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -67,21 +67,21 @@ class Ledger:
         """
         while True:
             reading = await self.look()
-            if self.evict is None or self.has_room(asked, reading, besides=besides):
+            if self.evict is None or self.has_room(asked, reading, besides=() if besides is None else {besides}):
                 return reading
             if not await self.evict():
                 return reading
             self._seen = None  # what was given back is to be seen
 
-    def has_room(self, asked: Resources, reading: Reading, *, besides: str | None = None) -> bool:
+    def has_room(self, asked: Resources, reading: Reading, *, besides: Collection[str] = ()) -> bool:
         """Whether so much could be promised now.
 
         Args:
             asked: What.
             reading: The host.
-            besides: Whose promise does not count.
+            besides: Whose promises do not count.
         """
-        others = [promise for holder, promise in self._promises.items() if holder != besides]
+        others = [promise for holder, promise in self._promises.items() if holder not in besides]
         try:
             capacity.check(asked, others, reading, self._shares)
             capacity.check_pressure(asked, reading, self._shares)

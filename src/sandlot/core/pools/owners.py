@@ -5,7 +5,8 @@ Laws:
   others it is not there.
 - What waits for an owner takes of his quota what his live sandboxes leave, and never more: it goes, oldest first, where they grow. A sandbox is
   refused for what lives alone; one that waited and is claimed only changes from one side to the other.
-- Where the host runs short, what waits for owners goes before what the node keeps for everybody, the largest holding first.
+- Where the host runs short, or the node's own pools have no room, what waits for owners goes before what the node keeps for everybody, the largest
+  holding first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sandlot.core.pools import policy
 from sandlot.core.pools.kinds import Kind, Sizes
 from sandlot.core.pools.pool import Member, Pool, Prepared
 from sandlot.core.records import quotas
@@ -63,6 +65,10 @@ class Owners:
             return 0
         waiting = [each.kind.limits for each in pools if each.owner == pool.owner for _ in range(each.held)]
         return spare(who.quota, self.live(pool.owner), waiting, pool.kind.limits)
+
+    def may_have(self, pool: Pool, pools: Iterable[Pool]) -> bool:
+        """Whether anything may wait in one of them now: only then is there a template snapshot to be made for it."""
+        return policy.target(pool.sizes, pool.grown) > 0 and (pool.held > 0 or self.spare(pool, pools) != 0)
 
 
 def owner_of(who: Principal) -> OwnerId:

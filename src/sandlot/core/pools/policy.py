@@ -21,8 +21,12 @@ from sandlot.core.pools.kinds import Sizes
 AT_ONCE: Final = 2
 """In the making at once, of all pools together: as many as a small machine has processors."""
 
+OWNERS_AT_ONCE: Final = 1
+"""Of these, those in the making for owners, of all of them together: one that is slow leaves a hand to the node's."""
+
 WORK_SHARE: Final = 0.5
-"""Of the time, at the most, in which a pool is filled: after work that took a second, there is none for a second."""
+"""Of the time, at the most, in which the node's pools are filled, and in which owners' are: after work that took a second, there is none of the same
+side for a second."""
 
 CALM_S: Final = 0.5
 """After a request nothing is begun for so long: whoever got a sandbox is about to use it, and more of them may come at once. A restore takes

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
+from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import policy
 from sandlot.core.pools.asleep import Asleep
 from sandlot.core.pools.kinds import Identity, Kind, Sizes
@@ -20,6 +23,8 @@ from sandlot.core.ports import Base
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Blank
+
+_log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +50,7 @@ class Member:
     @property
     def holder(self) -> str:
         """Who has its promise."""
-        return f"pool-{self.id}"
+        return holder_of(self.id)
 
 
 @dataclass(eq=False, slots=True)
@@ -189,3 +194,56 @@ class Pool:
         except ValueError:
             return False
         return True
+
+
+class Removals:
+    """What is out of its pool, until nothing of it is left.
+
+    Args:
+        ledger: Where the node's promises are.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.tasks: dict[asyncio.Task[None], str] = {}
+        """Those that are under way, and who has the promise of what is removed."""
+
+    def begin(self, *out: Member | Prepared) -> None:
+        """Remove some; a promise is given up once nothing of what had it is left."""
+        for what in out:
+            task = asyncio.create_task(self._removed(what))
+            self.tasks[task] = what.holder
+            task.add_done_callback(self.tasks.pop)
+
+    async def _removed(self, what: Member | Prepared) -> None:
+        thing: Asleep | Blank = what.asleep if isinstance(what, Member) else what.blank
+        pause_s = 1.0
+        while True:
+            try:
+                await thing.destroy()
+                break
+            except Exception:  # noqa: BLE001 - what is left is still taken: it is tried until it is gone
+                _log.exception("pool.not_removed", next_try_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(60.0, 2 * pause_s)
+        self._ledger.give_up(what.holder)
+
+
+def holder_of(id_: SandboxId) -> str:
+    """Who has the promise of what is made under that id, and waits."""
+    return f"pool-{id_}"
+
+
+def all_sizes(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
+    """How many of what there are: (template, isolation, what) -> number. For metrics."""
+    found: dict[tuple[str, str, str], int] = {}
+    for pool in pools:
+        for what, number in (
+            ("ready", len(pool.ready)),
+            ("filling", len(pool.filling)),
+            ("blank", len(pool.blanks)),
+            ("wanted", policy.target(pool.sizes, pool.grown)),
+        ):
+            place = (pool.kind.template, pool.kind.isolation, what)
+            found[place] = found.get(place, 0) + number
+    return found

@@ -27,8 +27,8 @@ from sandlot.core.pools import keys, owners, starts
 from sandlot.core.pools.kept import Kept, Said
 from sandlot.core.pools.kinds import Identity, Kind, Sizes, Wish
 from sandlot.core.pools.owners import Owners
-from sandlot.core.pools.pool import Member, Pool
-from sandlot.core.pools.refill import Refill, all_sizes
+from sandlot.core.pools.pool import Member, Pool, all_sizes
+from sandlot.core.pools.refill import Refill
 from sandlot.core.pools.shelf import Held, Shelf
 from sandlot.core.pools.starts import Claim, Direct, Lent
 from sandlot.core.pools.templates import Snapshots
@@ -220,16 +220,19 @@ class Pools:
         return await driver.prepare(shape, snapshot=snapshot)
 
     async def evict(self) -> bool:
-        """Remove one of those that wait, as :func:`~sandlot.core.pools.owners.first_to_go` says; whether there was any."""
+        """Remove one of those that wait, as :func:`~sandlot.core.pools.owners.first_to_go` says; whether there was any.
+
+        What is in the making for owners goes before what the node has.
+        """
         self._refill.hold()
-        chosen = owners.first_to_go(tuple(self._pools.values()))
+        pools = tuple(self._pools.values())
+        chosen = owners.first_to_go([pool for pool in pools if pool.owner != LOCAL])
+        if chosen is None and await self._refill.free_one(of_owners=True):
+            return True
+        chosen = chosen or owners.first_to_go(pools)
         if chosen is None:
             return await self._refill.free_one()
-        for pool in self._pools.values():
-            pool.drop(chosen)
-        self._metrics.evicted()
-        _log.info("pool.evicted", template=chosen.kind.template, hint="A sandbox needed its room, or the host is short of memory.")
-        self._refill.dispose(chosen)
+        self._refill.evict(chosen, "A sandbox needed its room, or the host is short of memory.")
         return await self._refill.free_one()
 
     # -- owners and operators ---------------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ Laws:
 - It runs off every request's way: requests tell it that something happened, and wait for nothing here.
 - It waits while sandboxes wait for a turn to be created, while the host is short of memory, and for a while after somebody was given room for
   which something of a pool had to go.
-- The node's pools are filled first, then those of whoever has least.
+- The node's pools are filled first, then those of whoever has least. Where the node's find no room, what waits for owners, or is made for them, goes
+  as far as that gives it; where it would not be enough, it stays.
+- What is made for owners slows nothing of the node's: they have one hand together, and it rests by itself.
+- For an owner a template snapshot is made only while something may be filled from it.
 - What is begun and cannot be finished is given back, and its promise given up; a failure makes the next try later, and is told with the pool.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -20,11 +23,11 @@ import structlog
 from sandlot.core.node import capacity
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import keys, policy
-from sandlot.core.pools.asleep import Asleep, Making
+from sandlot.core.pools.asleep import Making
 from sandlot.core.pools.keys import Look
 from sandlot.core.pools.kinds import Kind
-from sandlot.core.pools.owners import Owners, turn
-from sandlot.core.pools.pool import Member, Pool, Prepared
+from sandlot.core.pools.owners import Owners, first_to_go, turn
+from sandlot.core.pools.pool import Member, Pool, Prepared, Removals, holder_of
 from sandlot.core.pools.shelf import Held
 from sandlot.core.pools.templates import Snapshots, failure
 from sandlot.core.ports import Clock, Greet
@@ -33,7 +36,7 @@ from sandlot.core.supply import Supply
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Blank, Reading, Resources
+from sandlot.model.ports import Ability, Reading, Resources
 
 START_S: Final = 1.0
 """A service that was just started answers first."""
@@ -94,11 +97,15 @@ class Refill:
         self._settle = settle
         self._owners = owners
         self._kicked = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """What is in the making, and who has its promise."""
         self._writing: asyncio.Task[None] | None = None
-        self._rest_until_s = float("-inf")
+        self._writes_owners = False
+        self._rest_until_s = {True: float("-inf"), False: float("-inf")}
+        """Of owners' pools, and of the node's."""
         self._swept_s = float("-inf")
-        self._removals: set[asyncio.Task[None]] = set()
+        self._removals = Removals(ledger)
+        snapshots.displace = self._displace
 
     def kick(self) -> None:
         """Something happened: look now."""
@@ -106,7 +113,11 @@ class Refill:
 
     def hold(self) -> None:
         """Make nothing for a while: somebody needed the room."""
-        self._rest_until_s = max(self._rest_until_s, self._clock.monotonic_s() + AFTER_EVICTION_S)
+        self._rest(AFTER_EVICTION_S, True, False)
+
+    def _rest(self, for_s: float, *owned: bool) -> None:
+        for which in owned:
+            self._rest_until_s[which] = max(self._rest_until_s[which], self._clock.monotonic_s() + for_s)
 
     async def run(self) -> None:
         """Keep them full, until it is cancelled."""
@@ -127,41 +138,61 @@ class Refill:
         """End what is in the making, and wait until all that is out of the pools is gone."""
         for task in self._making():
             task.cancel()
-        await asyncio.gather(*self._making(), *self._removals, return_exceptions=True)
+        await asyncio.gather(*self._making(), *self._removals.tasks, return_exceptions=True)
 
-    async def free_one(self) -> bool:
-        """Wait for something that is being removed, or end something that is in the making; whether there was anything."""
-        if not self._removals:
-            for task in self._making():
-                task.cancel()
-                await asyncio.wait({task})
-                return True
-            return False
-        await asyncio.wait(set(self._removals), return_when=asyncio.FIRST_COMPLETED)
-        return True
+    async def free_one(self, *, of_owners: bool = False) -> bool:
+        """Wait for something that is being removed, or end something that is in the making; whether there was anything.
+
+        Args:
+            of_owners: Only end something that is in the making for owners.
+        """
+        if self._removals.tasks and not of_owners:
+            await asyncio.wait(set(self._removals.tasks), return_when=asyncio.FIRST_COMPLETED)
+            return True
+        for task in self._making_for_owners() if of_owners else self._making():
+            _end(task)
+            await asyncio.wait({task})
+            return True
+        return False
 
     def dispose(self, *out: Member | Prepared) -> None:
         """Remove what is out of its pool; its promise is given up once nothing of it is left."""
-        for what in out:
-            task = asyncio.create_task(self._removed(what))
-            self._removals.add(task)
-            task.add_done_callback(self._removals.discard)
+        self._removals.begin(*out)
 
-    async def _removed(self, what: Member | Prepared) -> None:
-        thing: Asleep | Blank = what.asleep if isinstance(what, Member) else what.blank
-        pause_s = 1.0
-        while True:
-            try:
-                await thing.destroy()
-                break
-            except Exception:  # noqa: BLE001 - what is left is still taken: it is tried until it is gone
-                _log.exception("pool.not_removed", next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(60.0, 2 * pause_s)
-        self._ledger.give_up(what.holder)
+    def evict(self, chosen: Member | Prepared, why: str) -> None:
+        """Take something out of its pool, whose room is needed, and remove it."""
+        for pool in self._pools():
+            pool.drop(chosen)
+        self._metrics.evicted()
+        _log.info("pool.evicted", template=chosen.kind.template, hint=why)
+        self.dispose(chosen)
 
-    def _making(self) -> list[asyncio.Task[None]]:
-        return [task for task in (*self._tasks, *([] if self._writing is None else [self._writing])) if not task.done()]
+    def _making(self) -> Mapping[asyncio.Task[None], str]:
+        """What is in the making, and who has its promise; nobody may have."""
+        writing = {} if self._writing is None else {self._writing: self._snapshots.holder}
+        return {task: holder for task, holder in (self._tasks | writing).items() if not task.done()}
+
+    def _making_for_owners(self) -> dict[asyncio.Task[None], str]:
+        theirs = [task for pool in self._pools() if pool.owner != LOCAL for task in pool.filling]
+        return {task: holder for task, holder in self._making().items() if task in theirs or (task is self._writing and self._writes_owners)}
+
+    def _displace(self, asked: Resources, reading: Reading) -> bool:
+        """Let go of what waits for owners, or is made for them, until there will be room for something of the node's; whether there will be."""
+        pools = [pool for pool in self._pools() if pool.owner != LOCAL]
+        making = self._making_for_owners()
+        going = {*self._removals.tasks.values(), *(holder for task, holder in self._making().items() if task.cancelling())}
+        if not self._has_room(asked, reading, {*going, *making.values(), *(member.holder for pool in pools for member in pool.ready)}):
+            return False
+        while not self._has_room(asked, reading, going):
+            self._rest(AFTER_EVICTION_S, True)
+            if isinstance(chosen := first_to_go(pools), Member):
+                self.evict(chosen, "The node's own pools needed its room.")
+                going.add(chosen.holder)
+            else:
+                task, holder = making.popitem()
+                _end(task)
+                going.add(holder)
+        return True
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +205,8 @@ class Refill:
         short = await self._is_short()
         if short:
             self.hold()
-            await self._ledger_evict()
+            if self._ledger.evict is not None:
+                await self._ledger.evict()
         if self._writing is None and not short and not self._busy():
             self._writing = asyncio.create_task(self._write())
             self._writing.add_done_callback(self._written)
@@ -190,10 +222,6 @@ class Refill:
             return True
         return False
 
-    async def _ledger_evict(self) -> None:
-        if self._ledger.evict is not None:
-            await self._ledger.evict()
-
     async def _write(self) -> None:
         """See to every template snapshot that there should be, one after the other."""
         kinds: dict[Look, bool] = {}
@@ -202,19 +230,29 @@ class Refill:
                 kinds[keys.look(pool.kind)] = kinds.get(keys.look(pool.kind), True) and pool.implied
         for kind in self._implied:
             kinds.setdefault(keys.look(kind), True)
-        nodes = set(kinds)
-        kinds |= {keys.look(pool.kind): False for pool in self._pools() if pool.owner != LOCAL}
-        await self._snapshots.keep(nodes, kinds.keys() - nodes)
+        theirs = [pool for pool in self._pools() if pool.owner != LOCAL]
+        await self._snapshots.keep(set(kinds), {keys.look(pool.kind) for pool in theirs} - kinds.keys())
         for look, implied in kinds.items():
             if self._busy():
                 return
-            if look.isolation in self._supply.drivers and (not implied or await self._is_built(look.template)):
-                before = self._snapshots.at_hand(look)
-                if await self._snapshots.ensure(look) is not before:
-                    self.kick()
+            if not implied or await self._is_built(look.template):
+                await self._write_one(look)
+        self._writes_owners = True
+        began_s = self._clock.monotonic_s()
+        for look in {keys.look(pool.kind): None for pool in theirs if self._owners.may_have(pool, self._pools())}:
+            now_s = self._clock.monotonic_s()
+            if self._busy() or now_s < self._rest_until_s[True] or now_s - began_s > TICK_S:
+                return  # after one that took its time the node's are looked at first
+            if look not in kinds:
+                await self._write_one(look)
+
+    async def _write_one(self, look: Look) -> None:
+        before = self._snapshots.at_hand(look)
+        if look.isolation in self._supply.drivers and await self._snapshots.ensure(look) is not before:
+            self.kick()
 
     def _written(self, task: asyncio.Task[None]) -> None:
-        self._writing = None
+        self._writing, self._writes_owners = None, False
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("pools.defect", exc_info=error)
 
@@ -226,8 +264,11 @@ class Refill:
     async def _stock(self, pool: Pool) -> None:
         """Do what its policy says."""
         now_s = self._clock.monotonic_s()
-        hands = policy.AT_ONCE - sum(len(each.filling) + len(each.filling_blanks) for each in self._pools())
-        if self._busy() or now_s < max(self._rest_until_s, pool.not_before_s):
+        owned = pool.owner != LOCAL
+        hands = policy.AT_ONCE - len(self._tasks)
+        if owned:
+            hands = min(hands, policy.OWNERS_AT_ONCE - sum(len(each.filling) for each in self._pools() if each.owner != LOCAL))
+        if self._busy() or now_s < max(self._rest_until_s[owned], pool.not_before_s):
             hands = 0
         if hands > 0 and not policy.is_calm(now_s, pool.asked_s, pool.hungry_s):
             hands = 0
@@ -264,16 +305,17 @@ class Refill:
             return
         self.dispose(*(what for what in list(pool.everything()) if what.key not in {"", held.key} and pool.drop(what)))
 
-    def _begin(self, pool: Pool, tasks: set[asyncio.Task[None]], work: Callable[[Pool], Coroutine[Any, Any, None]]) -> None:
-        task = asyncio.create_task(work(pool))
-        for some in (tasks, self._tasks):
-            some.add(task)
-            task.add_done_callback(some.discard)
+    def _begin(self, pool: Pool, tasks: set[asyncio.Task[None]], work: Callable[[Pool, SandboxId], Coroutine[Any, Any, None]]) -> None:
+        id_ = self._new_id()
+        task = asyncio.create_task(work(pool, id_))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        self._tasks[task] = holder_of(id_)
+        task.add_done_callback(self._tasks.pop)
         task.add_done_callback(lambda _: self.kick())
 
-    async def _fill(self, pool: Pool) -> None:
+    async def _fill(self, pool: Pool, id_: SandboxId) -> None:
         """Make one that waits."""
-        id_ = self._new_id()
         held = self._snapshots.at_hand(keys.look(pool.kind))
 
         async def make(making: Making) -> None:
@@ -287,12 +329,11 @@ class Refill:
             pool.ready.append(member)
             asleep.exits.add_done_callback(lambda _: self._died(pool, member))
 
-        await self._filled(pool, f"pool-{id_}", held, make)
+        await self._filled(pool, holder_of(id_), held, make)
 
-    async def _fill_blank(self, pool: Pool) -> None:
+    async def _fill_blank(self, pool: Pool, id_: SandboxId) -> None:
         """Prepare one with nothing in it, its runtime started."""
         held = self._snapshots.at_hand(keys.look(pool.kind))
-        holder = f"pool-blank-{self._new_id()}"
 
         async def make(making: Making) -> None:
             blank = await making.driver.prepare(making.shape, snapshot=None if held is None else held.image)
@@ -303,9 +344,9 @@ class Refill:
                 await asyncio.shield(blank.destroy())
                 raise
             key = "" if held is None else held.key
-            pool.blanks.append(Prepared(pool.kind, blank, making.base, key, holder, self._clock.monotonic_s()))
+            pool.blanks.append(Prepared(pool.kind, blank, making.base, key, holder_of(id_), self._clock.monotonic_s()))
 
-        await self._filled(pool, holder, held, make)
+        await self._filled(pool, holder_of(id_), held, make)
 
     async def _filled(self, pool: Pool, holder: str, held: Held | None, make: Callable[[Making], Coroutine[Any, Any, None]]) -> None:
         """Make something under a promise; what comes of it is the pool's."""
@@ -314,8 +355,10 @@ class Refill:
         try:
             base = await self._supply.base(kind.template)
             reading = await self._ledger.look()
-            if not self._has_room(takes, reading):
-                pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(2)
+            room = capacity.added([takes, takes])  # for a sandbox of that size besides
+            if not self._has_room(room, reading):
+                soon = pool.owner == LOCAL and self._displace(room, reading)
+                pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if soon else 2)
                 return
             self._ledger.promise(holder, takes, reading)
             try:
@@ -335,13 +378,13 @@ class Refill:
         else:
             pool.failures, pool.error = 0, ""
         finally:
-            self._rest_until_s = max(self._rest_until_s, self._clock.monotonic_s() + policy.pause_s(time.monotonic() - began_s))
+            self._rest(policy.pause_s(time.monotonic() - began_s), pool.owner != LOCAL)
 
-    def _has_room(self, takes: Resources, reading: Reading) -> bool:
-        """Whether there is room for it, and for a sandbox of that size besides."""
+    def _has_room(self, asked: Resources, reading: Reading, besides: Collection[str] = ()) -> bool:
+        """Whether there is room for it, where some promises do not count."""
         try:
-            return self._ledger.has_room(capacity.added([takes, takes]), reading)
-        except InvalidRequestError:  # two of them are more than the node ever has
+            return self._ledger.has_room(asked, reading, besides=besides)
+        except InvalidRequestError:  # it is more than the node ever has
             return False
 
     def _died(self, pool: Pool, member: Member) -> None:
@@ -351,16 +394,6 @@ class Refill:
             self.kick()
 
 
-def all_sizes(pools: Iterable[Pool]) -> Mapping[tuple[str, str, str], int]:
-    """How many of what there are: (template, isolation, what) -> number. For metrics."""
-    found: dict[tuple[str, str, str], int] = {}
-    for pool in pools:
-        for what, number in (
-            ("ready", len(pool.ready)),
-            ("filling", len(pool.filling)),
-            ("blank", len(pool.blanks)),
-            ("wanted", policy.target(pool.sizes, pool.grown)),
-        ):
-            place = (pool.kind.template, pool.kind.isolation, what)
-            found[place] = found.get(place, 0) + number
-    return found
+def _end(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # else it is giving back what it has
+        task.cancel()

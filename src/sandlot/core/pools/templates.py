@@ -9,7 +9,8 @@ shelf  what was tried appears under its key (:mod:`sandlot.core.pools.shelf`), a
 
 Laws:
 - A snapshot whose key is not what it would be made of now is not used. It is looked at again every :data:`CHECK_S`, and whenever it failed.
-- One is made at a time, off every request's way, and only while there is room for it on the node: it is promised like a sandbox.
+- One is made at a time, off every request's way, and only while there is room for it on the node: it is promised like a sandbox. One of the node's
+  gets the room of what waits for owners; one that only owners want may take :data:`FLEETING_S`, so that it does not keep the node's waiting.
 - What fails is tried again, ever more rarely, and can be seen: its words are told with the pools.
 """
 
@@ -37,11 +38,14 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability
+from sandlot.model.ports import Ability, Reading, Resources
 
 CHECK_S: Final = 60.0
 MAKE_S: Final = 600.0
 """For making one: the sum of its steps' patience would be longer than anybody believes that it still comes."""
+
+FLEETING_S: Final = 120.0
+"""For one that only owners' pools have, whatever it waits for."""
 
 _OTHERS_PAUSE_S: Final = 0.5
 
@@ -98,6 +102,10 @@ class Snapshots:
         self._metrics = metrics
         self._version = version
         self._states: dict[Look, _State] = {}
+        self.displace: Callable[[Resources, Reading], object] | None = None
+        """Sees to it that there will be room for something of the node's, as far as that is owners'."""
+        self.holder = ""
+        """Who has the promise of the one that is being made; empty where none is."""
 
     def at_hand(self, look: Look) -> Held | None:
         """The snapshot of a look, if there is one that may be used; looks at nothing."""
@@ -157,7 +165,8 @@ class Snapshots:
         if now_s < state.not_before_s or not await self.able(look):
             return None
         try:
-            await self._renew(look, state)
+            async with asyncio.timeout(FLEETING_S if state.fleeting else None):
+                await self._renew(look, state)
         except UnavailableError as error:  # no room for it now: that is no failure
             state.not_before_s, state.error = self._clock.monotonic_s() + policy.back_off_s(2), error.message
         except (SandlotError, OSError, TimeoutError) as error:
@@ -192,7 +201,7 @@ class Snapshots:
                 held = await self._take(key, making)  # whoever had the lock may have made it
                 if held is None and lock is not None:
                     async with asyncio.timeout(MAKE_S):
-                        await self._make(look, making, key, parts)
+                        await self._make(look, making, key, parts, fleeting=state.fleeting)
             finally:
                 if lock is not None:
                     os.close(lock)
@@ -213,11 +222,15 @@ class Snapshots:
         await asyncio.to_thread(self._shelf.remove, key)
         return None
 
-    async def _make(self, look: Look, making: Making, key: str, parts: Any) -> None:  # noqa: ANN401 - what the manifest tells
+    async def _make(self, look: Look, making: Making, key: str, parts: Any, *, fleeting: bool) -> None:  # noqa: ANN401 - what the manifest tells
         """Make it, try it, and let it appear; what is half made is removed. The key's lock is held."""
         takes = making.driver.takes(look.limits)
         holder = f"template-{key[:16]}"
-        self._ledger.promise(holder, takes, await self._ledger.look())
+        reading = await self._ledger.look()
+        if not fleeting and self.displace is not None:
+            self.displace(takes, reading)
+        self._ledger.promise(holder, takes, reading)
+        self.holder = holder
         began = _Stopwatch()
         try:
             folder = await asyncio.to_thread(self._shelf.begin, key)
@@ -248,6 +261,7 @@ class Snapshots:
             raise
         finally:
             self._ledger.give_up(holder)
+            self.holder = ""
         self._metrics.template_snapshot("made")
         _log.info("template.written", template=look.template, isolation=look.isolation, size_bytes=size, **began.laps)
         await asyncio.to_thread(functools.partial(self._shelf.replaced, key, look.words()))
@@ -286,6 +300,8 @@ def made_at(held: Held) -> datetime | None:
 
 def failure(error: Exception) -> str:
     """What is told of something that could not be made, to whoever has the pool: no path of the host, which the log has."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "It took too long."
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

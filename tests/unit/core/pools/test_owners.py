@@ -143,6 +143,18 @@ def test_of_an_owner_the_oldest_of_all_his_pools_goes_where_live_ones_grow() -> 
     assert those.spare(first, [nodes, first]) == 2
 
 
+def test_a_pool_may_have_something_only_where_its_size_and_its_owners_quota_let_it() -> None:
+    those = Owners({ANNE: who(ANNE, sandboxes=2)}.get, lambda _: [ONE])
+    mine, other = pool(ANNE), pool(ANNE, "other", ages_s=(1.0,))
+    assert those.may_have(mine, [mine])
+    assert not those.may_have(mine, [mine, other])  # one lives and one waits
+    assert those.may_have(other, [mine, other])  # what waits has a snapshot that may become stale
+    mine.sizes = Sizes(0, 4)
+    assert not those.may_have(mine, [mine])
+    mine.grown = 1
+    assert those.may_have(mine, [mine])
+
+
 def test_who_has_no_key_has_no_pool() -> None:
     those = Owners({ANNE: who(ANNE)}.get, lambda _: [])
     nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
