@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from sandlot.core.lives.means import Living
+from sandlot.core.records.register import Register
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.saved.forks import NewFork
-from sandlot.core.volumes import mounting
+from sandlot.core.volumes import attaching, mounting
+from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disks import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, UnsupportedError
-from sandlot.model.specs import ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
+from sandlot.model.specs import MOST_MOUNTS, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.integration.test_volumes import all_let_go, fails, made
 from tests.support.localservice import local_service
@@ -268,16 +270,18 @@ async def test_forks_and_snapshots_treat_it_like_any_other() -> None:
             with pytest.raises(ConflictError, match="share_volumes"):
                 await service.core.forks.fork(box.id, OPERATOR, NewFork())
             await made(service, "other")
-            with mounting.steady(box):
+            async with mounting.steady(box):
                 for work in (attach(service, box, OTHER), detach(service, box)):
                     with pytest.raises(ConflictError, match="forked"):
                         await work
-            settled, box.spec = box.spec, replace(box.spec, volumes=(replace(box.spec.volumes[0], moving=True),))
+            await service.sandboxes.pause(box.id, OPERATOR)
+            box.spec = replace(box.spec, volumes=(replace(box.spec.volumes[0], moving=True),))
             with pytest.raises(ConflictError, match="being attached"):
                 await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
             with pytest.raises(ConflictError, match="being attached"):
                 await service.core.snapshots.take(box.id, OPERATOR, name="half", kind=SnapshotKind.MEMORY)
-            box.spec = settled
+            await service.sandboxes.resume(box.id, OPERATOR)
+            assert [each.moving for each in box.spec.volumes] == [False]
             (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
             assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
             await detach(service, box)
@@ -293,6 +297,60 @@ async def test_forks_and_snapshots_treat_it_like_any_other() -> None:
             assert not await is_mounted(again)
             await attach(service, again, replace(DATA, path="/elsewhere"))
             assert await shell(again, "ls -A /data; cat /elsewhere/word") == "2\n"
+
+
+async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_whoever_has_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    with place() as folder:
+        async with real_service(folder) as service:
+            await made(service)
+            box = await make(service)
+
+            async def silent(_box: Sandbox, **request: object) -> dict[str, Any]:
+                if "free" in request:
+                    raise TimeoutExceededError("It does not answer.", code=ErrorCode.TIMEOUT)
+                return dict(await really(_box, **request))
+
+            async def full(*_: object) -> None:
+                raise HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+
+            really = attaching.ask
+            with monkeypatch.context() as patched:
+                patched.setattr(attaching, "ask", silent)
+                patched.setattr(Register, "changed", full)
+                with pytest.raises(HostError, match="full"):
+                    await attach(service, box)
+                assert [each.moving for each in box.spec.volumes] == [True]
+            (child,) = await service.core.forks.fork(box.id, OPERATOR, NewFork(share_volumes=True))
+            assert [each.moving for each in (*box.spec.volumes, *child.spec.volumes)] == [False, False]
+            assert await shell(box, "echo 1 > /data/word") == ""
+            assert await shell(child, "cat /data/word") == "1\n"
+            await detach(service, box)
+
+
+async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_once_it_was_hibernated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with place() as folder:
+        with monkeypatch.context() as patched:
+            patched.setattr(plan, "MOST_MOUNTS", MOST_MOUNTS - 1)  # no folder that is nobody's
+            async with real_service(folder, keep=True) as service:
+                for name in ("data", "other"):
+                    await made(service, name)
+                old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
+                await shell(old, "echo 1 > /data/word; echo 2 > /srv/other/word")
+                old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
+                await service.sandboxes._register.moved(old)  # noqa: SLF001 - as it was recorded then
+        async with real_service(folder) as service:
+            box = service.sandboxes.find(old.id, OPERATOR)
+            assert [(each.path, each.slot) for each in box.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
+            with pytest.raises(ConflictError, match="earlier version") as refused:
+                await detach(service, box, "/srv/other")
+            assert "Hibernate" in refused.value.hint
+            assert sorted((each.path, each.moving) for each in box.spec.volumes) == [("/data", False), ("/srv/other", False)]
+            assert await shell(box, "cat /data/word /srv/other/word") == "1\n2\n"
+            await service.sandboxes.hibernate(box.id, OPERATOR)
+            await detach(service, box, "/srv/other")
+            assert await shell(box, "cat /data/word; ls -A /srv/other") == "1\n"
+            await detach(service, box)
+            await all_let_go(folder)
 
 
 async def test_many_at_once_come_one_after_the_other() -> None:

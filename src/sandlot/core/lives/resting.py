@@ -25,6 +25,7 @@ from sandlot.core.lives.ending import destroy
 from sandlot.core.lives.means import Ended, Left, Living, check, extend, guest_deadline_s, left_s, step
 from sandlot.core.lives.starts import Restored, reach, wake
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes import mounting
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.ports import Ability, Instance
@@ -94,6 +95,7 @@ async def resume(living: Living, timeout_s: float | None = SAME) -> None:
     except BaseException:
         box.spec = replace(box.spec, timeout_s=was.timeout_s)
         raise
+    await mounting.settle(living)
 
 
 async def hibernate(living: Living) -> None:

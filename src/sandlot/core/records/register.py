@@ -25,6 +25,7 @@ from sandlot.core.records.executions import Journal
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.monthly import Monthly
 from sandlot.core.sandbox import Sandbox
+from sandlot.core.volumes.volume import placed
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
@@ -273,7 +274,7 @@ def record_of(box: Sandbox, node: NodeId) -> SandboxRecord:
 def revived(record: SandboxRecord, budget: Budget, clock: Clock) -> Sandbox:
     """The sandbox of a record, as it is before it is taken over; or as it ended."""
     box = Sandbox(
-        record.spec,
+        replace(record.spec, volumes=placed(record.spec.volumes)),  # before volumes had places of their own, they were where they stood
         owner=record.owner,
         name=record.name,
         created_at=record.created_at,

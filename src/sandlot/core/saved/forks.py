@@ -249,7 +249,7 @@ class Forks:
     async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
         if parent.ended.is_set():
             raise parent.ended_error()
-        with steady(parent):
+        async with steady(parent):
             return await self._born(parent, owner, asked, request)
 
     async def _born(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:

@@ -262,9 +262,8 @@ class Snapshots:
             await self._check_free(box.owner, name)
             await self._table.save(intent)
         try:
-            async with writing.room(self._sandboxes, box, intent.id, kind):
-                with steady(box):
-                    size_bytes, spec = await self._written(box, intent), _spec_of(box)
+            async with writing.room(self._sandboxes, box, intent.id, kind), steady(box):
+                size_bytes, spec = await self._written(box, intent), _spec_of(box)
             kept, kept_bytes = await self._table.totals(box.owner)
             quotas.check_snapshots(who.quota, kept - 1, kept_bytes, size_bytes)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)

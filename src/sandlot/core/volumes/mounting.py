@@ -4,7 +4,8 @@ Each is a work for :mod:`sandlot.core.lives.orders`, so that nothing else is don
 
 Laws:
 - What is about to be moved is recorded before it is begun, and what came of it before it is answered. A service that is killed in between leaves a
-  volume that is *moving*: the next one attaches it, or where it cannot, detaches it; so the record and the inside agree.
+  volume that is *moving*: the next one attaches it, or where it cannot, detaches it; so the record and the inside agree. So does, where a guest
+  or the store failed in between, whatever comes next and has to know: an attach or detach, a resume, a fork, a snapshot.
 - From the step in which it is resolved until the step after it was taken away a volume is among those that the sandbox has: nobody deletes it.
 - Detached is what nothing inside has open, mapped or as a working folder: the guest refuses first, and then the host's kernel, which knows. What is
   refused stays attached.
@@ -14,20 +15,19 @@ Laws:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
 
 import structlog
 
-from sandlot.core.lives import resting
 from sandlot.core.lives.means import Living, check, step
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import attaching
 from sandlot.core.volumes.volume import placed
 from sandlot.core.volumes.volumes import Volumes
 from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
+from sandlot.model.errors import ConflictError, ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.ports import Change, Instance
 from sandlot.model.specs import MOST_MOUNTS, VolumeMount
 from sandlot.model.states import State
@@ -41,18 +41,21 @@ ROUNDS: Final = (4, 8, 24)
 _log = structlog.get_logger("sandlot.core")
 
 
-@contextlib.contextmanager
-def steady(box: Sandbox) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def steady(box: Sandbox) -> AsyncIterator[None]:
     """Around making what has to have the volumes that a sandbox has now: none is attached or detached meanwhile.
 
     Raises:
-        ConflictError: One is at this moment.
+        ConflictError: One is at this moment; or it was cut in half, and cannot be finished now.
+        SandboxEndedError: It has ended.
     """
+    if _moving(box):
+        await box.orders.put(settle)  # after what is under way
     if _moving(box):
         raise ConflictError(
             f"A volume of sandbox {box.id} is being attached or detached.",
             code=ErrorCode.CONFLICT,
-            hint="Try again in a moment.",
+            hint="Try again in a moment; where it rests, resume it first.",
             fields={"sandbox": box.id},
         )
     box.steady += 1
@@ -144,9 +147,9 @@ async def _awake(living: Living) -> None:
     """It runs, and nothing is made of it that has to have the volumes that it has."""
     box = living.box
     if box.state is not State.RUNNING:  # it came to rest before it was this one's turn
-        if not box.spec.auto_resume:
+        if not box.spec.auto_resume or box.rouse is None:
             raise box.resting_error()
-        await resting.resume(living)
+        await box.rouse(living)
     check(box)
     await settle(living)
     if box.steady:
@@ -172,7 +175,9 @@ async def _take(living: Living, mount: VolumeMount) -> None:
     """Have it in its place no more: inside first, and then in the sandbox's view, where the kernel refuses what is in use."""
     box, instance = living.box, _instance(living.box)
     place = [mount.path, f"{instance.hub}/{mount.slot}", f"{instance.hub}/{MOST_MOUNTS}"]
-    away = Change(without=(mount.slot or 0,))
+    if mount.slot is None:
+        raise InternalError(f"Nobody knows which place of sandbox {box.id} volume {mount.volume} has.")
+    away = Change(without=(mount.slot,))
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first time it is in its place inside; but then there is what to look at
             return await step("detach a volume from", instance.configure(away))

@@ -37,10 +37,10 @@ def attach(request: dict[str, Any]) -> dict[str, Any]:
     for path in request["gone"]:
         libc.umount2(os.fsencode(path), MNT_DETACH)  # somebody inside may have done it already
     for path, source, others, rounds in request.get("free", ()):
+        many = _all_in(others)
         if _is_at(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:
             used.append(path)
             continue
-        many = [f"{others}/{name}" for name in os.listdir(others)]
         for _ in range(rounds):
             for each in many:
                 os.stat(each)
@@ -57,6 +57,15 @@ def attach(request: dict[str, Any]) -> dict[str, Any]:
             number = ctypes.get_errno()
             raise Refused("unsupported", f"The volume cannot be put at {path}: {os.strerror(number)}.", "Choose another path, or another template.")
     return {"used": used}
+
+
+def _all_in(others: str) -> list[str]:
+    """The files of the folder that has many."""
+    try:
+        return [f"{others}/{name}" for name in os.listdir(others)]
+    except FileNotFoundError:
+        told = "This sandbox was started by an earlier version, and cannot give a volume back as it is."
+        raise Refused("conflict", told, "Hibernate it once; then detach the volume.") from None
 
 
 def _is_at(source: str, path: str) -> bool:
