@@ -32,7 +32,7 @@ from starlette.websockets import WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
-from websockets.frames import Frame, Opcode
+from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 
 from sandlot.core.records.metrics import Metrics
@@ -170,7 +170,9 @@ class Socket(WebSocketsSansIOProtocol):
         elif not self.close_sent:
             self.close_sent = True
             self._wait_no_more()
-            self.transport.write(self._farewell)
+            code = message.get("code") or CloseCode.NORMAL_CLOSURE
+            cut = Frame(Opcode.CLOSE, Close(code, message.get("reason") or "").serialize())
+            self.transport.write(self._farewell if code == CloseCode.NORMAL_CLOSURE else cut.serialize(mask=False))
             self.transport.close()
 
     def pause_writing(self) -> None:

@@ -187,6 +187,22 @@ async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_o
     writer.close()
 
 
+async def test_what_is_cut_after_its_client_has_said_close_is_not_told_as_a_clean_end(at: Bench, http: httpx.AsyncClient) -> None:
+    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
+    port = await listening(http, url, "ANSWERS = False" + HALVES)
+    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
+    writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(CLOSE)
+    await http.delete(url)
+    asked = ClientProtocol(parse_uri("ws://sandlot"), state=State.OPEN)
+    asked.receive_data(await asyncio.wait_for(_to_its_end(reader), 60))
+    (close,) = [event for event in asked.events_received() if isinstance(event, Frame)]
+    assert (close.opcode, int.from_bytes(close.data[:2], "big")) == (Opcode.CLOSE, 1011)
+    writer.close()
+
+
 SENDS = """
 import socket
 listener = socket.create_server(("127.0.0.1", 0))
