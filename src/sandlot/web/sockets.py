@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 MESSAGE_MAX_BYTES = 1 * MIB
+_REASON_BYTES = 120
+"""A frame that controls has 125, two of them for the code (RFC 6455 5.5)."""
 PARTS_MAX = 1024
 """Of one message: each takes memory, and may be empty."""
 UNSENT_MAX_BYTES = 256 * KIB
@@ -239,6 +241,11 @@ def query_of(asked: WebSocket, kind: type[AQuery]) -> AQuery:
         return kind.model_validate(dict(asked.query_params))
     except ValidationError as error:
         raise errors.validation([{**each, "loc": ("query", *each["loc"])} for each in error.errors()]) from None
+
+
+def reason(error: SandlotError) -> str:
+    """What a close says of an error: as much of it as fits into its frame."""
+    return str(error).encode()[:_REASON_BYTES].decode(errors="ignore")
 
 
 def farewell(error: SandlotError) -> int:

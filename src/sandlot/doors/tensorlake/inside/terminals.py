@@ -36,7 +36,7 @@ from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.web.asking import core_of, principal_of
 from sandlot.web.bodies import reply
-from sandlot.web.sockets import GONE, NORMAL, farewell
+from sandlot.web.sockets import GONE, NORMAL, farewell, reason
 
 TOKEN_HEADER = b"x-pty-token"
 
@@ -119,7 +119,7 @@ async def _serve(socket: WebSocket, box: Sandbox, run: Run) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SandlotError):
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(farewell(error), str(error)[:100])
+                await socket.close(farewell(error), reason(error))
             return
         if error is not None:
             raise error

@@ -16,10 +16,8 @@ from sandlot.core.content import tunnels
 from sandlot.doors.tensorlake.inside.wire import TunnelQuery
 from sandlot.doors.tensorlake.ways import INSIDE, inside
 from sandlot.model.errors import InvalidRequestError, SandlotError
-from sandlot.web.sockets import GONE, LINGERS, NORMAL, farewell, query_of
+from sandlot.web.sockets import GONE, LINGERS, NORMAL, farewell, query_of, reason
 
-_REASON_BYTES = 120
-"""RFC 6455 5.5."""
 _LEFT = frozenset({1000, 1005})
 """Who closes with one of these ends its half; RFC 6455 7.4.1."""
 
@@ -38,7 +36,7 @@ async def tunnel(socket: WebSocket) -> None:
                 await socket.close(NORMAL)
         except SandlotError as error:
             if socket.application_state is WebSocketState.CONNECTED:
-                await socket.close(farewell(error), str(error).encode()[:_REASON_BYTES].decode(errors="ignore"))
+                await socket.close(farewell(error), reason(error))
     finally:
         await opened.aclose()
 
