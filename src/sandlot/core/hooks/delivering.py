@@ -201,6 +201,8 @@ class Deliveries:
             body, headers = messages.message(again, event, self._shapes.get(again.shape, messages.native))
             async with self._slots:
                 problem = await self._try(again, body, headers)
+            if problem and (held := await self._table.get(held.id) or again).url != again.url:
+                continue  # another node took another address meanwhile: nothing was tried in vain there yet
             progress = messages.after_answer(again.progress, event.sequence, problem, self._clock.now())
             await self._table.move(held.id, self._node, progress)
             held = replace(again, progress=progress)

@@ -366,6 +366,19 @@ async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_tha
         assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
 
 
+async def test_an_address_that_another_node_took_while_the_one_before_was_called_is_told_at_once(store: SqlStore, clock: ManualClock) -> None:
+    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
+        one.calls.answers = lambda url, _number: 500 if url == URL else 200
+        one.calls.slow[URL] = asyncio.Event()
+        hook = await one.hooks.create(ALICE, url=URL)
+        await one.happens("created")
+        await until(lambda: one.calls.heard() == [1])
+        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
+        one.calls.slow[URL].set()
+        await until(lambda: one.calls.heard("https://two.example/") == [1])
+        assert (await one.now(hook)).progress.given_up == 0
+
+
 async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
     next_at = (await at.now(hook)).progress.next_at
     assert next_at is not None
