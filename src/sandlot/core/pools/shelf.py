@@ -14,11 +14,12 @@ Laws:
 - Nothing is removed that a service uses: the locks go with their holder, however it ends.
 - Nobody but root looks in: it is a sandbox's memory, though nobody's.
 
-Everything here blocks for as long as a disk does; call it in a thread.
+Everything here blocks for as long as a disk does; call it in a thread, and what takes a lock by :func:`in_thread`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -26,14 +27,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 IMAGE, MADE = "image", "made.json"
 UNUSED_S: Final = 7 * 24 * 3600.0
 """What nobody has used for so long is removed."""
+
+_Lock = TypeVar("_Lock")
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _MAKING, _LOCK, _OLD = ".making-", ".lock-", ".old-"
@@ -194,3 +197,24 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+async def in_thread(take: Callable[[str], _Lock | None], key: str, let_go: Callable[[_Lock], None]) -> _Lock | None:
+    """Take a lock in a thread; whoever is cancelled meanwhile leaves none behind.
+
+    Args:
+        take: Takes it, or gives None.
+        key: Of what.
+        let_go: Gives it back.
+    """
+    taking = asyncio.ensure_future(asyncio.to_thread(take, key))
+
+    def given_back(done: asyncio.Future[_Lock | None]) -> None:
+        if not done.cancelled() and done.exception() is None and (lock := done.result()) is not None:
+            let_go(lock)
+
+    try:
+        return await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        taking.add_done_callback(given_back)
+        raise

@@ -32,7 +32,7 @@ from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import keys, policy
 from sandlot.core.pools.asleep import Making, proved
 from sandlot.core.pools.keys import Look
-from sandlot.core.pools.shelf import IMAGE, Held, Shelf
+from sandlot.core.pools.shelf import IMAGE, Held, Shelf, in_thread
 from sandlot.core.ports import Clock, Greet
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.supply import Supply
@@ -196,7 +196,7 @@ class Snapshots:
         making = Making(driver, self._greet, look.template, base, look.limits)
         held = await self._take(key, making)
         while held is None:
-            lock = await asyncio.to_thread(self._shelf.lock, key)
+            lock = await in_thread(self._shelf.lock, key, os.close)
             try:
                 held = await self._take(key, making)  # whoever had the lock may have made it
                 if held is None and lock is not None:
@@ -211,7 +211,7 @@ class Snapshots:
 
     async def _take(self, key: str, making: Making) -> Held | None:
         """One that lies there, if this driver can use it; one that it cannot is removed."""
-        held = await asyncio.to_thread(self._shelf.take, key)
+        held = await in_thread(self._shelf.take, key, Held.release)
         if held is None:
             return None
         verdict = await asyncio.to_thread(making.driver.restorable, held.image)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, Shelf
+from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, Shelf, in_thread
+from tests.support.until import until
 
 ONE, TWO = "1" * 64, "2" * 64
 LOOK = {"template": "base", "isolation": "gvisor"}
@@ -110,3 +113,32 @@ def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> Non
     assert shelf.sweep() == 1
     assert names(tmp_path) == {TWO}
     held.release()
+
+
+async def test_whoever_is_cancelled_while_he_waits_for_a_lock_leaves_it_to_others(shelf: Shelf) -> None:
+    begun, go_on, taken = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(key: str) -> int | None:
+        begun.set()
+        go_on.wait()
+        lock = shelf.lock(key)
+        taken.set()
+        return lock
+
+    taking = in_thread(slow, ONE, os.close)
+    waiting = asyncio.create_task(taking)
+    await asyncio.to_thread(begun.wait)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go_on.set()
+    await asyncio.to_thread(taken.wait)
+    locks: list[int | None] = []
+
+    async def is_free() -> bool:
+        locks.append(await in_thread(shelf.lock, ONE, os.close))
+        return locks[-1] is not None
+
+    await until(is_free)
+    assert locks[-1] is not None
+    os.close(locks[-1])
