@@ -136,8 +136,9 @@ async def test_whoever_is_cancelled_while_he_waits_for_a_lock_leaves_it_to_other
     locks: list[int | None] = []
 
     async def is_free() -> bool:
-        locks.append(await in_thread(shelf.lock, ONE, os.close))
-        return locks[-1] is not None
+        lock = await in_thread(shelf.lock, ONE, os.close)
+        locks.append(lock)
+        return lock is not None
 
     await until(is_free)
     assert locks[-1] is not None
