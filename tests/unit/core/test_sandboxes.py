@@ -162,7 +162,7 @@ async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> 
     assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
 
 
-async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench) -> None:
+async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench, clock: ManualClock) -> None:
     named = replace(BASE, name="worker", unique_name=True)
     made = await asyncio.gather(*(at.sandboxes.create(named, OPERATOR) for _ in range(3)), return_exceptions=True)
     assert sorted(isinstance(each, ConflictError) for each in made) == [False, True, True]
@@ -172,6 +172,7 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
     with pytest.raises(NotFoundError):
         at.sandboxes.named("worker", other)
     assert (await at.sandboxes.create(named, other)).owner == other.owner
+    clock.advance(1)
     same = await at.sandboxes.create(replace(named, unique_name=False), OPERATOR)
     assert at.sandboxes.named("worker", OPERATOR) is same
     for one in (same, box):
