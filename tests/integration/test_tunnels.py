@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 import pytest
 
 from sandlot import AsyncClient, AsyncSandbox, Sandbox
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.specs import MIB
 from sandlot.sdk import Tunnel
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
@@ -312,8 +312,13 @@ def test_a_tunnel_ends_with_its_sandbox(service: LocalService) -> None:
 
 
 def test_a_copy_has_no_tunnel_of_what_it_was_copied_from(service: LocalService) -> None:
-    if service.isolation != "gvisor":
-        pytest.skip("containers are not copied with what runs in them")
+    if service.isolation != "gvisor":  # containers are not copied with what runs in them
+        with listening_in(service) as box, say(box, "echo") as tunnel:
+            with pytest.raises(UnsupportedError):
+                box.fork(1)
+            tunnel.send(b"on")
+            assert tunnel.receive() == b"on"
+        return
     with listening_in(service) as box, say(box, "told") as tunnel, say(box, "echo") as other:
         assert tunnel.receive() == b"ready"
         [copy] = box.fork(1)
@@ -330,8 +335,13 @@ def test_a_copy_has_no_tunnel_of_what_it_was_copied_from(service: LocalService) 
 
 
 def test_hibernation_ends_tunnels_and_what_listens_listens_on(service: LocalService) -> None:
-    if service.isolation != "gvisor":
-        pytest.skip("containers do not hibernate")
+    if service.isolation != "gvisor":  # containers do not hibernate
+        with listening_in(service) as box, say(box, "echo") as tunnel:
+            with pytest.raises(UnsupportedError):
+                box.hibernate()
+            tunnel.send(b"on")
+            assert tunnel.receive() == b"on"
+        return
     with listening_in(service) as box:
         tunnel = say(box, "told")
         assert tunnel.receive() == b"ready"
