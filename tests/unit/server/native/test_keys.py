@@ -103,7 +103,7 @@ async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, 
         for _ in range(2):
             done = await client.post(f"/v1/sandboxes/{box['id']}/processes", json={"command": "true"})
             assert done.status_code == 200, done.text
-        assert (await client.post("/v1/pools", json={"template": "base", "warm": 0})).status_code == 201
+        assert (await client.post("/v1/pools", json={"template": "base", "warm": 0, "limits": {"cpus": 0.5}})).status_code == 201
         me = (await client.get("/v1/keys/self")).json()
         assert (me["id"], me["name"], me["operator"]) == (key["id"], "bound", False)
         assert me["quota"] == asdict(Quota()) | quota
