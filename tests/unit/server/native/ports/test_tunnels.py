@@ -155,7 +155,8 @@ async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, htt
                 await at.service.keys.revoke(record.name)
                 await socket.wait_closed()
         await socket.wait_closed()
-        assert await program.said() == "reset"
+        if how == "revoked":  # otherwise it ends with the service, and may have no time to say so
+            assert await program.said() == "reset"
 
 
 async def test_what_waits_counts_and_what_cannot_be_had_is_not_waited_for(at: Bench, url: str, program: Program) -> None:
