@@ -179,15 +179,7 @@ def check_snapshots(quota: Quota, kept: int, kept_bytes: int, more_bytes: int = 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    if quota.snapshots is not None and kept >= quota.snapshots:
-        raise exceeded(
-            "snapshots",
-            f"This key has {kept} snapshots; it may keep {quota.snapshots}.",
-            "Delete one that is not needed." if quota.snapshots else "Ask the operator for a larger quota.",
-            limit=quota.snapshots,
-            used=kept,
-            asked=1,
-        )
+    _check_number("snapshots", quota.snapshots, kept, "keep", "Delete one that is not needed.")
     limit = quota.snapshot_bytes
     if limit is not None and (kept_bytes + more_bytes > limit or kept_bytes >= limit):
         raise exceeded(
@@ -215,15 +207,7 @@ def check_volumes(quota: Quota, kept: int, kept_bytes: int, more_bytes: int) -> 
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    if quota.volumes is not None and kept >= quota.volumes:
-        raise exceeded(
-            "volumes",
-            f"This key has {kept} volumes; it may have {quota.volumes}.",
-            "Delete one that is not needed." if quota.volumes else "Ask the operator for a larger quota.",
-            limit=quota.volumes,
-            used=kept,
-            asked=1,
-        )
+    _check_number("volumes", quota.volumes, kept, "have", "Delete one that is not needed.")
     limit = quota.volume_bytes
     if limit is not None and kept_bytes + more_bytes > limit:
         raise exceeded(
@@ -270,15 +254,7 @@ def check_pools(quota: Quota, kept: int) -> None:
     Raises:
         LimitError: ``quota_exceeded``.
     """
-    if quota.pools is not None and kept >= quota.pools:
-        raise exceeded(
-            "pools",
-            f"This key has {kept} pools; it may have {quota.pools}.",
-            "Remove one that is not needed." if quota.pools else "Ask the operator for a larger quota.",
-            limit=quota.pools,
-            used=kept,
-            asked=1,
-        )
+    _check_number("pools", quota.pools, kept, "have", "Remove one that is not needed.")
 
 
 def check_upload(quota: Quota, size_bytes: int) -> None:
@@ -318,3 +294,10 @@ def exceeded(quota: str, message: str, hint: str, *, limit: float, used: float, 
     if retry_after_s is not None:
         fields["retry_after_s"] = retry_after_s
     return LimitError(message, code=ErrorCode.QUOTA_EXCEEDED, hint=hint, fields=fields)
+
+
+def _check_number(quota: str, limit: int | None, kept: int, may: str, hint: str) -> None:
+    """Refuse one more of something that is kept by its number."""
+    if limit is not None and kept >= limit:
+        message = f"This key has {kept} {quota}; it may {may} {limit}."
+        raise exceeded(quota, message, hint if limit else "Ask the operator for a larger quota.", limit=limit, used=kept, asked=1)
