@@ -1,0 +1,220 @@
+"""The file system of a scripted guest: a table of paths in memory, with the errors that a real one gives.
+
+Only what the file calls of the link can observe is kept: kind, content, mode, owner, time and link target. Accounts are
+``root`` (0) and ``user`` (1000).
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ROOT_UID, USER_UID = 0, 1000
+_MAX_LINKS = 40
+"""Symbolic links that are followed in one path, as in Linux."""
+_FOLDERS = {"/": ROOT_UID, "/bin": ROOT_UID, "/etc": ROOT_UID, "/home": ROOT_UID, "/home/user": USER_UID, "/opt": ROOT_UID, "/root": ROOT_UID}
+_STICKY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - paths inside a sandbox
+
+
+class FileError(Exception):
+    """A file call that fails.
+
+    Attributes:
+        code: Error code of the link protocol.
+        message: What failed, for people.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass
+class Node:
+    """One file, folder or symbolic link."""
+
+    kind: str
+    uid: int
+    mode: int
+    modified_ns: int
+    data: bytes = b""
+    target: str | None = None
+
+
+class MemoryFiles:
+    """A tree of files.
+
+    Args:
+        now_ns: Time for modifications, in nanoseconds since the epoch.
+
+    Attributes:
+        capacity_bytes: Bytes that all files may hold together; a write beyond it fails with ``disk_full``. None is no limit.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._nodes: dict[str, Node] = {}
+        self.capacity_bytes: int | None = None
+        for path, uid in _FOLDERS.items():
+            self._nodes[path] = Node("directory", uid, 0o755, now_ns())
+        for path in _STICKY:
+            for parent in (posixpath.dirname(path), path):
+                self._nodes.setdefault(parent, Node("directory", ROOT_UID, 0o755, now_ns()))
+            self._nodes[path].mode = 0o1777
+        for name in ("sh", "bash", "python3"):
+            self._nodes[f"/bin/{name}"] = Node("file", ROOT_UID, 0o755, now_ns())
+
+    def copy(self) -> MemoryFiles:
+        """Return an independent copy, as a snapshot holds it."""
+        other = copy.copy(self)
+        other._nodes = {path: copy.copy(node) for path, node in self._nodes.items()}
+        return other
+
+    def read(self, path: str, uid: int) -> bytes:
+        """Return the content of a regular file."""
+        path, node = self._find(path, uid)
+        if node.kind != "file":
+            raise FileError("path_invalid", f"{path!r} is a folder.")
+        self._check(path, node, uid, 4)
+        return node.data
+
+    def write(self, path: str, data: bytes, uid: int, *, mode: int | None = None, parents: bool = True, append: bool = False) -> None:
+        """Write or replace a regular file."""
+        if path.endswith("/"):
+            raise FileError("path_invalid", f"{path!r} is a folder.")
+        path = self._resolve(path)
+        earlier = self._nodes.get(path)
+        if earlier is not None:
+            if earlier.kind != "file":
+                raise FileError("path_invalid", f"{path!r} is a folder.")
+            self._check(path, earlier, uid, 2)
+        else:
+            self._parent(path, uid, make=parents)
+        content = (earlier.data if earlier is not None and append else b"") + data
+        others = sum(len(node.data) for other, node in self._nodes.items() if other != path)
+        if self.capacity_bytes is not None and others + len(content) > self.capacity_bytes:
+            raise FileError("disk_full", "The disk of the sandbox is full.")
+        kept = 0o644 if earlier is None else earlier.mode
+        self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
+
+    def stat(self, path: str, uid: int, *, follow: bool = True) -> dict[str, Any]:
+        """Return the record of one path, as ``file.stat`` responds."""
+        resolved, node = self._find(path, uid, follow=follow)
+        shown = path.rstrip("/") or "/"
+        size = len(node.target or "") if node.kind == "symlink" else len(node.data)
+        return {
+            "name": posixpath.basename(shown) or "/",
+            "path": shown if resolved != "/" else "/",
+            "kind": node.kind,
+            "size": size,
+            "mode": node.mode,
+            "uid": node.uid,
+            "gid": node.uid,
+            "modified_ns": node.modified_ns,
+            "target": node.target,
+        }
+
+    def list(self, path: str, uid: int) -> list[dict[str, Any]]:
+        """Return the records of a folder's entries, by name."""
+        resolved, node = self._find(path, uid)
+        if node.kind != "directory":
+            raise FileError("path_invalid", f"{path!r} is no folder.")
+        self._check(path, node, uid, 4)
+        names = sorted(posixpath.basename(each) for each in self._nodes if each != "/" and posixpath.dirname(each) == resolved)
+        return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
+
+    def mkdir(self, path: str, uid: int, *, parents: bool = True, mode: int | None = None) -> None:
+        """Make a folder; with ``parents`` an existing one is no error."""
+        path = self._resolve(path)
+        earlier = self._nodes.get(path)
+        if earlier is not None:
+            if earlier.kind == "directory" and parents:
+                return
+            raise FileError("path_exists", f"{path!r} exists.")
+        self._parent(path, uid, make=parents)
+        self._nodes[path] = Node("directory", uid, 0o755 if mode is None else mode & 0o7777, self._now_ns())
+
+    def symlink(self, path: str, target: str, uid: int) -> None:
+        """Make a symbolic link."""
+        self._parent(path, uid, make=False)
+        self._nodes[path] = Node("symlink", uid, 0o777, self._now_ns(), target=target)
+
+    def move(self, path: str, to: str, uid: int, *, overwrite: bool = False) -> None:
+        """Rename a file or a folder with everything below it."""
+        path, _ = self._find(path, uid, follow=False)
+        self._parent(path, uid, make=False)
+        to = posixpath.normpath(to)
+        if to in self._nodes and not overwrite:
+            raise FileError("path_exists", f"{to!r} exists.")
+        self._parent(to, uid, make=False)
+        for each in list(self._below(path)):
+            self._nodes[to + each[len(path) :]] = self._nodes.pop(each)
+
+    def remove(self, path: str, uid: int, *, recursive: bool = False) -> int:
+        """Remove a file or a folder. Return the number of removed entries."""
+        path, node = self._find(path, uid, follow=False)
+        self._parent(path, uid, make=False)
+        below = list(self._below(path))
+        if node.kind == "directory" and len(below) > 1 and not recursive:
+            raise FileError("conflict", f"{path!r} is not empty.")
+        for each in below:
+            del self._nodes[each]
+        return len(below)
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is anything at a path."""
+        return self._resolve(path) in self._nodes
+
+    def _below(self, path: str) -> Iterator[str]:
+        return (each for each in sorted(self._nodes) if each == path or each.startswith(path.rstrip("/") + "/"))
+
+    def _find(self, path: str, uid: int, *, follow: bool = True) -> tuple[str, Node]:
+        resolved = self._resolve(path, follow=follow)
+        node = self._nodes.get(resolved)
+        if node is None:
+            raise FileError("path_not_found", f"There is no {path!r}.")
+        folder = posixpath.dirname(resolved)
+        if resolved != "/":
+            self._check(path, self._nodes[folder], uid, 1)
+        return resolved, node
+
+    def _resolve(self, path: str, *, follow: bool = True) -> str:
+        """Return a path without symbolic links, except perhaps the last part."""
+        resolved, parts, links = "/", [part for part in posixpath.normpath(path).split("/") if part], 0
+        while parts:
+            inner = posixpath.join(resolved, parts.pop(0))
+            node = self._nodes.get(inner)
+            if node is not None and node.target is not None and (parts or follow):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise FileError("path_invalid", f"{path!r} has too many symbolic links.")
+                parts = [part for part in posixpath.normpath(posixpath.join(resolved, node.target)).split("/") if part] + parts
+                resolved = "/"
+            else:
+                if parts and node is not None and node.kind == "file":
+                    raise FileError("path_invalid", f"{inner!r} is no folder.")
+                resolved = inner
+        return resolved
+
+    def _parent(self, path: str, uid: int, *, make: bool) -> None:
+        folder = posixpath.dirname(path)
+        node = self._nodes.get(folder)
+        if node is None:
+            if not make:
+                raise FileError("path_not_found", f"There is no folder {folder!r}.")
+            self._parent(folder, uid, make=True)
+            self._nodes[folder] = Node("directory", uid, 0o755, self._now_ns())
+        elif node.kind != "directory":
+            raise FileError("path_invalid", f"{folder!r} is no folder.")
+        else:
+            self._check(path, node, uid, 2)
+
+    def _check(self, path: str, node: Node, uid: int, wanted: int) -> None:
+        """Refuse a permission (4 read, 2 write, 1 search) that the account does not have."""
+        granted = (node.mode >> 6 if node.uid == uid else node.mode) & 7
+        if uid != ROOT_UID and not granted & wanted:
+            raise FileError("permission_denied", f"{path!r} may not be used by this user.")
