@@ -1,9 +1,7 @@
-"""A whole service in the test's own process: the real core, link, guest and root file system, on a driver without isolation."""
+"""A whole service in the test's own process: the real core and link, on the in-memory driver with its scripted guest."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,10 +22,9 @@ from sandlot.model.specs import Limits
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listen
-from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
-from tests.support.until import PAUSE_S
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
@@ -39,18 +36,12 @@ _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
 BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
-REST_S = 1.5
-"""Longer than a guest pauses before it goes on with what it makes ahead (guest/kernels/spares.py: 1 s)."""
-_AT_WORK = {"R", "D"}
-"""On a processor, waiting for one, or for a disk (proc(5))."""
-
-
 @dataclass
 class Bench:
     """A service and the driver below it."""
 
     service: Service
-    driver: BareDriver
+    driver: MemoryDriver
 
     @property
     def sandboxes(self) -> Sandboxes:
@@ -59,22 +50,8 @@ class Bench:
     async def sandbox(self) -> Sandbox:
         return await self.service.sandboxes.create(BASE, OPERATOR)
 
-    async def rest(self) -> None:
-        """Return once nothing is done in any sandbox: for :data:`REST_S` no thread there ran, or was about to."""
-        before, since_s = self.driver.threads(), time.monotonic()
-        while time.monotonic() < since_s + REST_S:
-            await asyncio.sleep(PAUSE_S)
-            now = self.driver.threads()
-            if now != before or any(thread.state in _AT_WORK for thread in now):
-                before, since_s = now, time.monotonic()
-
     async def pass_idly(self, clock: ManualClock, seconds: float) -> None:
-        """Let time pass in which the sandboxes do nothing, and the idle ones are looked for at every moment when they are.
-
-        What a sandbox makes ahead for itself, the next kernel above all, takes half a second of a processor. That is work like any other, and
-        more of it than an idle one may do in as long as a test lets pass meanwhile; so it is waited for first.
-        """
-        await self.rest()
+        """Let time pass in which the sandboxes do nothing, and the idle monitor looks at every one of its moments."""
         await clock.pass_s(seconds, TICK_S)
 
 
@@ -88,18 +65,16 @@ async def bench(
     packages: Packages | None = None,
 ) -> AsyncIterator[Bench]:
     """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
-    below = folder / "driver"
-    below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:
         yield Bench(service, driver)
-    assert driver.left() == []
+    assert driver.leftovers() == []
 
 
 @asynccontextmanager
 async def serving(
     folder: Path,
-    driver: BareDriver,
+    driver: MemoryDriver,
     settings: Settings | None = None,
     clock: Clock | None = None,
     read_host: Callable[[], Reading] = lambda: BOUNDLESS,

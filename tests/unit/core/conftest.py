@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import ManualClock
 from tests.support.service import Bench, bench
 
@@ -30,11 +30,9 @@ async def box(at: Bench) -> Sandbox:
 
 
 @pytest.fixture
-async def driver(tmp_path: Path) -> AsyncIterator[BareDriver]:
-    below = tmp_path / "driver"
-    below.mkdir()
-    made = BareDriver(below)
+async def driver() -> AsyncIterator[MemoryDriver]:
+    made = MemoryDriver()
     yield made
-    for instance in made.instances:
+    for instance in made.booted:
         await instance.destroy()
-    assert made.left() == []
+    assert made.leftovers() == []

@@ -58,7 +58,7 @@ async def promised(at: Bench) -> Resources:
 async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Bench, box: Sandbox) -> None:
     await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB, cpus=0.5)))
     assert box.spec.limits == replace(LIMITS, memory_bytes=2 * GIB, cpus=0.5)
-    (driver,) = at.driver.instances
+    (driver,) = at.driver.booted
     assert driver.changes == [Change(memory_bytes=2 * GIB, cpus=0.5, pids=PIDS, disk_bytes=LIMITS.disk_bytes)]
     assert (await promised(at)).memory_bytes == 2 * GIB
     for same in (Change(), Change(memory_bytes=2 * GIB), Change(disk_bytes=LIMITS.disk_bytes)):
@@ -70,7 +70,7 @@ async def test_what_is_left_out_stays_and_what_is_so_already_asks_nobody(at: Ben
 async def test_the_guest_and_the_host_are_both_told(at: Bench, box: Sandbox, pids: int) -> None:
     await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids)))
     assert await inside(box) == box.spec.limits.pids == pids
-    assert [change.pids for change in at.driver.instances[0].changes] == [pids]
+    assert [change.pids for change in at.driver.booted[0].changes] == [pids]
     used = await at.sandboxes.usage(box.id, OPERATOR)
     assert used.limits.pids == pids
     assert used.pids is not None
@@ -95,7 +95,7 @@ async def test_what_the_guest_refuses_is_changed_nowhere(at: Bench, box: Sandbox
         await processes.launch(box, ProcessSpec(("sleep", "600"), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match=r"2\d processes and threads run"):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=16, memory_bytes=2 * GIB)))
-    assert (await inside(box), box.spec.limits, at.driver.instances[0].changes) == (PIDS, LIMITS, [])
+    assert (await inside(box), box.spec.limits, at.driver.booted[0].changes) == (PIDS, LIMITS, [])
     assert await promised(at) == before
     assert (await at.sandboxes.usage(box.id, OPERATOR)).pids in {20, 21}  # the kernel that is kept ready may be there by now
 
@@ -111,7 +111,7 @@ async def test_what_fails_after_it_is_taken_back(at: Bench, box: Sandbox, monkey
         with pytest.raises(InternalError, match="no deadline"):
             await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=pids), timeout_s=50))
         assert (await inside(box), box.spec.limits) == (PIDS, LIMITS)
-    assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
+    assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 100, PIDS, PIDS - 100, PIDS]
 
 
 async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ async def test_a_guest_that_does_not_answer_is_not_believed_to_have_agreed(at: B
     monkeypatch.setattr("sandlot.core.limits.COUNT_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutExceededError):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=PIDS + 1)))
-    assert [change.pids for change in at.driver.instances[0].changes] == [PIDS + 1, PIDS]
+    assert [change.pids for change in at.driver.booted[0].changes] == [PIDS + 1, PIDS]
     used = await at.sandboxes.usage(box.id, OPERATOR)
     assert (used.pids, used.usage.pids) == (None, 3)
 
@@ -139,8 +139,8 @@ async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, box: Sa
     monkeypatch.setattr(type(box.link), "set_limits", lambda _, pids: refuse() if pids else None)
     with pytest.raises(ConflictError, match="no"):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(pids=PIDS + 1, memory_bytes=32 * GIB)))
-    assert at.driver.instances[0].changes
-    assert {change.memory_bytes for change in at.driver.instances[0].changes} == {LIMITS.memory_bytes}
+    assert at.driver.booted[0].changes
+    assert {change.memory_bytes for change in at.driver.booted[0].changes} == {LIMITS.memory_bytes}
     assert (box.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
 
 
@@ -162,7 +162,7 @@ async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
     assert box.spec.limits == replace(LIMITS, memory_bytes=3 * GIB)
     assert (await promised(at)).memory_bytes == 3 * GIB
     await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=GIB)))  # later it can be
-    assert at.driver.instances[0].changes[-1].memory_bytes == GIB
+    assert at.driver.booted[0].changes[-1].memory_bytes == GIB
     assert (await promised(at)).memory_bytes == GIB
 
 
@@ -183,7 +183,7 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
     with pytest.raises(InternalError, match="no deadline"):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB, pids=PIDS + 100), timeout_s=50))
     assert box.spec.limits == replace(LIMITS, pids=PIDS + 100)
-    assert at.driver.instances[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
+    assert at.driver.booted[0].changes[-1] == Change(memory_bytes=GIB, cpus=LIMITS.cpus, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
     assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
 
 
@@ -231,7 +231,7 @@ async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(t
 async def test_what_cannot_be_is_refused_before_anybody_is_asked(at: Bench, box: Sandbox, change: Change, error: type[Exception]) -> None:
     with pytest.raises(error):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=change, metadata={"a": "b"}))
-    assert (box.spec.limits, dict(box.metadata), at.driver.instances[0].changes) == (LIMITS, {}, [])
+    assert (box.spec.limits, dict(box.metadata), at.driver.booted[0].changes) == (LIMITS, {}, [])
 
 
 async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, box: Sandbox) -> None:
@@ -254,7 +254,7 @@ async def test_many_changes_at_once_end_as_the_last_of_them(at: Bench, box: Sand
         *(at.sandboxes.update(box.id, OPERATOR, Update(limits=change)) for change in changes),
         at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=3.0))),
     )
-    last = at.driver.instances[0].changes[-1]
+    last = at.driver.booted[0].changes[-1]
     assert box.spec.limits == last.over(LIMITS)
     assert box.spec.limits.cpus == 3.0
     assert await promised(at) == Resources(memory_bytes=box.spec.limits.memory_bytes, disk_bytes=LIMITS.disk_bytes, pids=PIDS)
@@ -324,7 +324,7 @@ class TestAFullNode:
         assert busy.value.fields["retry_after_s"] > 0
         with pytest.raises(InvalidRequestError, match="memory"):
             await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=5 * GIB)))
-        assert (box.spec.limits, at.driver.instances[0].changes) == (LIMITS, [])
+        assert (box.spec.limits, at.driver.booted[0].changes) == (LIMITS, [])
         # What one gives up is the other's to have.
         await at.sandboxes.update(other.id, OPERATOR, Update(limits=Change(memory_bytes=512 * MIB)))
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=3 * GIB + MIB)))

@@ -115,20 +115,20 @@ async def test_only_so_many_are_prepared_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_cannot_is_refused_before_anything_is_made(at: Bench) -> None:
-    at.driver.faults.why_not = "runsc is not installed. Run scripts/setup."
+    at.driver.faults.reason = "runsc is not installed. Run scripts/setup."
     with pytest.raises(HostError, match="runsc is not installed"):
         await at.sandbox()
     assert at.sandboxes.held == 0
 
 
 async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
-    at.driver.faults.why_not = "runsc is not installed."
+    at.driver.faults.reason = "runsc is not installed."
     for _ in range(2):
         with pytest.raises(HostError):
             await at.sandbox()
-    at.driver.faults.why_not = ""
+    at.driver.faults.reason = ""
     assert (await at.sandbox()).state is State.RUNNING
-    at.driver.faults.why_not = "not asked any more"
+    at.driver.faults.reason = "not asked any more"
     assert (await at.sandbox()).state is State.RUNNING
 
 

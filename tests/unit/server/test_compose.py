@@ -15,7 +15,7 @@ from sandlot.model.errors import ConflictError, HostError, UnavailableError
 from sandlot.model.ids import NodeId, node_of
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
 from sandlot.server.settings import Settings
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, BOUNDLESS, bench, serving
 from tests.support.until import until
 
@@ -43,12 +43,12 @@ async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
 async def test_another_database_removes_nothing_unless_that_is_meant(folder: Path) -> None:
     below, data = folder / "driver", folder / "data"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(folder, driver, keep=True) as service:
         await service.sandboxes.create(BASE, OPERATOR)
-        await until(lambda: bool(driver.swept_besides))
+        await until(lambda: bool(driver.kept_in_sweeps))
         identity = (data / "store").read_text()
-    left, sweeps = driver.left(), len(driver.swept_besides)
+    left, sweeps = driver.leftovers(), len(driver.kept_in_sweeps)
     assert left
     for file in data.glob("sandlot.db*"):
         file.rename(folder / file.name)
@@ -56,26 +56,26 @@ async def test_another_database_removes_nothing_unless_that_is_meant(folder: Pat
         async with serving(folder, driver):
             raise AssertionError
     assert str(data / "store") in (refused.value.hint or "")
-    assert (driver.left(), len(driver.swept_besides)) == (left, sweeps)
+    assert (driver.leftovers(), len(driver.kept_in_sweeps)) == (left, sweeps)
     (data / "store").unlink()
     async with serving(folder, driver):
-        await until(lambda: len(driver.swept_besides) > sweeps)
+        await until(lambda: len(driver.kept_in_sweeps) > sweeps)
     assert (data / "store").read_text() != identity
-    await driver.instances[0].destroy()
-    assert driver.left() == []
+    await driver.booted[0].destroy()
+    assert driver.leftovers() == []
 
 
 async def test_what_an_earlier_one_left_is_swept(folder: Path) -> None:
-    driver = BareDriver(folder)
+    driver = MemoryDriver()
     swept = driver.faults.hold("sweep")
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}):
         await driver.faults.reach("sweep")
         swept.set()
-    assert driver.swept_besides == [frozenset()]
+    assert driver.kept_in_sweeps == [frozenset()]
 
 
 async def test_a_sweep_that_fails_keeps_no_service_from_serving(folder: Path) -> None:
-    driver = BareDriver(folder)
+    driver = MemoryDriver()
     driver.faults.raises["sweep"] = [OSError("no")]
     async with open_service(replace(SETTINGS, data_dir=folder / "data"), drivers={"gvisor": driver}) as service:
         assert (await service.sandboxes.figures()).sandboxes == 0
@@ -103,7 +103,7 @@ async def test_a_service_that_ends_does_not_wait_for_a_build(folder: Path) -> No
     settings = replace(SETTINGS, data_dir=folder / "data", cache_dir=folder / "cache")
     below = folder / "driver"
     below.mkdir()
-    async with open_service(settings, drivers={"gvisor": BareDriver(below)}, read_host=lambda: BOUNDLESS) as service:
+    async with open_service(settings, drivers={"gvisor": MemoryDriver()}, read_host=lambda: BOUNDLESS) as service:
         creating = asyncio.create_task(service.sandboxes.create(BASE, OPERATOR))
         await until((folder / "cache").exists)
         # Whoever waits for it can be told what for.

@@ -84,22 +84,37 @@ class MemoryFiles:
 
     def write(self, path: str, data: bytes, uid: int, *, mode: int | None = None, parents: bool = True, append: bool = False) -> None:
         """Write or replace a regular file."""
-        if path.endswith("/"):
-            raise FileError("path_invalid", f"{path!r} is a folder.")
+        self.check_write(path, uid, parents=parents)
         path = self._resolve(path)
         earlier = self._nodes.get(path)
-        if earlier is not None:
-            if earlier.kind != "file":
-                raise FileError("path_invalid", f"{path!r} is a folder.")
-            self._check(path, earlier, uid, 2)
-        else:
-            self._parent(path, uid, make=parents)
         content = (earlier.data if earlier is not None and append else b"") + data
         others = sum(len(node.data) for other, node in self._nodes.items() if other != path)
         if self.capacity_bytes is not None and others + len(content) > self.capacity_bytes:
             raise FileError("disk_full", "The disk of the sandbox is full.")
         kept = 0o644 if earlier is None else earlier.mode
         self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
+
+    def check_write(self, path: str, uid: int, *, parents: bool) -> None:
+        """Refuse a write that cannot succeed, before its content arrives. Missing folders are made."""
+        if path.endswith("/"):
+            raise FileError("path_invalid", f"{path!r} is a folder.")
+        path = self._resolve(path)
+        earlier = self._nodes.get(path)
+        if earlier is None:
+            self._parent(path, uid, make=parents)
+        elif earlier.kind != "file":
+            raise FileError("path_invalid", f"{path!r} is a folder.")
+        else:
+            self._check(path, earlier, uid, 2)
+
+    def check_room(self, size: int) -> None:
+        """Refuse more bytes than the disk has room for."""
+        if self.capacity_bytes is not None and sum(len(node.data) for node in self._nodes.values()) + size > self.capacity_bytes:
+            raise FileError("disk_full", "The disk of the sandbox is full.")
+
+    def chown(self, path: str, uid: int) -> None:
+        """Change the owner of a file or folder."""
+        self._find(path, ROOT_UID)[1].uid = uid
 
     def stat(self, path: str, uid: int, *, follow: bool = True) -> dict[str, Any]:
         """Return the record of one path, as ``file.stat`` responds."""
@@ -164,6 +179,15 @@ class MemoryFiles:
         for each in below:
             del self._nodes[each]
         return len(below)
+
+    def chmod(self, path: str, mode: int, uid: int) -> None:
+        """Change the mode of a file or folder."""
+        self._find(path, uid)[1].mode = mode & 0o7777
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether there is a folder at a path."""
+        node = self._nodes.get(self._resolve(path))
+        return node is not None and node.kind == "directory"
 
     def exists(self, path: str) -> bool:
         """Return whether there is anything at a path."""

@@ -24,7 +24,7 @@ from sandlot.model.records import SandboxRecord
 from sandlot.model.specs import GIB, ProcessSpec, SandboxSpec, User
 from sandlot.model.states import State
 from sandlot.server.compose import Service
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
 from tests.support.service import BASE, serving
 
@@ -40,7 +40,7 @@ async def output(service: Service, id_: str, *argv: str) -> str:
     return (await processes.run(box, ProcessSpec(argv=argv))).stdout.text()
 
 
-async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: BareDriver) -> None:
+async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(replace(BASE, env={"A": "of the sandbox"}, name="mine", metadata={"k": "v"}), ALICE)
         await code.execute(box, Cell("x = 41"))
@@ -67,7 +67,7 @@ async def test_what_ran_runs_on_with_all_that_it_had(tmp_path: Path, driver: Bar
             await output(third, box.id, "true")
 
 
-async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
     release = driver.faults.hold("adopt")
@@ -77,18 +77,18 @@ async def test_a_call_waits_until_it_is_taken_over(tmp_path: Path, driver: BareD
         await asyncio.sleep(0.05)
         assert not call.done()
         assert second.sandboxes.find(box.id, ALICE).state is State.RUNNING
-        assert driver.swept_besides[1:] == [], "nothing is removed before everything is taken over"
+        assert driver.kept_in_sweeps[1:] == [], "nothing is removed before everything is taken over"
         release.set()
         assert await call == "hi\n"
 
 
-async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path, driver: BareDriver, clock: ManualClock) -> None:
+async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
         dead = await first.sandboxes.create(BASE, ALICE)
         late = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
         lives = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
-    driver.kill_runtime(0)
-    await driver.instances[0].wait()
+    driver.booted[0].crash()
+    await driver.booted[0].wait()
     clock.advance(101)
     async with serving(tmp_path, driver, clock=clock, keep=True) as second:
         for box in (dead, late):
@@ -101,7 +101,7 @@ async def test_one_that_is_gone_has_a_reason_and_its_call_says_it(tmp_path: Path
         assert second.sandboxes.find(lives.id, ALICE).expires_at is None
 
 
-async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: BareDriver, clock: ManualClock) -> None:
+async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: MemoryDriver, clock: ManualClock) -> None:
     async with serving(tmp_path, driver, clock=clock, keep=True) as first:
         box = await first.sandboxes.create(replace(BASE, timeout_s=100), ALICE)
     clock.advance(60)
@@ -117,7 +117,7 @@ async def test_its_deadline_is_what_it_was(tmp_path: Path, driver: BareDriver, c
         assert again.exit.detail == EXPIRED
 
 
-async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobody_else(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobody_else(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         boxes = [await first.sandboxes.create(BASE, ALICE) for _ in range(2)]
     driver.faults.raises["connect"] = [HostError("the pipes are gone", code=ErrorCode.HOST_NOT_READY)]
@@ -126,7 +126,7 @@ async def test_a_guest_that_answers_nothing_sensible_any_more_is_ended_and_nobod
         assert sorted(type(result).__name__ for result in results) == ["SandboxEndedError", "str"]
 
 
-async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp_path: Path, driver: BareDriver) -> None:
+async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
     driver.faults.raises["adopt"] = [HostError("too many open files", code=ErrorCode.HOST_NOT_READY)]
@@ -134,11 +134,11 @@ async def test_what_does_not_let_itself_be_taken_over_at_once_is_tried_again(tmp
         assert await output(second, box.id, "echo", "hi") == "hi\n"
 
 
-async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         silent = [await first.sandboxes.create(BASE, ALICE) for _ in range(first.settings.max_creates + 1)]
         speaks = await first.sandboxes.create(BASE, BOB)
-    pids = [int(pid) for instance in driver.instances[:-1] for pid in _children(instance.process.pid)]
+    pids = [int(pid) for instance in driver.booted[:-1] for pid in _children(instance.process.pid)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -153,7 +153,7 @@ async def test_a_silent_guest_keeps_no_other_waiting_and_can_be_killed_or_left(t
         assert await output(third, silent[1].id, "echo", "again") == "again\n"
 
 
-async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Path, driver: BareDriver) -> None:
+async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(replace(BASE, timeout_s=None), ALICE)
         async with box.using() as link:
@@ -164,7 +164,7 @@ async def test_one_that_is_persistent_has_no_deadline_inside_either(tmp_path: Pa
         assert await output(second, box.id, "echo", "lives") == "lives\n"
 
 
-async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_path: Path, driver: BareDriver) -> None:
+async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
         await first.sandboxes.aclose(keep=True)
@@ -177,7 +177,7 @@ async def test_while_the_service_leaves_what_lives_is_found_and_not_gone(tmp_pat
         assert await output(second, box.id, "echo", "on") == "on\n"
 
 
-async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: BareDriver) -> None:
+async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_creator_told(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         driver.faults.hold("connect")
         creating = asyncio.create_task(first.sandboxes.create(BASE, ALICE))
@@ -189,12 +189,12 @@ async def test_what_is_being_created_when_the_service_leaves_is_removed_and_its_
         assert told.value.retryable
         await closing
     driver.faults.holds.clear()
-    assert driver.left() == []
+    assert driver.leftovers() == []
     async with serving(tmp_path, driver) as second:
         assert second.sandboxes.all(OPERATOR) == []
 
 
-async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_goes_on(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
         spec = ProcessSpec(argv=("sh", "-c", "sleep 0.5; echo done > /workspace/proof"))
@@ -212,7 +212,7 @@ async def test_a_call_under_way_when_the_service_leaves_is_told_and_what_it_ran_
         assert await output(second, box.id, *look) == "done\n"
 
 
-async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
         record = await first.store.sandboxes.get(box.id)
@@ -235,19 +235,19 @@ async def test_a_half_written_creation_and_a_half_done_removal_are_settled(tmp_p
         assert ended.spec.env == {}
 
 
-async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, driver: BareDriver) -> None:
+async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
-    driver.instances[0].limits = replace(box.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
+    driver.booted[0].limits = replace(box.spec.limits, memory_bytes=GIB // 2, pids=30000)  # a change that was cut in half
     async with serving(tmp_path, driver) as second:
         again = second.sandboxes.find(box.id, ALICE)
         await again.within_reach()
-        assert again.spec.limits == driver.instances[0].limits
+        assert again.spec.limits == driver.booted[0].limits
         assert (await second.sandboxes.figures()).promised.memory_bytes == GIB // 2
         assert await output(second, box.id, "bash", "-c", "ulimit -u") == "30000\n"
 
 
-async def test_events_tell_a_life_once_each(tmp_path: Path, driver: BareDriver) -> None:
+async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, ALICE)
     async with serving(tmp_path, driver) as second:

@@ -82,7 +82,7 @@ async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, box: Sandbox)
     running = asyncio.create_task(processes.run(box, ProcessSpec(("sleep", "100"))))
     executing = asyncio.create_task(code.execute(box, code.Cell("import time; time.sleep(100)")))
     await asyncio.sleep(0.2)
-    at.driver.kill_runtime()
+    at.driver.booted[0].crash()
     for task in (running, executing):
         with pytest.raises(SandboxEndedError) as ended:
             await task
@@ -120,7 +120,7 @@ async def test_a_step_that_fails_is_told_and_leaves_nothing(at: Bench, step: str
     with pytest.raises(HostError, match="no more loop devices"):
         await at.sandbox()
     await _held(at, 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
     assert (await at.sandbox()).state is State.RUNNING
 
 
@@ -178,7 +178,7 @@ async def test_a_creator_that_goes_away_leaves_nothing(at: Bench, step: str) -> 
         await creating
     release.set()
     await _held(at, 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -> None:
@@ -209,7 +209,7 @@ async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> 
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
     await at.sandboxes.kill(box.id, OPERATOR)
     await _held(at, 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
     async def unknown() -> Exit:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(at.driver.instances[0], "wait", unknown)
+    monkeypatch.setattr(at.driver.booted[0], "wait", unknown)
     async with asyncio.timeout(PATIENCE_S):
         await at.sandboxes.kill(box.id, OPERATOR)
     assert is_in(box, State.STOPPED)

@@ -16,7 +16,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEnd
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import MAX_TIMEOUT_S, OnTimeout, ProcessSpec
 from sandlot.model.states import State
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
@@ -171,7 +171,7 @@ async def test_looking_at_what_it_uses_resumes_nothing(at: Bench, box: Sandbox) 
     assert _is(box, State.PAUSED)
 
 
-async def test_a_paused_one_stays_so_over_a_restart_of_the_service(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_paused_one_stays_so_over_a_restart_of_the_service(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as service:
         box = await service.sandboxes.create(BASE, OPERATOR)
         await _words(box, "echo kept > /tmp/kept")

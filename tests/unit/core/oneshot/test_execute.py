@@ -24,7 +24,7 @@ from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, bench, serving
 from tests.support.until import until
 
@@ -67,7 +67,7 @@ async def test_without_input_there_is_an_end_of_it(at: Bench) -> None:
 async def test_any_other_language_is_refused_with_the_list_of_what_there_is(at: Bench) -> None:
     with pytest.raises(InvalidRequestError, match=r"'cobol'.*python \(python3, py\); bash \(sh, shell\); javascript \(js, node\)"):
         await run(at, "x", "cobol")
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_a_program_that_raises_is_a_result(at: Bench) -> None:
@@ -175,7 +175,7 @@ async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -
         with pytest.raises(asyncio.CancelledError):
             await leaving
     await until(lambda: at.sandboxes.held == 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_a_sandbox_that_says_what_it_is_for_and_ends_by_itself(at: Bench) -> None:
@@ -210,7 +210,7 @@ async def test_a_sandbox_that_somebody_killed_is_an_error(at: Bench) -> None:
 async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:
         stays = await service.sandboxes.create(BASE, OPERATOR)
         task = asyncio.create_task(execute(service.sandboxes, OPERATOR, shot("sleep 60", "bash")))
@@ -219,13 +219,13 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
         await task
     async with serving(tmp_path, driver) as service:
         assert [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id]
-    assert driver.left() == []
+    assert driver.leftovers() == []
 
 
 async def test_what_a_killed_service_leaves_of_it_is_ended_by_the_next_one(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(tmp_path, driver, keep=True) as service:  # a kill makes no difference between the two
         stays = await service.sandboxes.create(BASE, OPERATOR)
         left = await service.sandboxes.create(replace(BASE, metadata={adoption.USE_WORD: adoption.ONE_RUN}), OPERATOR)
@@ -233,7 +233,7 @@ async def test_what_a_killed_service_leaves_of_it_is_ended_by_the_next_one(tmp_p
         await until(lambda: [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id])
         ended = service.sandboxes.find(left.id, OPERATOR)
         assert ended.exit == Exit(ExitReason.KILLED, adoption.FORSAKEN)
-    assert driver.left() == []
+    assert driver.leftovers() == []
 
 
 async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec
 from sandlot.model.states import State
 from sandlot.server.compose import Service
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, BOUNDLESS, Bench, bench, serving
 from tests.support.until import until
 
@@ -103,7 +103,7 @@ async def test_a_request_that_differs_is_not_answered_from_it(at: Bench) -> None
 async def test_what_died_while_it_waited_is_replaced_and_a_claim_meanwhile_succeeds(at: Bench) -> None:
     told = await pool(at, 2)
     dead = [member.id for member in told.pool.ready]
-    for instance in at.driver.instances:
+    for instance in at.driver.booted:
         instance.kill()
     box = await at.sandbox()
     assert box.state is State.RUNNING
@@ -193,7 +193,7 @@ async def test_what_waits_is_nobody(at: Bench) -> None:
 async def test_pools_are_found_changed_and_removed_and_survive_a_restart(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     other = Limits(pids=LIMITS.pids, memory_bytes=2 * GIB)
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         pools = service.sandboxes.pools
@@ -209,7 +209,7 @@ async def test_pools_are_found_changed_and_removed_and_survive_a_restart(tmp_pat
             pools.find("code-interpreter", OPERATOR)
         await pools.change(second.pool.id, OPERATOR, warm=None, most=3, blank=None)
         await until(lambda: len(first.pool.ready) == 1)
-    assert driver.left() == []
+    assert driver.leftovers() == []
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         pools = service.sandboxes.pools
         await until(lambda: len(pools.all(OPERATOR)) == 2)
@@ -221,23 +221,23 @@ async def test_pools_are_found_changed_and_removed_and_survive_a_restart(tmp_pat
         await pools.remove(first.pool.id, OPERATOR)
         await pools.remove(second.pool.id, OPERATOR)
         assert pools.all(OPERATOR) == []
-        await until(lambda: driver.left() == [])
+        await until(lambda: driver.leftovers() == [])
         assert json.loads((tmp_path / "data" / FILE).read_text("utf-8"))["pools"] == []
 
 
 async def test_a_service_that_leaves_its_sandboxes_takes_its_pools_along(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS, keep=True) as service:
         await service.sandboxes.pools.create(OPERATOR, "base", "auto", LIMITS, Sizes(2, 2))
         await filled(service.sandboxes.pools, 2)
         box = await service.sandboxes.create(BASE, OPERATOR)
-    assert [instance.ref for instance in driver.instances if instance.process.returncode is None] == [box.ref]
+    assert [instance.ref for instance in driver.booted if instance.process.returncode is None] == [box.ref]
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         again = service.sandboxes.find(box.id, OPERATOR)
         assert await said_when_there(again) == "alive\n"
-    assert driver.left() == []
+    assert driver.leftovers() == []
 
 
 async def said_when_there(box: Sandbox) -> str:
@@ -326,7 +326,7 @@ async def test_of_many_at_once_no_more_are_made_than_a_key_may_have(at: Bench) -
 async def test_whose_key_is_revoked_has_no_pool_any_more(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     kept = tmp_path / "data" / FILE
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         anne, bob = await keyed(service, "anne"), await keyed(service, "bob")
@@ -341,13 +341,13 @@ async def test_whose_key_is_revoked_has_no_pool_any_more(tmp_path: Path) -> None
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         await until(lambda: service.sandboxes.pools.all(OPERATOR) == [])
         await until(lambda: json.loads(kept.read_text("utf-8"))["pools"] == [])
-    assert driver.left() == []
+    assert driver.leftovers() == []
 
 
 async def test_an_owners_pool_is_his_after_a_restart(tmp_path: Path) -> None:
     below = tmp_path / "driver"
     below.mkdir()
-    driver = BareDriver(below)
+    driver = MemoryDriver()
     async with serving(tmp_path, driver, read_host=lambda: BOUNDLESS) as service:
         anne = await keyed(service, "anne")
         made = (await service.sandboxes.pools.create(anne, "base", "auto", LIMITS, Sizes(1, 1), {"team": "blue"})).pool

@@ -24,14 +24,14 @@ from sandlot.model.ports import Ability, Capabilities, Reading, Verdict
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, BOUNDLESS, serving
 from tests.support.until import until
 
 LIMITS = BASE.limits
 
 
-class Snapping(BareDriver):
+class Snapping(MemoryDriver):
     """It says that it can have snapshots; a test lets them wait in ``prepare``."""
 
     def probe(self) -> Capabilities:
@@ -43,7 +43,7 @@ class Snapping(BareDriver):
 
 
 @asynccontextmanager
-async def node(folder: Path, memory_bytes: int, driver: type[BareDriver] = BareDriver) -> AsyncIterator[tuple[Service, BareDriver]]:
+async def node(folder: Path, memory_bytes: int, driver: type[MemoryDriver] = MemoryDriver) -> AsyncIterator[tuple[Service, MemoryDriver]]:
     """A service of a host that may promise so much memory, and plenty of everything else."""
     below = folder / "driver"
     below.mkdir()
@@ -52,7 +52,7 @@ async def node(folder: Path, memory_bytes: int, driver: type[BareDriver] = BareD
     settings = Settings(memory_reserve_bytes=0)
     async with serving(folder, made, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as service:
         yield service, made
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 async def keyed(service: Service, name: str) -> Principal:

@@ -17,7 +17,7 @@ from sandlot.model.ids import new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import ProcessSpec, shell_argv
 from sandlot.server.compose import Service
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
 
@@ -38,7 +38,7 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
     return found[0]
 
 
-async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: BareDriver) -> None:
+async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
         gone = await first.sandboxes.create(BASE, OPERATOR)
@@ -63,7 +63,7 @@ async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path
         elsewhere = replace(unknown, id=ExecutionId(new_process_id()), sandbox=new_sandbox_id(first.node))
         await first.core.executions.flush()
         await first.store.executions.save([unknown, elsewhere])
-    for instance in driver.instances:
+    for instance in driver.booted:
         if instance.ref == gone.id:
             await instance.destroy()
     await asyncio.sleep(0.4)

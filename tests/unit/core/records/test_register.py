@@ -46,7 +46,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> tuple[list[SandboxRecord], list[Fa
 async def test_every_state_is_recorded_before_it_is_told(at: Bench, saved: tuple[list[SandboxRecord], list[Fails]]) -> None:
     box = await at.sandboxes.create(replace(BASE, env={"TOKEN": "secret"}), ALICE)
     assert [record.state for record in saved[0]] == [State.CREATING, State.RUNNING]
-    assert saved[0][-1].ref == at.driver.instances[0].ref
+    assert saved[0][-1].ref == at.driver.booted[0].ref
     await at.sandboxes.kill(box.id, ALICE)
     assert [record.state for record in saved[0]][2:] == [State.STOPPING, State.STOPPED]
     assert [record.spec.env for record in saved[0]] == [{"TOKEN": "secret"}] * 3 + [{}]
@@ -58,7 +58,7 @@ async def test_what_cannot_be_recorded_is_not_created(at: Bench, saved: tuple[li
     with pytest.raises(HostError):
         await at.sandboxes.create(BASE, ALICE)
     assert at.sandboxes.all(ALICE) == []
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
     saved[1].clear()
     assert (await at.sandboxes.create(BASE, ALICE)).state is State.RUNNING
 
@@ -81,7 +81,7 @@ async def test_a_slow_store_keeps_nothing_alive(at: Bench, monkeypatch: pytest.M
     monkeypatch.setattr(Table, "save", save)
     monkeypatch.setattr("sandlot.core.lives.life.RECORD_PATIENCE_S", 0.05)
     await at.sandboxes.kill(box.id, ALICE)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
     answers.set()
     while (record := await at.service.store.sandboxes.get(box.id)) is None or record.state is not State.STOPPED:  # noqa: ASYNC110 - it is asked
         await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ from sandlot.link.types import CellStarted, Display, Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnsupportedError
 from sandlot.model.ids import new_process_id
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
 
@@ -147,7 +147,7 @@ async def test_an_error_aborts_what_waits_where_that_was_asked_for(box: Sandbox)
     assert [(await cell).outcome.status for cell in cells] == ["error", "aborted"]
 
 
-async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: BareDriver) -> None:
+async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
         mine = (await contexts.create(box, "python")).id

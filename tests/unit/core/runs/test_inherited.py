@@ -16,7 +16,7 @@ from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
-from tests.support.bare import BareDriver
+from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, serving
 from tests.support.until import until
 
@@ -48,7 +48,7 @@ async def begun(box: Sandbox, cell: Cell, **more: object) -> code.Execution:
     return running
 
 
-async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
         left = await begun(box, ENDLESS)
@@ -68,7 +68,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
     return await status(service, id_) == wanted
 
 
-async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: BareDriver) -> None:
+async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
@@ -89,7 +89,7 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
         assert await status(second, joined) == "ok"
 
 
-async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: BareDriver) -> None:
+async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
         left = await processes.start(box, ProcessSpec(argv=shell_argv("until [ -e /tmp/gate ]; do sleep 0.05; done; echo end"), timeout_s=None))
@@ -101,7 +101,7 @@ async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: P
         await until(lambda: status_is(second, left.id, "exited"))
 
 
-async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp_path: Path, driver: BareDriver) -> None:
+async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp_path: Path, driver: MemoryDriver) -> None:
     manager = "#!/bin/sh\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\n"
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(replace(BASE, network="none"), OPERATOR)

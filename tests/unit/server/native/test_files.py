@@ -98,8 +98,8 @@ async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.Asyn
     async def read() -> None:
         async with http.stream("GET", url + CONTENT, params={"path": "/workspace/big"}) as response:
             async for _ in response.aiter_raw():
-                if at.driver.instances[0].process.returncode is None:
-                    at.driver.kill_runtime()
+                if at.driver.booted[0].process.returncode is None:
+                    at.driver.booted[0].crash()
 
     with pytest.raises(httpx.RemoteProtocolError):
         await read()

@@ -153,7 +153,7 @@ async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, http: httpx.
         async for name, _ in stream:
             if name == "output":
                 break
-        at.driver.kill_runtime()
+        at.driver.booted[0].crash()
         name, failure = await anext(stream)
         assert (name, failure["status"], failure["code"]) == ("failure", 410, "sandbox_ended")
         assert failure["fields"]["reason"] == "killed"

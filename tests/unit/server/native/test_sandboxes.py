@@ -132,7 +132,7 @@ async def test_limits_that_cannot_be_are_refused(at: Bench, http: httpx.AsyncCli
     before = (await http.get(url)).json()
     problem(await http.patch(url, json={"limits": limits, "timeout": 1000, "metadata": {"a": "b"}}), status, code)
     assert (await http.get(url)).json() == before
-    assert at.driver.instances[0].changes == []
+    assert at.driver.booted[0].changes == []
 
 
 async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str) -> None:
@@ -248,7 +248,7 @@ async def test_a_client_that_goes_away_while_it_creates_leaves_nothing(at: Bench
     await asyncio.sleep(0.1)
     release.set()
     await until(lambda: at.sandboxes.held == 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_a_service_that_is_full_says_when_to_come_back(at: Bench, http: httpx.AsyncClient) -> None:

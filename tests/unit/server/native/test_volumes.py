@@ -120,7 +120,7 @@ async def test_places_where_no_volume_can_be(http: httpx.AsyncClient, volumes: o
 async def test_a_volume_that_is_not_there_is_said_before_anything_is_made(at: Bench, http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/sandboxes", json={"template": "base", "volumes": [{"volume": "no", "path": "/a"}]})
     assert (answer.status_code, answer.json()["code"]) == (404, "volume_not_found")
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_a_sandbox_has_its_volumes_and_tells_of_them(http: httpx.AsyncClient) -> None:

@@ -137,7 +137,7 @@ async def test_a_client_that_goes_away_takes_its_batch_along(http: httpx.AsyncCl
     with pytest.raises(asyncio.CancelledError):
         await asking
     await until(lambda: at.sandboxes.held == 0)
-    assert at.driver.left() == []
+    assert at.driver.leftovers() == []
 
 
 async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ async def test_limits_of_one_that_rests_are_changed_once_it_runs(at: Bench, http
     assert (await http.post(f"{url}/pause")).status_code == 200
     changed = (await http.patch(url, json={"limits": {"cpus": 0.5}, "metadata": {"a": "b"}})).json()
     assert (changed["state"], changed["limits"]["cpus"], changed["metadata"]) == ("running", 0.5, {"a": "b"})
-    assert len(at.driver.instances[0].changes) == 1
+    assert len(at.driver.booted[0].changes) == 1
 
 
 async def test_one_that_is_not_to_be_resumed_by_itself_says_what_to_do(http: httpx.AsyncClient) -> None:

@@ -1,0 +1,591 @@
+"""Contexts of a scripted guest: cells that run one after another in the process of the test, with variables that stay.
+
+Python cells are executed with ``print``, top-level ``await``, the value of the last expression, and ``time.sleep`` and loops at their top
+level that can be interrupted. Bash cells run in the scripted shell. JavaScript cells understand ``console.log`` of a literal. A test
+registers a script for any other code in :attr:`Kernels.scripts`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import copy
+import inspect
+import itertools
+import re
+import sys
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from sandlot.protocol.schema import STDERR, STDOUT
+from sandlot.testing.memory.files import MemoryFiles
+from sandlot.testing.memory.output import Follower, OutputLog
+from sandlot.testing.memory.process import UIDS, Processes
+from sandlot.testing.memory.rpc import Call, RpcError
+from sandlot.testing.memory.shell import Shell
+from sandlot.testing.memory.timers import Timer, Timers
+
+DEFAULT_CONTEXTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
+CONTEXTS = 32
+WAITING = 64
+WAITING_BYTES = 16 * 1024 * 1024
+KEPT = 64
+NAME_CHARS = 64
+_FIRST_PID = 50
+_LOG = re.compile(r"""\s*console\.log\((?P<value>"[^"]*"|'[^']*'|-?[\d.]+)\);?\s*""")
+
+CellScript = Callable[["Cell"], Awaitable[None]]
+"""A scripted cell. An exception that it raises becomes the cell's error."""
+
+
+class Cell:
+    """One execution.
+
+    Attributes:
+        id: Id of the execution in hexadecimal.
+        code: Source.
+        output: What it printed, displayed and raised.
+        result: The result, once it is over.
+    """
+
+    def __init__(self, id_: str, args: Mapping[str, Any], timers: Timers) -> None:
+        self.id = id_
+        self.args = dict(args)
+        self.kernel: str = args["kernel"]
+        self.code: str = args["code"]
+        self.output = OutputLog()
+        self.result: dict[str, Any] | None = None
+        self.count = 0
+        self._timers = timers
+        self._began_s: float | None = None
+        self._followers: list[tuple[Call, Follower]] = []
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a call receives its output."""
+        return bool(self._followers)
+
+    def begin(self, count: int) -> None:
+        """Start the cell's time."""
+        self.count = count
+        self._began_s = self._timers.time_s()
+        self.event("started", count=count)
+
+    def write(self, text: str | bytes, channel: int = STDOUT) -> None:
+        """Print."""
+        self.output.write(channel, text.encode() if isinstance(text, str) else text)
+        self.pump()
+
+    def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
+        """Add an event, for example ``display``."""
+        self.output.add_event({"event": event, **fields})
+        self.pump()
+
+    def display(self, data: Mapping[str, Any], *, main: bool = False) -> None:
+        """Show a value: MIME type -> text or bytes."""
+        self.event("display", data=dict(data), main=main, metadata={}, display_id=None, update=None)
+
+    def fail(self, name: str, value: str, lines: list[str] | None = None) -> None:
+        """Add an error."""
+        self.event("error", name=name, value=value, traceback=lines or [])
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the guest's clock."""
+        await self._timers.sleep(seconds)
+
+    def finish(self, status: str) -> None:
+        """End the cell."""
+        if self.result is None:
+            self.result = self._state(status)
+            self.pump()
+
+    def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None, *, events_from: int = 0, wait: bool = True) -> None:
+        """Send output, events and the result to a call."""
+        follower = self.output.follow(call, stdout_from, stderr_from, events_from=events_from, wait=wait)
+        if follower is None:
+            raise RpcError("invalid_request", "The offset is beyond what the cell has written.", "Use an offset that was given before.")
+        entry = (call, follower)
+        self._followers.append(entry)
+        call.on_writable = self.pump
+        call.on_gone = lambda: self._detached(entry)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what can be sent, and the result to those that have enough."""
+        self.output.pump()
+        for entry in list(self._followers):
+            call, follower = entry
+            has_all = self.output.has_all(follower)
+            if (self.result is not None and has_all) or self.output.has_enough(follower):
+                self._detached(entry)
+                call.on_gone = None
+                call.result(**((self.result if has_all else None) or self._state("running")))
+
+    def _state(self, status: str) -> dict[str, Any]:
+        passed_s = 0.0 if self._began_s is None else max(0.0, self._timers.time_s() - self._began_s)
+        return {"status": status, "execution_count": self.count, "duration_s": passed_s}
+
+    def _detached(self, entry: tuple[Call, Follower]) -> None:
+        if entry in self._followers:
+            self._followers.remove(entry)
+        self.output.leave(entry[1])
+
+
+class Context:
+    """A kernel with state: one language, one cell at a time."""
+
+    def __init__(self, kernels: Kernels, name: str, language: str, cwd: str, env: Mapping[str, str]) -> None:
+        self._kernels = kernels
+        self.name = name
+        self.language = language
+        self.cwd = cwd
+        self.env = dict(env)
+        self.namespace: dict[str, Any] = {}
+        self.pid: int | None = None
+        self.count = 0
+        self.cell: Cell | None = None
+        self.queue: deque[Cell] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: Timer | None = None
+        self._verdict = ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record of ``kernel.list``."""
+        state = "busy" if self.cell is not None else "idle" if self.pid is not None else "stopped"
+        fields = {"kernel": self.name, "language": self.language, "cwd": self.cwd, "state": state}
+        return {**fields, "execution_count": self.count, "pid": self.pid}
+
+    def boot(self) -> None:
+        """Start the kernel. Idempotent."""
+        if self.pid is None:
+            self.pid = next(self._kernels.pids)
+            self.namespace = {"__name__": "__main__"}
+            self.count = 0
+
+    def submit(self, cell: Cell) -> None:
+        """Run a cell after those that wait."""
+        self.queue.append(cell)
+        self._next()
+
+    def interrupt(self, status: str = "error") -> bool:
+        """Interrupt the running cell. Return whether there is one."""
+        if self.cell is None or self._task is None or self._verdict:
+            return False
+        self._verdict = status
+        self._task.cancel()
+        return True
+
+    def abort(self, cell: Cell, why: str) -> None:
+        """End a waiting cell that will not run."""
+        if cell in self.queue:
+            self.queue.remove(cell)
+            cell.fail("Aborted", f"It was not run. {why}")
+            cell.finish("aborted")
+
+    def abort_all(self, why: str) -> None:
+        """End all waiting cells."""
+        for cell in list(self.queue):
+            self.abort(cell, why)
+
+    def stop(self, why: str, status: str = "killed") -> None:
+        """End the kernel; its variables are gone."""
+        self.abort_all(why)
+        self.die(status)
+
+    def die(self, status: str = "died") -> None:
+        """End the kernel's process, and the running cell with it."""
+        self.pid = None
+        cell, task = self.cell, self._task
+        if cell is not None and task is not None:
+            self._verdict = status
+            text = "The kernel was killed: it was started anew." if status == "killed" else "The kernel died; its variables are gone."
+            cell.fail("KernelDied", text)
+            self._over(cell, status)
+            task.cancel()
+
+    def _next(self) -> None:
+        if self.cell is not None or not self.queue:
+            return
+        self.boot()
+        self.cell = cell = self.queue.popleft()
+        self._verdict = ""
+        self._task = asyncio.get_running_loop().create_task(self._run(cell))
+        if (timeout_s := cell.args["timeout_s"]) is not None:
+            self._timer = self._kernels.timers.after(timeout_s, lambda: self.interrupt("timeout"))
+
+    async def _run(self, cell: Cell) -> None:
+        status = "ok"
+        try:
+            self.count += 0 if cell.args["silent"] else 1
+            cell.begin(self.count)
+            await self._execute(cell)
+        except asyncio.CancelledError:
+            if self.cell is not cell:
+                return
+            status = self._verdict if self._verdict in {"timeout", "error"} else "killed"
+            cell.fail("KeyboardInterrupt", "", ["KeyboardInterrupt"])
+        except SystemExit as error:
+            status = "error"
+            cell.fail("SystemExit", str(error.code), [])
+        except Exception as error:  # noqa: BLE001 - of the test's cell
+            status = "error"
+            cell.fail(type(error).__name__, str(error), traceback.format_exception_only(error))
+        self._over(cell, status)
+
+    async def _execute(self, cell: Cell) -> None:
+        if (script := self._kernels.scripts.get(cell.code)) is not None:
+            await script(cell)
+        elif self.language == "python":
+            await run_python(cell, self.namespace, {**self._kernels.environment(), **self.env, **cell.args["env"]}, self.cwd)
+        elif self.language == "bash":
+            await self._run_bash(cell)
+        elif (match := _LOG.fullmatch(cell.code)) is not None:
+            cell.write(match["value"].strip("\"'") + "\n")
+        else:
+            raise SyntaxError("The scripted guest runs console.log of a literal only. Register a script for this code.")
+
+    async def _run_bash(self, cell: Cell) -> None:
+        shell = self.namespace.get("shell")
+        if shell is None:
+            shell = self.namespace["shell"] = self._kernels.new_shell(self.cwd, self.env)
+        shell.context.env.update(cell.args["env"])
+        shell.context.direct(cell)
+        status = await shell.run(cell.code)
+        if status:
+            raise ExitStatus(status)
+
+    def _over(self, cell: Cell, status: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.cell = self._task = None
+        cell.finish(status)
+        if cell.args["stop_on_error"] and status != "ok":
+            self.abort_all("A cell before it failed.")
+        self._kernels.trim()
+        self._next()
+
+
+class ExitStatus(Exception):  # noqa: N818 - the name that clients see
+    """A bash cell ended with a status other than 0."""
+
+
+class Kernels:
+    """All contexts of a guest, and the cells that are remembered.
+
+    Args:
+        files: The file tree.
+        timers: The guest's time.
+        processes: Its processes; bash cells use their programs.
+        scripts: Code of a cell -> script that runs instead.
+        environment: Returns the sandbox's environment.
+        workspace: Returns the default working folder.
+        expire: Refuses the id of an execution that is no longer kept.
+    """
+
+    def __init__(
+        self,
+        files: MemoryFiles,
+        timers: Timers,
+        processes: Processes,
+        scripts: Mapping[str, CellScript],
+        environment: Callable[[], Mapping[str, str]],
+        workspace: Callable[[], str],
+        expire: Callable[[str, str], None],
+    ) -> None:
+        self.files = files
+        self.timers = timers
+        self.scripts = scripts
+        self.environment = environment
+        self.pids = itertools.count(_FIRST_PID)
+        self.languages = set(DEFAULT_CONTEXTS.values())
+        self.contexts: dict[str, Context] = {}
+        self.cells: dict[str, Cell] = {}
+        self._processes = processes
+        self._workspace = workspace
+        self._expire = expire
+        self.handlers: dict[str, Callable[[Call], object]] = {
+            "kernel.create": self._create,
+            "kernel.list": lambda call: call.result(kernels=[context.describe() for context in self.contexts.values()]),
+            "kernel.remove": self._remove,
+            "kernel.execute": self._execute,
+            "kernel.attach": self._attach,
+            "kernel.interrupt": self._interrupt,
+            "kernel.restart": self._restart,
+        }
+
+    def new_shell(self, cwd: str, env: Mapping[str, str]) -> Shell:
+        """Return the shell of a bash context."""
+        return Shell(CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd))
+
+    def forget_past(self) -> None:
+        """Forget finished cells and abort waiting ones: they belonged to another sandbox."""
+        for context in self.contexts.values():
+            context.abort_all("It waited in the sandbox that this one is a copy of.")
+        self.cells.clear()
+
+    def trim(self) -> None:
+        """Forget the oldest finished cells that nobody reads."""
+        finished = [cell for cell in self.cells.values() if cell.result is not None and not cell.is_followed]
+        for cell in finished[: max(0, len(self.cells) - KEPT)]:
+            del self.cells[cell.id]
+            self._expire(cell.id, "kernel.execute")
+
+    def copy_state(self) -> dict[str, Any]:
+        """Return what a snapshot holds of the contexts and finished cells."""
+        contexts = [
+            {
+                "name": each.name,
+                "language": each.language,
+                "cwd": each.cwd,
+                "env": each.env,
+                "count": each.count,
+                "namespace": _copied_namespace(each.namespace),
+            }
+            for each in self.contexts.values()
+        ]
+        running = [(each.cell.id, each.cell.args) for each in self.contexts.values() if each.cell is not None]
+        waiting = [(cell.id, cell.args) for each in self.contexts.values() for cell in each.queue]
+        finished = [(cell.id, cell.args, cell.output.copy(), cell.result, cell.count) for cell in self.cells.values() if cell.result is not None]
+        return {"contexts": contexts, "again": [*running, *waiting], "finished": finished}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a snapshot: unfinished cells run again from their beginning."""
+        for saved in state["contexts"]:
+            context = self.contexts[saved["name"]] = Context(self, saved["name"], saved["language"], saved["cwd"], saved["env"])
+            context.boot()
+            context.count, context.namespace = saved["count"], _copied_namespace(saved["namespace"])
+        for id_, args, output, result, count in state["finished"]:
+            cell = Cell(id_, args, self.timers)
+            cell.output, cell.result, cell.count = output.copy(), result, count
+            self.cells[id_] = cell
+        for id_, args in state["again"]:
+            cell = self.cells[id_] = Cell(id_, args, self.timers)
+            self.contexts[cell.kernel].submit(cell)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        for context in self.contexts.values():
+            context.stop("The sandbox has ended.")
+
+    def _create(self, call: Call) -> None:
+        args = call.args
+        context = self.contexts.get(args["kernel"])
+        if context is None:
+            context = self._make(args["kernel"], args["language"], args["cwd"], args["env"])
+            context.boot()
+        elif context.language != args["language"]:
+            raise _other_language(context)
+        call.result(**context.describe())
+
+    def _remove(self, call: Call) -> None:
+        name = call.args["kernel"]
+        context = self.contexts.pop(name, None)
+        if context is not None:
+            context.stop("The context was removed before its turn came.")
+        elif name not in DEFAULT_CONTEXTS:
+            raise _unknown(name)
+        call.result()
+
+    def _restart(self, call: Call) -> None:
+        name = call.args["kernel"]
+        if name in self.contexts:
+            self.contexts[name].stop("The context was restarted before its turn came.")
+        elif name not in DEFAULT_CONTEXTS:
+            raise _unknown(name)
+        call.result()
+
+    def _execute(self, call: Call) -> None:
+        if (cell := self.cells.get(call.id)) is not None:
+            cell.follow(call, 0, 0)
+            return
+        context = self._context(call.args["kernel"], call.args["language"])
+        waiting = [each for other in self.contexts.values() for each in other.queue]
+        size = sum(len(each.code) for each in waiting) + len(call.args["code"])
+        if len(context.queue) >= WAITING or (waiting and size > WAITING_BYTES):
+            raise RpcError("busy", f"Too much waits already: {len(context.queue)} cells in {context.name!r}.", "Wait until some are done.")
+        cell = self.cells[call.id] = Cell(call.id, call.args, self.timers)
+        cell.follow(call, 0, 0)
+        context.submit(cell)
+
+    def _attach(self, call: Call) -> None:
+        args = call.args
+        cell = self._cell(args["execution"])
+        cell.follow(call, args["stdout_from"], args["stderr_from"], events_from=args["events_from"], wait=args["wait"] is not False)
+
+    def _interrupt(self, call: Call) -> None:
+        execution = call.args["execution"]
+        if execution is None:
+            name = call.args["kernel"]
+            context = self.contexts.get(name)
+            if context is None and name not in DEFAULT_CONTEXTS:
+                raise _unknown(name)
+            call.result(running=context is not None and context.interrupt())
+            return
+        cell = self._cell(execution)
+        context = self.contexts.get(cell.kernel)
+        running = cell.result is None and context is not None
+        if running and context is not None:
+            if context.cell is cell:
+                running = context.interrupt()
+            else:
+                context.abort(cell, "It was interrupted while it waited.")
+        call.result(running=running)
+
+    def _cell(self, id_: str) -> Cell:
+        if id_ not in self.cells:
+            raise RpcError("process_not_found", "There is no such execution.", "It may have been forgotten.")
+        return self.cells[id_]
+
+    def _context(self, name: str, language: str | None) -> Context:
+        context = self.contexts.get(name)
+        if context is None:
+            if name not in DEFAULT_CONTEXTS:
+                raise _unknown(name)
+            return self._make(name, language or DEFAULT_CONTEXTS[name], None, {})
+        if language is not None and context.language != language:
+            raise _other_language(context)
+        return context
+
+    def _make(self, name: str, language: str, cwd: str | None, env: Mapping[str, str]) -> Context:
+        if not 0 < len(name) <= NAME_CHARS:
+            raise RpcError("invalid_request", "That is no id of a context.")
+        if name in DEFAULT_CONTEXTS and language != DEFAULT_CONTEXTS[name]:
+            raise RpcError("conflict", f"The context {name!r} is for {DEFAULT_CONTEXTS[name]}.", "Use another id.")
+        if sum(known not in DEFAULT_CONTEXTS for known in self.contexts) >= CONTEXTS and name not in DEFAULT_CONTEXTS:
+            raise RpcError("limit_exceeded", f"The sandbox has {CONTEXTS} contexts already, which is the most.", "Delete one that is not needed.")
+        if language not in DEFAULT_CONTEXTS.values():
+            raise RpcError("invalid_request", f"There is no language {language[:50]!r}.", "Use one of: bash, javascript, python.")
+        if language not in self.languages:
+            raise RpcError("unsupported", f"This image has no {language}, so it has no kernel.", "Run commands instead, or use another template.")
+        if cwd is not None and not (cwd.startswith("/") and self.files.is_folder(cwd)):
+            raise RpcError("path_not_found", f"There is no folder {cwd[:200]!r}.", "Make it first; it must be an absolute path.")
+        context = self.contexts[name] = Context(self, name, language, cwd or self._workspace(), env)
+        return context
+
+
+class CellContext:
+    """What a shell needs of a process, for bash cells."""
+
+    def __init__(self, processes: Processes, files: MemoryFiles, env: dict[str, str], cwd: str) -> None:
+        self._processes = processes
+        self._cell: Cell | None = None
+        self.files = files
+        self.env = env
+        self.cwd = cwd
+        self.argv = ["bash"]
+        self.user, self.uid, self.pid = "user", UIDS["user"], _FIRST_PID
+        self.traps: dict[int, Callable[[], object]] = {}
+        self.size = (0, 0)
+        self.stdin = None
+        self.run_program = processes.run_nested
+
+    def direct(self, cell: Cell) -> None:
+        """Send output to a cell from now on."""
+        self._cell = cell
+
+    async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
+        """Print in the cell."""
+        if self._cell is not None:
+            self._cell.write(data, channel)
+
+    async def error(self, data: bytes | str) -> None:
+        """Print on the cell's standard error."""
+        await self.write(data, STDERR)
+
+    async def read_all(self) -> bytes:
+        """Return nothing: a cell has no input."""
+        return b""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the guest's clock."""
+        assert self._cell is not None
+        await self._cell.sleep(seconds)
+
+
+class _Interruptible(ast.NodeTransformer):
+    """Makes ``time.sleep`` and the turns of ``while`` loops outside of functions points where a cell can be interrupted."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.generic_visit(node)
+        node.body.insert(0, ast.Expr(_awaited("__sleep__", [ast.Constant(0)])))
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr == "sleep"
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "time"
+        ):
+            return _awaited("__sleep__", node.args)
+        return node
+
+
+def _awaited(name: str, arguments: list[ast.expr]) -> ast.Await:
+    return ast.Await(ast.Call(ast.Name(name, ast.Load()), arguments, []))
+
+
+async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, str], cwd: str) -> None:
+    """Execute a Python cell in a namespace."""
+
+    def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
+        del flush
+        cell.write(sep.join(map(str, values)) + end, STDERR if file is sys.stderr else STDOUT)
+
+    def load(name: str, *rest: Any) -> object:  # noqa: ANN401 - as __import__ takes them
+        return _guest_os(env, cwd) if name == "os" else builtins.__import__(name, *rest)
+
+    namespace["__builtins__"] = {**vars(builtins), "print": show, "__import__": load}
+    namespace["__sleep__"] = cell.sleep
+    tree = ast.parse(cell.code)
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.code.rstrip().endswith(";"):
+        tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("__value__", ast.Store())], last.value), last)
+    namespace.pop("__value__", None)
+    tree = ast.fix_missing_locations(_Interruptible().visit(tree))
+    compiled = compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if compiled.co_flags & inspect.CO_COROUTINE:
+        await eval(compiled, namespace)  # noqa: S307 - a test's own code
+    else:
+        exec(compiled, namespace)  # noqa: S102 - a test's own code
+    value = namespace.pop("__value__", None)
+    if value is not None and not cell.args["silent"]:
+        cell.display({"text/plain": repr(value)}, main=True)
+
+
+def _guest_os(env: Mapping[str, str], cwd: str) -> ModuleType:
+    """Return what cells of tests use of ``os``."""
+    module = ModuleType("os")
+    vars(module).update(environ=dict(env), getcwd=lambda: cwd, getpid=lambda: _FIRST_PID, getenv=dict(env).get)
+    return module
+
+
+def _copied_namespace(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a kernel's variables. What cannot be copied, such as a module, is shared."""
+    result = {}
+    for name, value in namespace.items():
+        if name in {"__builtins__", "__sleep__", "shell"}:
+            continue
+        try:
+            result[name] = copy.deepcopy(value)
+        except Exception:  # noqa: BLE001 - of any value
+            result[name] = value
+    return result
+
+
+def _unknown(name: str) -> RpcError:
+    return RpcError("not_found", f"There is no context {name[:64]!r}.", "List the contexts, or create one.")
+
+
+def _other_language(context: Context) -> RpcError:
+    return RpcError("conflict", f"The context {context.name!r} is for {context.language}.", "Use one of the language, or leave the language out.")

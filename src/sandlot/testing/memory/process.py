@@ -1,0 +1,458 @@
+"""Processes of a scripted guest: tasks that run registered programs, with output, input, signals and timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal as signals
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sandlot.protocol.schema import LIMITS, STDERR, STDIN, STDOUT
+from sandlot.testing.memory.output import Follower, OutputLog
+from sandlot.testing.memory.rpc import Call, RpcError
+
+if TYPE_CHECKING:
+    from sandlot.testing.memory.files import MemoryFiles
+    from sandlot.testing.memory.timers import Timer, Timers
+
+KEPT = 64
+"""Finished processes that are remembered."""
+HOMES = {"root": "/root", "user": "/home/user"}
+UIDS = {"root": 0, "user": 1000}
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_IGNORED_BY_DEFAULT = frozenset({signals.SIGCHLD, signals.SIGCONT, signals.SIGURG, signals.SIGWINCH})
+_FIRST_PID = 100
+
+Program = Callable[["ProgramContext"], Awaitable[int | None]]
+"""A scripted program. Returns its exit code; None is 0."""
+
+
+class Killed(BaseException):
+    """Raised inside a program by a signal that ends it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class StandardInput:
+    """Input of a process, as the host sends it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[bytes, Callable[[], None]]] = []
+        self._news = asyncio.Event()
+        self.accepted = 0
+        self.is_open = True
+
+    def feed(self, data: bytes, taken: Callable[[], None]) -> None:
+        """Add bytes; ``taken`` is called when the program has read them."""
+        self.accepted += len(data)
+        self._pieces.append((data, taken))
+        self._news.set()
+
+    def finish(self) -> None:
+        """End the input after what was fed. Idempotent."""
+        self.is_open = False
+        self._news.set()
+
+    def close(self) -> None:
+        """Drop everything; nobody reads any more."""
+        self.finish()
+        pieces, self._pieces = self._pieces, []
+        for _, taken in pieces:
+            taken()
+
+    async def read(self) -> bytes:
+        """Return the next bytes, or ``b""`` at the end."""
+        while not self._pieces:
+            if not self.is_open:
+                return b""
+            self._news.clear()
+            await self._news.wait()
+        data, taken = self._pieces.pop(0)
+        taken()
+        return data
+
+
+class ProgramContext:
+    """A running program, as its script sees it.
+
+    Attributes:
+        argv: Command line.
+        env: Environment.
+        cwd: Working folder.
+        uid: Account that it runs as.
+        files: The guest's file tree.
+        traps: Signal number -> function that handles it instead of the default action.
+    """
+
+    def __init__(self, process: Process, env: Mapping[str, str], cwd: str, files: MemoryFiles, run: Callable[..., Awaitable[int]]) -> None:
+        self._process = process
+        self.argv = list(process.argv)
+        self.env = dict(env)
+        self.cwd = cwd
+        self.uid = process.uid
+        self.user = process.user
+        self.pid = process.pid
+        self.files = files
+        self.run_program = run
+        self.traps: dict[int, Callable[[], object]] = {}
+        self.size = process.size
+
+    @property
+    def stdin(self) -> StandardInput | None:
+        """Standard input; None is /dev/null."""
+        return self._process.stdin
+
+    async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
+        """Write output; waits while a follower is more than a buffer behind."""
+        raw = data.encode() if isinstance(data, str) else data
+        if self._process.is_terminal:
+            channel, raw = STDOUT, raw.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        self._process.output.write(channel, raw)
+        await self._process.output.drained()
+
+    async def error(self, data: bytes | str) -> None:
+        """Write to standard error."""
+        await self.write(data, STDERR)
+
+    async def read_all(self) -> bytes:
+        """Return all of standard input."""
+        pieces = []
+        while self.stdin is not None and (piece := await self.stdin.read()):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the guest's clock."""
+        await self._process.timers.sleep(seconds)
+
+    def kill(self, number: int) -> None:
+        """Send the process a signal."""
+        self._process.signal(number)
+
+
+class Process:
+    """One process of the host, running or finished."""
+
+    def __init__(self, id_: str, pid: int, args: Mapping[str, Any], timers: Timers) -> None:
+        self.id = id_
+        self.pid = pid
+        self.args = dict(args)
+        self.argv: list[str] = args["argv"]
+        self.user: str = args["user"]
+        self.uid = UIDS[args["user"]]
+        self.hidden = bool(args["hidden"])
+        self.is_terminal = args["rows"] is not None and args["cols"] is not None
+        self.size: tuple[int, int] = (args["rows"] or 0, args["cols"] or 0)
+        self.stdin = StandardInput() if args["stdin"] or self.is_terminal else None
+        self.output = OutputLog()
+        self.timers = timers
+        self.started_s = timers.time_s()
+        self.duration_s = 0.0
+        self.reason: str | None = None
+        self.exit_code: int | None = None
+        self.ending_signal: int | None = None
+        self.context: ProgramContext | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: Timer | None = None
+        self.on_over: Callable[[], object] = lambda: None
+        self._followers: list[tuple[Call, Follower]] = []
+        self._waiting: list[Call] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.exit_code is None and self.ending_signal is None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a call receives its output."""
+        return bool(self._followers)
+
+    def follow(self, call: Call, stdout_from: int | None, stderr_from: int | None) -> None:
+        """Send output and the result to a call."""
+        call.event("started", pid=self.pid)
+        follower = self.output.follow(call, stdout_from, stderr_from)
+        if follower is None:
+            raise RpcError("invalid_request", "The offset is beyond what the process has written.", "Use an offset that was given before.")
+        entry = (call, follower)
+        self._followers.append(entry)
+        call.on_bytes = lambda channel, data, credit: self._feed(call, channel, data, credit)
+        call.on_end = lambda: self.stdin.finish() if self.stdin is not None else None
+        call.on_writable = self.pump
+        call.on_gone = lambda: self._detached(entry)
+        self.pump()
+
+    def wait(self, call: Call) -> None:
+        """Send the result to a call."""
+        if not self.running:
+            call.result(**self.result())
+            return
+        self._waiting.append(call)
+        call.on_gone = lambda: self._waiting.remove(call)
+
+    def pump(self) -> None:
+        """Send what can be sent, and the result to those that have everything."""
+        self.output.pump()
+        if self.running:
+            return
+        for entry in list(self._followers):
+            call, follower = entry
+            if self.output.has_all(follower):
+                self._detached(entry)
+                call.on_gone = None
+                call.result(**self.result())
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of ``process.start``, ``process.attach`` and ``process.wait``."""
+        return {
+            "process": self.id,
+            "pid": self.pid,
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "signal": self.ending_signal,
+            "duration_s": self.duration_s,
+            "cpu_s": None if self.running else 0.0,
+            "peak_bytes": None if self.running else 1 << 20,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record of ``process.get`` and ``process.list``."""
+        return {
+            "process": self.id,
+            "pid": self.pid,
+            "argv": [argument[:512] for argument in self.argv[: LIMITS["argv"]]],
+            "running": self.running,
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "signal": self.ending_signal,
+            "duration_s": self.timers.time_s() - self.started_s if self.running else self.duration_s,
+            "pty": self.is_terminal,
+            "stdin": self.running and self.stdin is not None and self.stdin.is_open,
+            "stdin_bytes": self.stdin.accepted if self.stdin is not None else 0,
+            "stdout_bytes": self.output.ends[STDOUT],
+            "stderr_bytes": self.output.ends[STDERR],
+        }
+
+    def signal(self, number: int) -> None:
+        """Deliver a signal: to a trap of the program, or with its default action."""
+        if not self.running:
+            return
+        trap = self.context.traps.get(number) if self.context is not None and number != signals.SIGKILL else None
+        if trap is not None:
+            trap()
+        elif number not in _IGNORED_BY_DEFAULT:
+            self.end(None, number)
+
+    def kill(self, reason: str) -> None:
+        """End the process with SIGKILL for a reason of its own, for example ``timeout``."""
+        if self.running:
+            self.reason = reason
+            self.end(None, signals.SIGKILL)
+
+    def end(self, exit_code: int | None, number: int | None = None) -> None:
+        """Record the end of the process."""
+        if not self.running:
+            return
+        self.exit_code = None if number is not None else exit_code
+        self.ending_signal = number
+        self.reason = self.reason or ("signalled" if number is not None else "exited")
+        self.duration_s = max(0.0, self.timers.time_s() - self.started_s)
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.stdin is not None:
+            self.stdin.close()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.on_gone = None
+            call.result(**self.result())
+        self.on_over()
+        self.pump()
+
+    def _feed(self, call: Call, channel: int, data: bytes, credit: int) -> None:
+        if channel == STDIN and self.stdin is not None and self.stdin.is_open and self.running:
+            self.stdin.feed(data, lambda: call.consumed(credit))
+        else:
+            call.consumed(credit)
+
+    def _detached(self, entry: tuple[Call, Follower]) -> None:
+        if entry in self._followers:
+            self._followers.remove(entry)
+        self.output.leave(entry[1])
+
+
+class Processes:
+    """All processes of a guest.
+
+    Args:
+        files: The file tree.
+        timers: The guest's time.
+        programs: Name of a program -> script. Looked up by the last part of ``argv[0]``.
+        environment: Returns the sandbox's environment.
+        workspace: Returns the default working folder.
+        expire: Refuses the id of a process that is no longer kept.
+    """
+
+    def __init__(
+        self,
+        files: MemoryFiles,
+        timers: Timers,
+        programs: Mapping[str, Program],
+        environment: Callable[[], Mapping[str, str]],
+        workspace: Callable[[], str],
+        expire: Callable[[str, str], None],
+    ) -> None:
+        self.files = files
+        self._timers = timers
+        self._programs = programs
+        self._environment = environment
+        self._workspace = workspace
+        self._expire = expire
+        self._pids = itertools.count(_FIRST_PID)
+        self.by_id: dict[str, Process] = {}
+        self.handlers: dict[str, Callable[[Call], object]] = {
+            "process.start": self._start,
+            "process.attach": lambda call: self._find(call).follow(call, call.args["stdout_from"], call.args["stderr_from"]),
+            "process.wait": lambda call: self._find(call).wait(call),
+            "process.signal": self._signal,
+            "process.resize": self._resize,
+            "process.get": lambda call: call.result(**self._find(call).describe()),
+            "process.list": self._list,
+            "process.forget": self._forget,
+        }
+
+    @property
+    def running(self) -> list[Process]:
+        """The processes that have not ended."""
+        return [process for process in self.by_id.values() if process.running]
+
+    def environment(self, user: str, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the complete environment of a process."""
+        base = {"PATH": _PATH, "HOME": HOMES[user], "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LANG": "C.UTF-8"}
+        return {**base, **self._environment(), **env}
+
+    def spawn(self, id_: str, args: Mapping[str, Any]) -> Process:
+        """Start a process.
+
+        Raises:
+            RpcError: The arguments name no program, user or folder that exists.
+        """
+        argv = args["argv"]
+        if not argv or not argv[0]:
+            raise RpcError("invalid_request", "The command is empty.")
+        if args["user"] not in UIDS:
+            raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
+        for name in ("rows", "cols"):
+            if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
+                raise RpcError("invalid_request", f"A terminal has no {args[name]} {name}.", f"Use 1 to {LIMITS['screen']}.")
+        cwd = args["cwd"] or self._workspace()
+        if not self.files.is_folder(cwd):
+            raise RpcError("path_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Make the folder first.")
+        program = self.find(argv)
+        if program is None:
+            raise RpcError("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
+        process = Process(id_, next(self._pids), args, self._timers)
+        process.on_over = self._trim
+        env = self.environment(args["user"], {**({"TERM": "xterm-256color"} if process.is_terminal else {}), **args["env"]})
+        process.context = ProgramContext(process, env, cwd, self.files, self.run_nested)
+        if args["timeout_s"] is not None:
+            process.timer = self._timers.after(args["timeout_s"], lambda: process.kill("timeout"))
+        self.by_id[id_] = process
+        process.task = asyncio.get_running_loop().create_task(self._run(process, program))
+        return process
+
+    def find(self, argv: list[str]) -> Program | None:
+        """Return the script of a command line."""
+        return self._programs.get(argv[0]) or self._programs.get(argv[0].rpartition("/")[2])
+
+    def forget_finished(self) -> None:
+        """Forget finished processes: they belonged to another sandbox."""
+        self.by_id = {id_: process for id_, process in self.by_id.items() if process.running}
+
+    async def close(self) -> None:
+        """Stop everything."""
+        tasks = [process.task for process in self.by_id.values() if process.task is not None and not process.task.done()]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, process: Process, program: Program) -> None:
+        assert process.context is not None
+        try:
+            code = await program(process.context)
+        except Killed as killed:
+            process.end(None, killed.number)
+        except asyncio.CancelledError:
+            process.end(None, signals.SIGKILL)
+        except Exception as error:  # noqa: BLE001 - a program that fails is no defect of the guest
+            process.output.write(STDERR, f"{type(error).__name__}: {error}\n".encode())
+            process.end(1)
+        else:
+            process.end((code or 0) & 255)
+
+    async def run_nested(self, context: ProgramContext) -> int:
+        """Run a command as a child of a program, in its context. Return the exit code."""
+        program = self.find(context.argv)
+        if program is None:
+            await context.error(f"sh: 1: {context.argv[0]}: not found\n")
+            return 127
+        return await program(context) or 0
+
+    def _start(self, call: Call) -> None:
+        process = self.by_id.get(call.id) or self.spawn(call.id, call.args)
+        if call.args["attach"]:
+            process.follow(call, 0, 0)
+        else:
+            call.result(**process.result())
+
+    def _signal(self, call: Call) -> None:
+        process, number = self._find(call), call.args["signal"]
+        if not 1 <= number <= LIMITS["signal"]:
+            raise RpcError("invalid_request", f"There is no signal {number}.", "Use 1 to 64.")
+        running = process.running
+        process.signal(number)
+        call.result(running=running)
+
+    def _resize(self, call: Call) -> None:
+        process = self._find(call)
+        if not process.is_terminal:
+            raise RpcError("conflict", "The process has no terminal.", "Start it with one.")
+        process.size = (call.args["rows"], call.args["cols"])
+        if process.context is not None:
+            process.context.size = process.size
+            process.signal(signals.SIGWINCH)
+        call.result(running=process.running)
+
+    def _list(self, call: Call) -> None:
+        shown = [process.describe() for process in self.by_id.values() if not process.hidden]
+        call.result(processes=shown[-LIMITS["processes"] :])
+
+    def _forget(self, call: Call) -> None:
+        process = self._find(call)
+        if process.running:
+            raise RpcError("conflict", "The process is still running.", "Signal it first.")
+        self._drop(process)
+        call.result()
+
+    def _find(self, call: Call) -> Process:
+        process = self.by_id.get(call.args["process"])
+        if process is None:
+            shown = call.args["process"][:64]
+            raise RpcError("process_not_found", f"There is no process {shown!r}.", "It may have been forgotten: list the processes.")
+        return process
+
+    def _drop(self, process: Process) -> None:
+        self.by_id.pop(process.id, None)
+        self._expire(process.id, "process.start")
+
+    def _trim(self) -> None:
+        finished = [process for process in self.by_id.values() if not process.running and not process.is_followed]
+        for process in finished[: max(0, len(self.by_id) - KEPT)]:
+            self._drop(process)

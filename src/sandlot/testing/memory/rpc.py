@@ -1,0 +1,241 @@
+"""Calls of the host as a scripted guest receives them: checked against the schema, remembered by id, answered on their stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sandlot.protocol import events, schema
+from sandlot.protocol.connection import Connection
+
+NO_STREAM = -1
+REMEMBERED_CALLS = 4096
+_NOT_REMEMBERED = frozenset(
+    {
+        *("guest.info", "process.start", "process.attach", "process.wait", "process.resize", "process.get", "process.list"),
+        *("kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
+    }
+)
+"""Calls that may be repeated without harm, or whose handler finds the earlier work under the call's id."""
+
+
+class RpcError(Exception):
+    """A refused call.
+
+    Args:
+        code: One of ``schema.RESET_CODES``.
+        message: What failed.
+        hint: What to do about it.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+class Call:
+    """One call in progress.
+
+    Attributes:
+        name: Name of the call, for example ``process.start``.
+        id: Id of the call in hexadecimal; of a process or an execution it is the id of that too.
+        args: Arguments; optional ones that are absent are None.
+        stream: Id of the stream, or ``NO_STREAM`` while the link is down.
+        outcome: The result or the error, once there is one.
+        on_bytes: Receives (channel, data, credit) of the host's bytes.
+        on_end: Called when the host sends no more.
+        on_gone: Called when the stream is over before the outcome.
+        on_writable: Called when there is room for more.
+    """
+
+    def __init__(self, server: RpcServer, stream: int, name: str, id_: str, args: dict[str, Any]) -> None:
+        self._server = server
+        self.stream = stream
+        self.name = name
+        self.id = id_
+        self.args = args
+        self.outcome: dict[str, Any] | RpcError | None = None
+        self.on_bytes: Callable[[int, bytes, int], object] | None = None
+        self.on_end: Callable[[], object] | None = None
+        self.on_gone: Callable[[], object] | None = None
+        self.on_writable: Callable[[], object] | None = None
+        self.ended = False
+
+    def event(self, event: str, /, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
+        """Send an event."""
+        self._server.connection.send(self.stream, {"event": event, **fields})
+        self._server.flush()
+
+    def data(self, channel: int, piece: bytes) -> None:
+        """Send bytes of a channel."""
+        self._server.connection.send_bytes(self.stream, channel, piece)
+        self._server.flush()
+
+    def room(self) -> int:
+        """Return the number of bytes that may be queued now."""
+        return self._server.connection.room(self.stream)
+
+    def consumed(self, credit: int) -> None:
+        """Let the host send as much more."""
+        self._server.connection.consumed(self.stream, credit)
+        self._server.flush()
+
+    def result(self, **fields: Any) -> None:  # noqa: ANN401 - any value of the protocol
+        """End the call with a result."""
+        self.finish(fields)
+
+    def fail(self, code: str, message: str, hint: str = "") -> None:
+        """End the call with an error."""
+        self.finish(RpcError(code, message, hint))
+
+    def finish(self, outcome: dict[str, Any] | RpcError) -> None:
+        """End the call. Only the first outcome counts."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        connection = self._server.connection
+        if isinstance(outcome, RpcError):
+            connection.reset(self.stream, outcome.code, outcome.message, hint=outcome.hint)
+        else:
+            connection.send(self.stream, {"result": outcome})
+            connection.end(self.stream)
+        self._server.settle(self)
+        self._server.flush()
+
+
+class RpcServer:
+    """Dispatches calls to handlers.
+
+    Args:
+        connection: The guest's end of the protocol.
+        flush: Sends what the connection has queued.
+        handlers: Name of a call -> handler. A handler may raise :class:`RpcError`.
+        intercept: Receives each valid call and the function that carries it out; the place for faults.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        flush: Callable[[], None],
+        handlers: Mapping[str, Callable[[Call], object]],
+        intercept: Callable[[Call, Callable[[], None]], None],
+    ) -> None:
+        self.connection = connection
+        self.flush = flush
+        self._handlers = handlers
+        self._intercept = intercept
+        self._by_stream: dict[int, Call] = {}
+        self._in_progress: dict[str, Call] = {}
+        self.remembered: dict[str, tuple[str, dict[str, Any] | RpcError]] = {}
+
+    def handle(self, event: events.Event) -> None:
+        """Process one event of the connection."""
+        if isinstance(event, events.Opened):
+            self._opened(event)
+        elif isinstance(event, events.StreamEvent):
+            self._stream_event(event)
+        elif isinstance(event, (events.Greeted, events.Lost)):
+            self.drop_streams()
+
+    def drop_streams(self) -> None:
+        """Detach all calls from their streams; those that can continue without one do."""
+        gone, self._by_stream = self._by_stream, {}
+        for call in gone.values():
+            call.stream = NO_STREAM
+            self._gone(call)
+
+    def expire(self, id_: str, name: str) -> None:
+        """Refuse an id from now on, because its process or execution is no longer kept."""
+        self._remember(id_, name, RpcError("process_not_found", "That was done before, and its result is no longer kept.", "Use a fresh id."))
+
+    def settle(self, call: Call) -> None:
+        """Forget a finished call and remember its outcome."""
+        if call.ended:
+            self._by_stream.pop(call.stream, None)
+        if self._in_progress.get(call.id) is call and call.outcome is not None:
+            del self._in_progress[call.id]
+            self._remember(call.id, call.name, call.outcome)
+
+    def abandon(self, call: Call) -> None:
+        """Forget a call that has no outcome, so that its id starts anew."""
+        self._in_progress.pop(call.id, None)
+
+    def _opened(self, event: events.Opened) -> None:
+        head = event.head
+        problem = self._problem(head)
+        if problem is not None:
+            self.connection.reset(event.stream, problem.code, problem.message, hint=problem.hint)
+            self.flush()
+            return
+        name, id_ = head["call"], head["id"].hex()
+        call = Call(self, event.stream, name, id_, head["args"])
+        self._by_stream[event.stream] = call
+        if (known := self.remembered.get(id_)) is not None:
+            reused = RpcError("conflict", f"The id was used for {known[0]} before.", "Use a fresh id.")
+            call.finish(known[1] if known[0] == name else reused)
+            return
+        earlier = self._in_progress.get(id_)
+        if earlier is not None and earlier.name == name:
+            earlier.stream, earlier.ended = event.stream, False
+            self._by_stream[event.stream] = earlier
+            return
+        if name not in _NOT_REMEMBERED:
+            self._in_progress[id_] = call
+        self._intercept(call, lambda: self._carry_out(call))
+
+    def _carry_out(self, call: Call) -> None:
+        try:
+            self._handlers[call.name](call)
+        except RpcError as error:
+            call.finish(error)
+        self.flush()
+
+    def _problem(self, head: Any) -> RpcError | None:  # noqa: ANN401 - whatever the host sent
+        if type(head) is not dict or type(head.get("call")) is not str or type(head.get("args")) is not dict:
+            return RpcError("invalid_request", "A call needs a name and arguments.")
+        if type(head.get("id")) is not bytes or len(head["id"]) != schema.CALL_ID_BYTES:
+            return RpcError("invalid_request", "A call needs an id of 16 bytes.")
+        name = head["call"]
+        if name not in self._handlers:
+            return RpcError("unsupported", f"This guest has no call {name[:50]!r}.")
+        if self.connection.asleep and name != "guest.wake":
+            return RpcError("conflict", "The guest is asleep.", "Wake it first.")
+        fields = schema.CALLS[name]["args"]
+        if wrong := schema.mismatch(fields, head["args"]):
+            return RpcError("invalid_request", f"{name}: {wrong}.")
+        for field in fields:
+            head["args"].setdefault(field, None)
+        return None
+
+    def _stream_event(self, event: events.StreamEvent) -> None:
+        call = self._by_stream.get(event.stream)
+        if isinstance(event, (events.Bytes, events.Received)):
+            if isinstance(event, events.Bytes) and call is not None and call.on_bytes is not None and call.outcome is None:
+                call.on_bytes(event.channel, event.data, event.credit)
+            else:
+                self.connection.consumed(event.stream, event.credit)
+        elif call is None:
+            return
+        elif isinstance(event, events.WasReset):
+            del self._by_stream[event.stream]
+            self._gone(call)
+        elif isinstance(event, events.Ended):
+            call.ended = True
+            if call.on_end is not None and call.outcome is None:
+                call.on_end()
+            self.settle(call) if call.outcome is not None else None
+        elif isinstance(event, events.Writable) and call.on_writable is not None:
+            call.on_writable()
+        self.flush()
+
+    def _gone(self, call: Call) -> None:
+        if call.outcome is None and call.on_gone is not None:
+            hook, call.on_gone = call.on_gone, None
+            hook()
+
+    def _remember(self, id_: str, name: str, outcome: dict[str, Any] | RpcError) -> None:
+        self.remembered[id_] = (name, outcome)
+        while len(self.remembered) > REMEMBERED_CALLS:
+            del self.remembered[next(iter(self.remembered))]
