@@ -1,11 +1,15 @@
-"""What holds for every test.
+"""Rules for every test.
 
-- Async tests run on asyncio, the event loop that the service and the SDK are made for.
+- Async tests run on asyncio, the event loop of the service and the SDK.
 - Hypothesis sets no deadline: no test asserts a time.
-- An async test that hangs is cancelled before its timeout: pytest-timeout alone would leave it on the loop that its fixtures are to be ended on.
-- In CI a skipped test is a failure, because a promise that nobody checked is none. Where the reason lies in the machine (no
-  KVM, no cgroup v2), the test says so by ``@pytest.mark.may_skip(reason)``.
-- A service that a test starts keeps no pool unless the test says so: what is made ahead would be counted as a leak, and takes time from others.
+- An async test that hangs is cancelled before its timeout. pytest-timeout alone would leave it on the loop that its fixtures need.
+- In CI a skipped test is a failure, because a promise that nobody checked is none. A test whose reason lies in the machine (no KVM, no
+  cgroup v2) has ``@pytest.mark.may_skip(reason)``.
+- A service that a test starts keeps no pool unless the test asks for one: warm sandboxes would be counted as leaks and take time.
+- Tests in ``SLOW_FOLDERS`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves them to ``scripts/test --all``.
+- Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
+- SIGINT has its default action, also if the tests were started in the background by a script, where a shell makes it ignored: programs
+  that tests start would inherit that, and could not be interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import asyncio
 import functools
 import inspect
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Generator
 
@@ -24,6 +29,13 @@ hypothesis.settings.register_profile("sandlot", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("sandlot")
 
 os.environ.setdefault("SANDLOT_POOLS", "none")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/security")
+FIRST = ("tests/security", "tests/conformance", "tests/compat", "tests/service", "tests/unit/server", "tests/unit/core")
+"""Folders whose modules take longest, longest first."""
 
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}
 
@@ -36,6 +48,14 @@ _begun_s = pytest.StashKey[float]()
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW_FOLDERS) and item.get_closest_marker("smoke") is None:
+            item.add_marker("slow")
+    items.sort(key=lambda item: next((place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))
 
 
 @pytest.hookimpl(wrapper=True)

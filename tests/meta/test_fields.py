@@ -13,8 +13,9 @@ from functools import cache
 from typing import TypeGuard
 
 from sandlot.doors.door import Door
+from sandlot.server.app import DOORS
 from sandlot.web.bodies import Body, Query
-from tests.meta.test_doors import EVERY_DOOR, TEST
+from tests.meta.test_doors import TEST
 from tests.meta.tree import PACKAGE, ROOT
 
 FIELD = re.compile(
@@ -53,25 +54,28 @@ def functions(path: str) -> dict[str, str]:
     }
 
 
-@EVERY_DOOR
-def test_the_table_has_every_field_and_no_other(door: Door) -> None:
-    said = [(row["body"], row["field"]) for row in rows(door)]
-    assert len(said) == len(set(said))
-    assert set(said) == taken(door)
+def test_field_tables_have_every_field_and_no_other() -> None:
+    wrong = {}
+    for door in DOORS:
+        listed = [(row["body"], row["field"]) for row in rows(door)]
+        if len(listed) != len(set(listed)) or set(listed) != taken(door):
+            wrong[door.name] = set(listed) ^ taken(door) or "a field is listed twice"
+    assert wrong == {}
 
 
-@EVERY_DOOR
-def test_a_field_names_tests_that_speak_of_it_and_one_that_works_is_seen_by_its_vendors_client(door: Door) -> None:
-    """A test speaks of a field by its name, or by a word in backquotes of its row: what the vendor's client calls it."""
-    for row in rows(door):
-        named = TEST.findall(row["tests"])
-        assert named, row[0]
-        words = {row["field"], *re.findall(r"`([^`]+)`", row["how"])}
-        for path, name in named:
-            there = functions(path)
-            assert name in there, f"{path} has no {name}"
-            assert any(word in there[name] for word in words), f"{path}::{name} says nothing of {sorted(words)}"
-        if row["word"] == "works":
-            assert any(path.startswith(f"tests/compat/{door.name}/") for path, _ in named), row[0]
-        else:
-            assert row["how"].strip(), f"{row[0]}: why is it refused, or what of it is?"
+def test_fields_name_tests_that_mention_them_and_working_ones_a_test_with_the_vendors_client() -> None:
+    """A test mentions a field by its name, or by a word in backquotes of its row: the name in the vendor's client."""
+    wrong = []
+    for door in DOORS:
+        for row in rows(door):
+            named, words = TEST.findall(row["tests"]), {row["field"], *re.findall(r"`([^`]+)`", row["how"])}
+            silent = [
+                f"{path}::{name}"
+                for path, name in named
+                if not (ROOT / path).is_file() or not any(word in functions(path).get(name, "") for word in words)
+            ]
+            by_client = any(path.startswith(f"tests/compat/{door.name}/") for path, _ in named)
+            unexplained = row["word"] == "refused" and not row["how"].strip()
+            if not named or silent or unexplained or (row["word"] == "works" and not by_client):
+                wrong.append((door.name, row["body"], row["field"], silent or "no test, none with the vendor's client, or no reason"))
+    assert wrong == []

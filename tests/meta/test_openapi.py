@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-import pytest
 from fastapi.routing import iter_route_contexts
 
 from sandlot.model.errors import CODES
@@ -18,9 +16,7 @@ from tests.meta.tree import ROOT
 
 APP = create_routes()
 DOCUMENT = document(APP.routes)
-OPERATIONS = [
-    pytest.param(path, operation, id=f"{method} {path}") for path, operations in DOCUMENT["paths"].items() for method, operation in operations.items()
-]
+OPERATIONS = [(f"{method} {path}", path, operation) for path, operations in DOCUMENT["paths"].items() for method, operation in operations.items()]
 NOT_IN_IT = re.compile(
     "|".join(
         [
@@ -53,31 +49,40 @@ def test_operations_have_names_of_their_own() -> None:
     assert [name for name in names if ID.fullmatch(name) is None] == []
 
 
-@pytest.mark.parametrize("path, operation", OPERATIONS)
-def test_an_operation_is_documented(path: str, operation: dict[str, Any]) -> None:
-    assert len(operation["tags"]) == 1
-    assert set(operation["tags"]) <= set(TAGS), "describe the tag in sandlot.server.document.TAGS"
-    assert operation["summary"]
-    assert "\n" not in operation["summary"]
-    assert operation["description"], "the route's function has no docstring"
-    assert (operation.get("security") == []) == (path in OPEN_PATHS)
-    mute = [each["name"] for each in operation.get("parameters", ()) if not each.get("description")]
-    assert mute == [], "describe them by Field(description=...) or Path(description=...), or in sandlot.server.document.PARAMETERS"
-    named = set(re.findall(r"{(\w+)}", path))
-    assert {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"} == named
+def test_operations_are_documented() -> None:
+    wrong = []
+    for name, path, operation in OPERATIONS:
+        parameters = operation.get("parameters", ())
+        in_path = {each["name"] for each in parameters if each["in"] == "path"}
+        checks = {
+            "has one tag of sandlot.server.document.TAGS": len(operation["tags"]) == 1 and set(operation["tags"]) <= set(TAGS),
+            "has a summary of one line": operation["summary"] and "\n" not in operation["summary"],
+            "has a docstring": bool(operation["description"]),
+            "needs a key unless its path is open": (operation.get("security") == []) == (path in OPEN_PATHS),
+            "describes its parameters (Field, Path or sandlot.server.document.PARAMETERS)": all(each.get("description") for each in parameters),
+            "has the parameters of its path": set(re.findall(r"{(\w+)}", path)) == in_path,
+        }
+        wrong += [f"{name}: {check}" for check, holds in checks.items() if not holds]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path, operation", OPERATIONS)
-def test_an_operations_answers_have_schemas(path: str, operation: dict[str, Any]) -> None:
-    good = {status: answer for status, answer in operation["responses"].items() if status.startswith(("1", "2"))}
-    assert good, path
-    assert {status: list(operation["responses"][status]["content"]) for status in ("4XX", "5XX")} == {"4XX": [MEDIA_TYPE], "5XX": [MEDIA_TYPE]}
-    for status, answer in operation["responses"].items():
-        assert answer["description"]
-        assert "X-Request-ID" in answer["headers"]
-        for media_type, content in answer.get("content", {}).items():
-            assert content.get("itemSchema" if media_type in {"text/event-stream", "application/x-ndjson"} else "schema"), (status, media_type)
-        assert answer.get("content") or status in {"101", "204", "304"}, status
+def test_responses_of_operations_have_schemas() -> None:
+    wrong = []
+    for name, _, operation in OPERATIONS:
+        responses = operation["responses"]
+        checks = {
+            "has a successful response": any(status.startswith(("1", "2")) for status in responses),
+            "has errors as problem documents": all(list(responses[status]["content"]) == [MEDIA_TYPE] for status in ("4XX", "5XX")),
+        }
+        for status, response in responses.items():
+            content = response.get("content", {})
+            checks[f"{status} has a description and X-Request-ID"] = bool(response["description"]) and "X-Request-ID" in response["headers"]
+            checks[f"{status} has content"] = bool(content) or status in {"101", "204", "304"}
+            for media_type, schemas in content.items():
+                key = "itemSchema" if media_type in {"text/event-stream", "application/x-ndjson"} else "schema"
+                checks[f"{status} {media_type} has a schema"] = bool(schemas.get(key))
+        wrong += [f"{name}: {check}" for check, holds in checks.items() if not holds]
+    assert wrong == []
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from tests.meta.tree import PACKAGE, ROOT
 
+pytestmark = pytest.mark.soak
+
 Run = Callable[..., str]
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.link.types import CellError, Display, Output
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import ISOLATIONS
 

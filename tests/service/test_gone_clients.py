@@ -83,7 +83,7 @@ STREAMED: Mapping[str, Request] = {
 }
 """Every operation whose answer comes piece by piece."""
 ELSEWHERE = {"POST /v1/execute/batch"}
-"""Makes sandboxes of its own: tests/integration/test_oneshot.py."""
+"""Makes sandboxes of its own: tests/service/test_oneshot.py."""
 
 CUT: Mapping[str, Request] = {
     **STREAMED,

@@ -27,7 +27,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
 from sandlot.model.specs import MOST_MOUNTS, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
-from tests.integration.test_volumes import all_let_go, fails, made
+from tests.service.test_volumes import all_let_go, fails, made
 from tests.support.localservice import local_service
 from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
 from tests.support.until import until

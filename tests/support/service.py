@@ -86,6 +86,7 @@ async def serving(
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
     if chosen.pools == DEFAULT_WISHES:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
+    driver.restart()
     async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, packages=packages, keep=keep) as service:
         yield service
 

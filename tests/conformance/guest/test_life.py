@@ -15,7 +15,7 @@ from sandlot.link.types import Display, LostReason, Output
 from sandlot.model.errors import SandlotError
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import Limits, ProcessSpec, shell_argv
-from tests.integration.guest.conftest import open_sandbox
+from tests.conformance.guest.conftest import open_sandbox
 from tests.support.lives import Inside
 
 DIAL = """

@@ -16,7 +16,7 @@ from sandlot.link.types import Output
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema
 from sandlot.protocol.table import GUEST_STREAMS_MAX
-from tests.integration.guest.conftest import open_sandbox
+from tests.conformance.guest.conftest import open_sandbox
 from tests.support.lives import PIDS, Inside
 
 BIG = 3 << 20

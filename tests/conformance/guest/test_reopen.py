@@ -30,7 +30,7 @@ from tests.support.doomed import COUNTER, boot
 from tests.support.localservice import TEMPLATE
 from tests.support.traces import NOTHING, settle, traces
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LINE_BYTES = 10
 ROUNDS = 6
 KILL = int(signal.SIGKILL)

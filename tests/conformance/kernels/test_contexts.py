@@ -13,7 +13,7 @@ from sandlot.link.types import CellError, CellResult, CellStarted, Display, Outp
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 

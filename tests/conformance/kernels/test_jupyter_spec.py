@@ -15,7 +15,7 @@ import pytest
 
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output
 from sandlot.model.ids import new_context_id, new_process_id
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 

@@ -9,7 +9,7 @@ import pytest
 
 from sandlot.link.client import CellCall
 from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sandlot.link.types import Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 
 GREEDY = "l = []\nwhile True: l.append(b'z' * (1 << 20))"
 

@@ -11,7 +11,7 @@ import pytest
 from sandlot.link.types import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, User
-from tests.integration.guest.conftest import SMALL, open_sandbox
+from tests.conformance.guest.conftest import SMALL, open_sandbox
 from tests.support.lives import Inside
 from tests.support.localservice import EVERY_DAY
 

@@ -49,6 +49,10 @@ class Faults:
         self._holds[step], self._reached[step] = asyncio.Event(), asyncio.Event()
         return self._holds[step]
 
+    def release(self, step: str) -> None:
+        """Hold a step no longer; calls that wait go on."""
+        self._holds.pop(step).set()
+
     async def reach(self, step: str) -> None:
         """Wait until a held step is called."""
         await self._reached[step].wait()
@@ -291,6 +295,7 @@ class MemoryDriver:
         self.kept_in_sweeps: list[frozenset[str]] = []
         self.version = "memory-1"
         self._held: dict[str, MemoryPreparedSandbox | MemoryInstance] = {}
+        self._in_use: set[str] = set()
         self._images: dict[str, dict[str, Any]] = {}
         self._numbers = itertools.count(1)
 
@@ -312,6 +317,10 @@ class MemoryDriver:
     def leftovers(self) -> list[str]:
         """Return the refs of everything that was not destroyed."""
         return sorted(self._held)
+
+    def restart(self) -> None:
+        """Forget which sandboxes the service holds, as the driver of a service that was started again does."""
+        self._in_use.clear()
 
     def guest(self, ref: str) -> MemoryGuest:
         """Return the guest of a live sandbox."""
@@ -351,6 +360,7 @@ class MemoryDriver:
         prepared = MemoryPreparedSandbox(self, shape, f"memory-{next(self._numbers)}")
         self.prepared.append(prepared)
         self._held[prepared.ref] = prepared
+        self._in_use.add(prepared.ref)
         return prepared
 
     async def adopt(self, ref: str) -> MemoryInstance:
@@ -359,14 +369,15 @@ class MemoryDriver:
         for instance in self.instances:
             if instance.ref == ref:
                 instance.guest.stream = None
+                self._in_use.add(ref)
                 return instance
         raise NotFoundError(f"There is no sandbox {ref}.", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        """Destroy everything that is not kept."""
+        """Destroy everything that is neither kept nor made or adopted by this service."""
         self.kept_in_sweeps.append(frozenset(keep))
         await self.faults.at("sweep")
-        strays = [held for ref, held in self._held.items() if ref not in keep]
+        strays = [held for ref, held in self._held.items() if ref not in self._in_use and ref not in keep]
         for stray in strays:
             await stray.destroy()
         return len(strays)

@@ -1,4 +1,4 @@
-"""A sandbox that rests: paused by stopping its processes, without isolation. Hibernation is tried on the real driver (tests/integration)."""
+"""A sandbox that rests: paused by stopping its processes, without isolation. Hibernation is tried on the real driver (tests/service)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots over HTTP, as far as that needs none: what is not there, what makes no sense. Those that there are: tests/integration/test_saved.py."""
+"""Snapshots over HTTP, as far as that needs none: what is not there, what makes no sense. Those that there are: tests/service/test_saved.py."""
 
 from __future__ import annotations
 
