@@ -15,9 +15,8 @@ from sandlot.core.pools.kinds import DEFAULT_WISHES
 from sandlot.core.ports import Clock, Packages
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
-from sandlot.model.ports import Reading, Resources
+from sandlot.model.ports import Ability, Reading, Resources
 from sandlot.model.specs import Limits
 from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
@@ -25,6 +24,7 @@ from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listen
 from tests.support.clock import ManualClock
+from tests.support.node import MemoryTemplates, NoPackages
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
 """What tests create unless they are about something else: the smaller of the built-in images.
@@ -65,7 +65,7 @@ async def bench(
     packages: Packages | None = None,
 ) -> AsyncIterator[Bench]:
     """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
-    driver = MemoryDriver()
+    driver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
     async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:
         yield Bench(service, driver)
     assert driver.leftovers() == []
@@ -83,11 +83,19 @@ async def serving(
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
-    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE)
+    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=folder / "cache")
     if chosen.pools == DEFAULT_WISHES:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()
-    async with open_service(chosen, drivers={"gvisor": driver}, clock=clock, read_host=read_host, packages=packages, keep=keep) as service:
+    async with open_service(
+        chosen,
+        drivers={"gvisor": driver},
+        templates=MemoryTemplates(),
+        clock=clock,
+        read_host=read_host,
+        packages=packages or NoPackages(),
+        keep=keep,
+    ) as service:
         yield service
 
 

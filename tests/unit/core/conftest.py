@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.ports import Ability
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import ManualClock
 from tests.support.service import Bench, bench
@@ -31,7 +32,7 @@ async def box(at: Bench) -> Sandbox:
 
 @pytest.fixture
 async def driver() -> AsyncIterator[MemoryDriver]:
-    made = MemoryDriver()
+    made = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
     yield made
     for instance in made.booted:
         await instance.destroy()

@@ -14,7 +14,6 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
@@ -97,6 +96,8 @@ class Refill:
         self._settle = settle
         self._owners = owners
         self._kicked = asyncio.Event()
+        self._waits = False
+        self._alarms: set[asyncio.Task[None]] = set()
         self._tasks: dict[asyncio.Task[None], str] = {}
         """What is in the making, and who has its promise."""
         self._writing: asyncio.Task[None] | None = None
@@ -121,24 +122,39 @@ class Refill:
 
     async def run(self) -> None:
         """Keep them full, until it is cancelled."""
-        await asyncio.sleep(START_S)
+        await self._clock.sleep_until(self._clock.monotonic_s() + START_S)
         while True:
             self._kicked.clear()
             try:
                 await self._look()
             except Exception:  # noqa: BLE001 - whatever it is, pools are a comfort, and the next look is another try
                 _log.exception("pools.defect")
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._kicked.wait()
-            except TimeoutError:
-                pass
+            await self._kicked_within(TICK_S)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being made or removed, and nothing has happened since the last look."""
+        return self._waits and not (self._kicked.is_set() or self._tasks or self._writing or self._removals.tasks)
+
+    async def _kicked_within(self, seconds: float) -> None:
+        """Wait until something happens, or so many seconds have passed."""
+        alarm = asyncio.create_task(self._kick_after(seconds))
+        self._waits = True
+        try:
+            await self._kicked.wait()
+        finally:
+            self._waits = False
+            alarm.cancel()
+
+    async def _kick_after(self, seconds: float) -> None:
+        await self._clock.sleep_until(self._clock.monotonic_s() + seconds)
+        self.kick()
 
     async def aclose(self) -> None:
         """End what is in the making, and wait until all that is out of the pools is gone."""
-        for task in self._making():
+        for task in (*self._making(), *self._alarms):
             task.cancel()
-        await asyncio.gather(*self._making(), *self._removals.tasks, return_exceptions=True)
+        await asyncio.gather(*self._making(), *self._alarms, *self._removals.tasks, return_exceptions=True)
 
     async def free_one(self, *, of_owners: bool = False) -> bool:
         """Wait for something that is being removed, or end something that is in the making; whether there was anything.
@@ -272,7 +288,9 @@ class Refill:
             hands = 0
         if hands > 0 and not policy.is_calm(now_s, pool.asked_s, pool.hungry_s):
             hands = 0
-            asyncio.get_running_loop().call_later(policy.CALM_S, self.kick)
+            alarm = asyncio.create_task(self._kick_after(policy.CALM_S))
+            self._alarms.add(alarm)
+            alarm.add_done_callback(self._alarms.discard)
         able = hands > 0 and await self._can_fill(pool)
         self._drop_stale(pool)
         step = policy.step(pool.sizes, pool.stock(self._clock.monotonic_s()), max(0, hands) if able else 0, self._owners.spare(pool, self._pools()))
@@ -351,7 +369,7 @@ class Refill:
     async def _filled(self, pool: Pool, holder: str, held: Held | None, make: Callable[[Making], Coroutine[Any, Any, None]]) -> None:
         """Make something under a promise; what comes of it is the pool's."""
         driver, kind = self._supply.drivers[pool.kind.isolation], pool.kind
-        takes, began_s, done = driver.takes(kind.limits), time.monotonic(), False
+        takes, began_s, done = driver.takes(kind.limits), self._clock.monotonic_s(), False
         try:
             base = await self._supply.base(kind.template)
             reading = await self._ledger.look()
@@ -378,7 +396,7 @@ class Refill:
         else:
             pool.failures, pool.error = 0, ""
         finally:
-            self._rest(policy.pause_s(time.monotonic() - began_s), pool.owner != LOCAL)
+            self._rest(policy.pause_s(self._clock.monotonic_s() - began_s), pool.owner != LOCAL)
 
     def _has_room(self, asked: Resources, reading: Reading, besides: Collection[str] = ()) -> bool:
         """Whether there is room for it, where some promises do not count."""

@@ -26,7 +26,7 @@ from sandlot.testing.memory.files import MemoryFiles
 from sandlot.testing.memory.output import Follower, OutputLog
 from sandlot.testing.memory.process import UIDS, Processes
 from sandlot.testing.memory.rpc import Call, RpcError
-from sandlot.testing.memory.shell import Shell
+from sandlot.testing.memory.shell import SAFE_MODULES, Shell
 from sandlot.testing.memory.timers import Timer, Timers
 
 DEFAULT_CONTEXTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
@@ -544,6 +544,8 @@ async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, st
         cell.write(sep.join(map(str, values)) + end, STDERR if file is sys.stderr else STDOUT)
 
     def load(name: str, *rest: Any) -> object:  # noqa: ANN401 - as __import__ takes them
+        if name.partition(".")[0] not in SAFE_MODULES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return _guest_os(env, cwd) if name == "os" else builtins.__import__(name, *rest)
 
     namespace["__builtins__"] = {**vars(builtins), "print": show, "__import__": load}

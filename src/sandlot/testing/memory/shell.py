@@ -7,6 +7,7 @@ error with status 2. Register a program of one's own where a test needs more.
 
 from __future__ import annotations
 
+import ast
 import copy
 import hashlib
 import posixpath
@@ -27,6 +28,8 @@ _PIECE = re.compile(r"""'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+|[$?]))")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+SAFE_MODULES = frozenset({"asyncio", "base64", "datetime", "functools", "hashlib", "itertools", "json", "math", "os", "random", "re", "sys", "time"})
+"""Modules that scripted Python may import."""
 _SEQUENCE_MAX = 100_000
 
 
@@ -517,14 +520,25 @@ async def _kill(context: ProgramContext, arguments: list[str]) -> int:
 
 async def _python(context: ProgramContext) -> int:
     """``python3 -c SOURCE``: statements without blocking calls; ``print``, ``sys.exit`` and ``sys.argv`` work."""
-    if context.argv[1:2] != ["-c"]:
-        await context.error("python3: only -c is scripted\n")
+    if context.argv[1:2] != ["-c"] or not is_simple(context.argv[2]):
+        await context.error("python3: the scripted guest runs -c with statements that do not block\n")
         return 2
     written: list[tuple[int, str]] = []
     status = run_python(context.argv[2], ["-c", *context.argv[3:]], context.env, lambda channel, text: written.append((channel, text)))
     for channel, text in written:
         await context.write(text, channel)
     return status
+
+
+def is_simple(source: str) -> bool:
+    """Return whether a Python program can run inside the test's process: no loops that may not end, and no imports that could block."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return True
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return imported <= SAFE_MODULES and not any(isinstance(node, ast.While) for node in nodes)
 
 
 def run_python(source: str, argv: list[str], env: dict[str, str], write: Callable[[int, str], object]) -> int:

@@ -1,0 +1,327 @@
+"""A whole node in memory: the real core and link on the in-memory driver, a scripted guest and a manual clock.
+
+Tests of core use :class:`Node` and nothing below it. Its names are those that core is to have; where core has another one today, the facade
+adapts it here, so that a renaming changes this file and no test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.lives.updates import Update
+from sandlot.core.node.capacity import Figures
+from sandlot.core.pools.kinds import Kind, Sizes
+from sandlot.core.pools.pool import Pool
+from sandlot.core.pools.pools import Told
+from sandlot.core.ports import Base, Packages, Template
+from sandlot.core.records.keys import Keys
+from sandlot.core.records.metrics import Metrics
+from sandlot.core.sandbox import Sandbox
+from sandlot.core.service import Core
+from sandlot.images.recipe import builtin
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.ports import Ability, Reading, Resources
+from sandlot.model.specs import Limits, RootFs
+from sandlot.model.storage import Store
+from sandlot.server.compose import Service, open_service
+from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
+from sandlot.testing.memory.guest import MemoryGuest
+from tests.support.clock import ManualClock
+
+CreateSandboxParams = NewSandbox
+UpdateSandboxParams = Update
+PoolSizes = Sizes
+PoolSpec = Kind
+PoolStatus = Told
+
+SPIN_LIMIT = 20_000
+"""Turns of the event loop after which a wait has failed: far more than anything in memory needs."""
+_ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
+ENDLESS_HOST = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
+"""A host that is never full: sandboxes in memory take next to nothing."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class MemoryTemplates:
+    """The built-in templates, without images.
+
+    Attributes:
+        missing: Names of templates that are not built.
+        errors: Name -> exception that building it raises.
+        older: Digests of earlier builds that are still kept.
+    """
+
+    def __init__(self) -> None:
+        self._recipes = builtin()
+        self.missing: set[str] = set()
+        self.errors: dict[str, Exception] = {}
+        self.versions: dict[str, int] = {}
+        self.older: dict[str, Base] = {}
+
+    def names(self) -> Collection[str]:
+        """Return all names that a request may use."""
+        return self._recipes
+
+    def all(self) -> Sequence[Template]:
+        """Return all templates."""
+        return [
+            Template(name, recipe.description, None if name in self.missing else self._base(name).root.digest)
+            for name, recipe in sorted(self._recipes.items())
+        ]
+
+    def base(self, name: str) -> Base:
+        """Return what a template gives; one that was not built is from now on."""
+        if name in self.errors:
+            raise self.errors[name]
+        self.missing.discard(name)
+        return self._base(name)
+
+    def at(self, name: str, digest: str) -> Base | None:
+        """Return the build of a template that has a digest."""
+        current = self._base(name)
+        return current if current.root.digest == digest else self.older.get(digest)
+
+    def rebuild(self, name: str) -> None:
+        """Give a template a new root file system; the one before is kept."""
+        before = self._base(name)
+        self.older[before.root.digest] = before
+        self.versions[name] = self.versions.get(name, 1) + 1
+
+    def _base(self, name: str) -> Base:
+        digest = hashlib.sha256(f"{name} {self.versions.get(name, 1)}".encode()).hexdigest()
+        return Base(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
+
+
+@dataclass
+class NodeState:
+    """The parts that survive a restart of the service.
+
+    Attributes:
+        folder: Folder of the test.
+        clock: Clock of all services of this state.
+        driver: Driver with its sandboxes.
+        templates: Templates.
+        host: Reading of the host; assign another one to change it.
+        abilities: Abilities of the driver.
+    """
+
+    folder: Path
+    clock: ManualClock = field(default_factory=ManualClock)
+    driver: MemoryDriver = field(init=False)
+    templates: MemoryTemplates = field(default_factory=MemoryTemplates)
+    host: Reading = ENDLESS_HOST
+    abilities: Collection[Ability] = tuple(Ability)
+
+    def __post_init__(self) -> None:
+        self.driver = MemoryDriver(clock=self.clock, abilities=self.abilities)
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory."""
+        return self.folder / "data"
+
+
+class SandboxesFacade:
+    """``SandboxManager`` and ``SandboxRegistry``."""
+
+    def __init__(self, core: Core) -> None:
+        self._sandboxes = core.sandboxes
+
+    @property
+    def count(self) -> int:
+        """Number of live sandboxes."""
+        return len(self._sandboxes.living())
+
+    def list(self, principal: Principal) -> list[Sandbox]:
+        """Return the live sandboxes that a principal may see."""
+        return self._sandboxes.all(principal)
+
+    async def load(self, id_: str, principal: Principal) -> Sandbox:
+        """Return a sandbox, also one that has ended."""
+        return await self._sandboxes.look(id_, principal)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the other names are core's own
+        return getattr(self._sandboxes, name)
+
+
+class PoolsFacade:
+    """``PoolManager``."""
+
+    def __init__(self, core: Core) -> None:
+        self._pools = core.sandboxes.pools
+
+    async def create(
+        self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: Sizes, metadata: Mapping[str, str] | None = None
+    ) -> Told:
+        """Create a pool."""
+        return await self._pools.create(principal, template, isolation, limits, sizes, metadata)
+
+    def find(self, id_or_template: str, principal: Principal) -> Told:
+        """Return one pool."""
+        return self._pools.find(id_or_template, principal)
+
+    def list(self, principal: Principal) -> list[Told]:
+        """Return the pools that a principal may see."""
+        return self._pools.all(principal)
+
+    def count(self, owner: OwnerId) -> int:
+        """Return the number of an owner's pools."""
+        return self._pools.count(owner)
+
+    async def update(self, id_: str, principal: Principal, **sizes: Any) -> Told:  # noqa: ANN401 - numbers and metadata
+        """Change sizes (``warm``, ``max``, ``prepared``) or ``metadata``."""
+        named = {"warm": sizes.get("warm"), "most": sizes.get("max"), "blank": sizes.get("prepared"), "metadata": sizes.get("metadata")}
+        return await self._pools.change(id_, principal, **named)
+
+    async def delete(self, id_: str, principal: Principal) -> None:
+        """Delete a pool."""
+        await self._pools.remove(id_, principal)
+
+    async def run_until_idle(self) -> None:
+        """Run the refill task until it has nothing left to do at this moment of the clock."""
+        refill = self._pools._refill  # noqa: SLF001 - the facade of core
+        refill.kick()
+        await settled(lambda: refill.is_idle)
+
+
+class ReservationsFacade:
+    """``Reservations``."""
+
+    def __init__(self, core: Core) -> None:
+        self._sandboxes = core.sandboxes
+
+    async def reserved(self) -> Resources:
+        """Return the sum of all reservations."""
+        return (await self._sandboxes.figures()).promised
+
+    async def capacity(self) -> Figures:
+        """Return the capacity of the node."""
+        return await self._sandboxes.figures()
+
+
+class Node:
+    """A running service without HTTP."""
+
+    def __init__(self, state: NodeState, service: Service) -> None:
+        self.state = state
+        self.service = service
+        self.core = service.core
+        self.sandboxes = SandboxesFacade(service.core)
+        self.pools = PoolsFacade(service.core)
+        self.reservations = ReservationsFacade(service.core)
+
+    @property
+    def driver(self) -> MemoryDriver:
+        """The in-memory driver."""
+        return self.state.driver
+
+    @property
+    def clock(self) -> ManualClock:
+        """The manual clock."""
+        return self.state.clock
+
+    @property
+    def keys(self) -> Keys:
+        """API keys."""
+        return self.core.keys
+
+    @property
+    def store(self) -> Store:
+        """Repositories."""
+        return self.service.store
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics."""
+        return self.core.metrics
+
+    def instance(self, sandbox: Sandbox | str) -> MemoryInstance:
+        """Return the driver's side of a live sandbox, by the sandbox or its id."""
+        found = sandbox if isinstance(sandbox, Sandbox) else self.core.sandboxes.find(sandbox, OPERATOR)
+        return next(instance for instance in self.driver.booted if instance.ref == found.ref)
+
+    def guest(self, sandbox: Sandbox | str) -> MemoryGuest:
+        """Return the guest of a sandbox, or of a warm sandbox by its id."""
+        for status in self.pools.list(OPERATOR):
+            for warm in status.pool.ready:
+                if warm.id == sandbox:
+                    return self.driver.guest(warm.asleep.instance.ref)
+        return self.instance(sandbox).guest
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until a condition holds.
+
+    Raises:
+        AssertionError: It does not hold after ``SPIN_LIMIT`` turns.
+    """
+    for _ in range(SPIN_LIMIT):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    for _ in range(100):  # work in threads, such as writing a file
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the condition does not come to hold")
+
+
+def settings_of(state: NodeState, **changes: Any) -> Settings:  # noqa: ANN401 - fields of Settings
+    """Return the settings of a service."""
+    return Settings(**{"pools": (), "data_dir": state.data_dir, "cache_dir": state.folder / "cache", **changes})
+
+
+@asynccontextmanager
+async def open_node(
+    state: NodeState,
+    *,
+    keep_sandboxes: bool = False,
+    memory_bytes: int | None = None,
+    packages: Packages | None = None,
+    **settings: Any,  # noqa: ANN401 - fields of Settings
+) -> AsyncIterator[Node]:
+    """Run a service on a state.
+
+    Args:
+        state: What earlier services left.
+        keep_sandboxes: Whether its sandboxes live on when it stops.
+        memory_bytes: Memory of the host; None is endless.
+        packages: Package indexes; None is none.
+        settings: Fields of ``Settings``.
+    """
+    if memory_bytes is not None:
+        amount = replace(_ENDLESS, memory_bytes=memory_bytes)
+        state.host = Reading(has=amount, free=amount, held_disk_bytes=0)
+    state.driver.restart()
+    async with open_service(
+        settings_of(state, **settings),
+        drivers={state.driver.name: state.driver},
+        templates=state.templates,
+        clock=state.clock,
+        read_host=lambda: state.host,
+        packages=packages or NoPackages(),
+        keep=keep_sandboxes,
+    ) as service:
+        yield Node(state, service)
+
+
+class NoPackages:
+    """Package indexes that nobody may read."""
+
+    async def serve(self, stream: Any, *, sandbox: str, allowed: Callable[[], bool]) -> None:  # noqa: ANN401 - never used
+        """Refuse the connection."""
+        del sandbox, allowed
+        stream.reset("unsupported", "This node has no package indexes.")
+
+
+def pools_of(node: Node) -> list[Pool]:
+    """Return all pools."""
+    return [status.pool for status in node.pools.list(OPERATOR)]

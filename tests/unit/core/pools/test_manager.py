@@ -1,0 +1,524 @@
+"""Pools of warm sandboxes: claims, refills, evictions, quotas and restarts.
+
+Core runs on the driver and the store of ``sandlot.testing.memory`` and on a manual clock. The guest is scripted: it stands behind
+a ``ByteStream``, is reached through the real ``Link``, responds to every request at once and records it. No process is started and
+no time passes: a test advances the clock and calls :func:`refill`.
+
+``tests/conformance`` runs the in-memory driver, guest and store through the same suites as the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.pools import policy
+from sandlot.core.pools.asleep import NEUTRAL as NEUTRAL_IDENTITY
+from sandlot.core.pools.kept import FILE as POOLS_FILE
+from sandlot.core.pools.pool import Pool
+from sandlot.core.pools.starts import BOOT, HOT
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
+from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.ports import Ability
+from sandlot.model.specs import GIB, MIB, Limits
+from sandlot.model.states import State
+from sandlot.store.database import open_store
+from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node, settings_of
+
+LIMITS = Limits(memory_bytes=GIB)
+LARGE = replace(LIMITS, memory_bytes=2 * GIB)
+OTHER_CPUS = replace(LIMITS, cpus=0.5)
+"""Limits that no pool of these tests has: such a request always boots."""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> NodeState:
+    """The parts that survive a restart of the service. The driver has no snapshots, so warm sandboxes are booted."""
+    return NodeState(tmp_path, abilities=set(Ability) - {Ability.SNAPSHOT})
+
+
+@pytest.fixture
+async def node(state: NodeState) -> AsyncIterator[Node]:
+    async with open_node(state) as node:
+        yield node
+    assert state.driver.leftovers() == []
+
+
+async def refill(node: Node) -> None:
+    """Run the refill task until it has nothing left to start. A second passes before: a request delays refills by half a second.
+
+    It is done twice, because what a sandbox that has just ended had becomes free only after the answer to its kill.
+    """
+    for _ in range(2):
+        node.clock.advance(1.0)
+        await node.pools.run_until_idle()
+
+
+async def create(node: Node, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
+    return await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits, env=env or {}), principal)
+
+
+async def create_pool(node: Node, principal: Principal = OPERATOR, *, warm: int, grow_to: int | None = None, limits: Limits = LIMITS) -> Pool:
+    sizes = PoolSizes(warm=warm, max=warm if grow_to is None else grow_to)
+    return (await node.pools.create(principal, "base", "auto", limits, sizes)).pool
+
+
+async def filled_pool(node: Node, principal: Principal = OPERATOR, *, warm: int, limits: Limits = LIMITS) -> Pool:
+    pool = await create_pool(node, principal, warm=warm, limits=limits)
+    await refill(node)
+    assert len(pool.ready) == warm
+    return pool
+
+
+async def new_key(node: Node, name: str, **quota: Any) -> Principal:  # noqa: ANN401 - any field of Quota
+    record, _secret = await node.keys.create(name, quota=Quota(**quota))
+    principal = node.keys.principal_of(record.id)
+    assert principal is not None
+    return principal
+
+
+async def reserved_gib(node: Node) -> float:
+    return (await node.reservations.reserved()).memory_bytes / GIB
+
+
+# Claims ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_create_claims_a_warm_sandbox_and_records_it_as_running(node: Node) -> None:
+    pool = await filled_pool(node, warm=2)
+    warm_ids = {warm.id for warm in pool.ready}
+
+    sandbox = await create(node, env={"MINE": "yes"})
+
+    assert sandbox.id in warm_ids
+    assert sandbox.state is State.RUNNING
+    assert pool.claims == {HOT: 1}
+    record = await node.store.sandboxes.get(sandbox.id)
+    assert record is not None
+    assert (record.state, record.ref, record.spec.root) == (State.RUNNING, sandbox.ref, pool.ready[0].base.root.digest)
+
+
+async def test_warm_sandbox_is_asleep_and_has_had_only_the_neutral_identity(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+
+    guest = node.guest(pool.ready[0].id)
+
+    assert guest.is_asleep
+    assert {wake["identity"] for wake in guest.requests("guest.wake")} == {NEUTRAL_IDENTITY}
+
+
+async def test_claim_wakes_the_sandbox_with_its_own_identity_and_environment(node: Node) -> None:
+    await filled_pool(node, warm=1)
+
+    sandbox = await create(node, env={"MINE": "yes"})
+
+    wake = node.guest(sandbox.id).requests("guest.wake")[-1]
+    assert (wake["identity"], wake["env"]["MINE"]) == (sandbox.id, "yes")
+
+
+async def test_concurrent_creates_never_share_a_warm_sandbox(node: Node) -> None:
+    pool = await filled_pool(node, warm=3)
+
+    sandboxes = await asyncio.gather(*(create(node) for _ in range(5)))
+
+    assert len({sandbox.ref for sandbox in sandboxes}) == 5
+    assert pool.claims == {HOT: 3, BOOT: 2}
+    wakes = [node.guest(sandbox.id).requests("guest.wake")[-1] for sandbox in sandboxes]
+    assert len({wake["entropy"] for wake in wakes}) == 5
+
+
+async def test_create_with_other_limits_does_not_use_the_pool(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+
+    await create(node, limits=LARGE)
+
+    assert len(pool.ready) == 1
+    assert pool.claims == {}
+
+
+async def test_create_with_fewer_pids_claims_and_lowers_the_limit(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+
+    sandbox = await create(node, limits=replace(LIMITS, pids=LIMITS.pids - 1))
+
+    assert pool.claims == {HOT: 1}
+    assert sandbox.instance is not None
+    assert sandbox.instance.limits.pids == LIMITS.pids - 1
+
+
+async def test_create_succeeds_after_all_warm_sandboxes_died(node: Node) -> None:
+    pool = await filled_pool(node, warm=2)
+    dead_ids = {warm.id for warm in pool.ready}
+    for instance in list(node.driver.instances):
+        instance.crash()
+
+    sandbox = await create(node)
+    await refill(node)
+
+    assert sandbox.state is State.RUNNING
+    assert len(pool.ready) == 2
+    assert not {warm.id for warm in pool.ready} & dead_ids
+
+
+async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+    (broken,) = pool.ready
+    node.driver.fail_next("resume", HostError("cannot thaw"))
+
+    sandbox = await create(node)
+    await refill(node)
+
+    assert sandbox.id == broken.id, "the id of the request does not change"
+    assert sandbox.instance is not broken.asleep.instance
+    assert pool.claims == {BOOT: 1}
+    assert broken.asleep.instance not in node.driver.instances
+    assert (await node.reservations.capacity()).sandboxes == 2, "the new sandbox and the refilled one"
+
+
+# Refills --------------------------------------------------------------------------------------------------------------
+
+
+async def test_refill_replaces_a_claimed_sandbox(node: Node) -> None:
+    pool = await filled_pool(node, warm=2)
+    sandbox = await create(node)
+
+    await refill(node)
+
+    assert len(pool.ready) == 2
+    assert sandbox.id not in {warm.id for warm in pool.ready}
+
+
+async def test_miss_grows_an_empty_pool(node: Node) -> None:
+    pool = await create_pool(node, warm=0, grow_to=2)
+    await create(node)
+    assert pool.claims == {BOOT: 1}
+
+    await refill(node)
+    await create(node)
+
+    assert pool.claims == {BOOT: 1, HOT: 1}
+
+
+async def test_failed_fill_is_reported_counted_and_retried(node: Node) -> None:
+    node.driver.fail_next("boot", HostError("cannot boot"))
+    pool = await create_pool(node, warm=1)
+
+    node.clock.advance(1.0)
+    await node.pools.run_until_idle()
+    assert node.pools.find(pool.id, OPERATOR).error == "cannot boot"
+    assert b'sandlot_pool_failures_total{isolation="gvisor"} 1.0' in node.metrics.text()
+
+    node.clock.advance(policy.back_off_s(1))
+    await refill(node)
+    assert len(pool.ready) == 1
+    assert node.pools.find(pool.id, OPERATOR).error == ""
+
+
+async def test_refill_leaves_room_for_one_more_sandbox(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=3 * GIB, memory_reserve_bytes=0) as node:
+        pool = await create_pool(node, warm=5)
+
+        await refill(node)
+
+        assert len(pool.ready) == 2
+        assert await reserved_gib(node) == 2
+
+
+# Reservations and limits of the node -----------------------------------------------------------------------------------
+
+
+async def test_warm_sandboxes_hold_reservations_but_do_not_count_as_sandboxes(node: Node) -> None:
+    pool = await filled_pool(node, warm=2)
+
+    assert await reserved_gib(node) == 2
+    assert node.sandboxes.count == 0
+    assert node.sandboxes.list(OPERATOR) == []
+    assert len(pool.ready) == 2
+
+
+async def test_create_evicts_as_many_warm_sandboxes_as_it_needs(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=6 * GIB, memory_reserve_bytes=512 * MIB) as node:
+        pool = await filled_pool(node, warm=3)
+
+        await create(node, limits=replace(LIMITS, memory_bytes=4 * GIB))
+
+        assert len(pool.ready) == 1
+        assert await reserved_gib(node) == 5
+
+
+async def test_claim_transfers_the_reservation(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=3 * GIB, memory_reserve_bytes=0) as node:
+        await filled_pool(node, warm=2)
+
+        await asyncio.gather(create(node), create(node), create(node))
+
+        assert await reserved_gib(node) == 3, "two claims took over 1 GiB each; the sandbox that booted reserved the rest"
+
+
+async def test_create_is_busy_if_evicting_everything_is_not_enough(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=3 * GIB, memory_reserve_bytes=0) as node:
+        await filled_pool(node, warm=1)
+        await create(node, limits=LARGE)
+
+        with pytest.raises(UnavailableError) as error:
+            await create(node, limits=LARGE)
+
+        assert error.value.fields["retry_after_s"] > 0
+
+
+async def test_create_that_can_never_fit_is_invalid(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=3 * GIB) as node:
+        with pytest.raises(InvalidRequestError):
+            await create(node, limits=replace(LIMITS, memory_bytes=64 * GIB))
+
+
+async def test_eviction_takes_private_pools_before_shared_ones(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=6 * GIB, memory_reserve_bytes=512 * MIB) as node:
+        anne = await new_key(node, "anne")
+        shared, private = await create_pool(node, OPERATOR, warm=1), await create_pool(node, anne, warm=2)
+        await refill(node)
+        (kept,) = shared.ready
+
+        await create(node, limits=replace(LIMITS, memory_bytes=4 * GIB))
+
+        assert (list(shared.ready), list(private.ready)) == ([kept], [])
+
+
+# Private and shared pools ----------------------------------------------------------------------------------------------
+
+
+async def test_create_prefers_the_private_pool_then_the_shared_one_and_never_another_keys(node: Node) -> None:
+    anne, bob = await new_key(node, "anne"), await new_key(node, "bob")
+    shared, annes, bobs = [await create_pool(node, principal, warm=1) for principal in (OPERATOR, anne, bob)]
+    await refill(node)
+    assert [pool.owner for pool in (shared, annes, bobs)] == [LOCAL, anne.owner, bob.owner]
+    shared_id, annes_id, bobs_id = [pool.ready[0].id for pool in (shared, annes, bobs)]
+
+    first, second, third = [await create(node, anne) for _ in range(3)]  # nothing is refilled in between
+
+    assert (first.id, second.id) == (annes_id, shared_id)
+    assert third.id != bobs_id
+    assert [warm.id for warm in bobs.ready] == [bobs_id]
+    assert [pool.claims for pool in (shared, annes, bobs)] == [{HOT: 1, BOOT: 1}, {HOT: 2, BOOT: 1}, {}]
+
+
+async def test_private_pools_shrink_as_live_sandboxes_use_the_quota(node: Node) -> None:
+    anne = await new_key(node, "anne", sandboxes=3)
+    pools = [await create_pool(node, anne, warm=2), await create_pool(node, anne, warm=2, limits=LARGE)]
+
+    def ready() -> set[str]:
+        return {warm.id for pool in pools for warm in pool.ready}
+
+    await refill(node)
+    before = ready()
+    assert len(before) == 3, "the quota allows three of the four"
+    for expected in (2, 1, 0):
+        await create(node, anne, OTHER_CPUS)
+        await refill(node)
+        assert len(ready()) == expected
+        assert ready() < before
+    with pytest.raises(LimitError):
+        await create(node, anne, OTHER_CPUS)
+
+
+async def test_claim_from_a_private_pool_does_not_use_more_quota(node: Node) -> None:
+    anne = await new_key(node, "anne", sandboxes=2)
+    pool = await filled_pool(node, anne, warm=2)
+    warm_ids = {warm.id for warm in pool.ready}
+
+    sandboxes = await asyncio.gather(create(node, anne), create(node, anne))
+
+    assert {sandbox.id for sandbox in sandboxes} == warm_ids
+    with pytest.raises(LimitError):
+        await create(node, anne)
+
+
+async def test_private_pool_refills_when_a_live_sandbox_frees_quota(node: Node) -> None:
+    anne = await new_key(node, "anne", sandboxes=1)
+    pool = await create_pool(node, anne, warm=1)
+    sandbox = await create(node, anne, OTHER_CPUS)
+    await refill(node)
+    assert len(pool.ready) == 0
+
+    await node.sandboxes.kill(sandbox.id, anne)
+    await refill(node)
+
+    assert len(pool.ready) == 1
+
+
+async def test_pool_larger_than_the_quota_is_refused(node: Node) -> None:
+    anne = await new_key(node, "anne", sandboxes=3)
+
+    with pytest.raises(LimitError) as error:
+        await create_pool(node, anne, warm=4)
+    assert error.value.fields == {"quota": "sandboxes", "limit": 3, "used": 0, "asked": 4}
+
+    pool = await create_pool(node, anne, warm=0)
+    with pytest.raises(LimitError):
+        await node.pools.update(pool.id, anne, warm=4)
+    assert pool.sizes == PoolSizes(warm=0, max=0)
+
+
+async def test_prepared_sandboxes_are_refused_for_private_pools(node: Node) -> None:
+    anne = await new_key(node, "anne")
+
+    with pytest.raises(ForbiddenError):
+        await node.pools.create(anne, "base", "auto", LIMITS, PoolSizes(warm=0, max=0, blank=1))
+    pool = await create_pool(node, anne, warm=0)
+    with pytest.raises(ForbiddenError):
+        await node.pools.update(pool.id, anne, prepared=1)
+
+
+async def test_concurrent_pool_creates_stay_within_the_quota(node: Node) -> None:
+    anne = await new_key(node, "anne", pools=2)
+    creates = [create_pool(node, anne, warm=0, limits=replace(LIMITS, memory_bytes=GIB + extra * MIB)) for extra in range(5)]
+
+    results = await asyncio.gather(*creates, return_exceptions=True)
+
+    errors = [error for error in results if isinstance(error, LimitError)]
+    assert len(errors) == 3
+    assert errors[0].fields == {"quota": "pools", "limit": 2, "used": 2, "asked": 1}
+    assert node.pools.count(anne.owner) == 2
+
+
+async def test_concurrent_creates_of_the_same_pool_create_one(node: Node) -> None:
+    results = await asyncio.gather(*(create_pool(node, warm=0) for _ in range(3)), return_exceptions=True)
+
+    assert [type(result) for result in results].count(ConflictError) == 2
+
+
+async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_name(node: Node) -> None:
+    await create_pool(node, warm=0)  # isolation "auto", which is gvisor here
+
+    with pytest.raises(ConflictError):
+        await node.pools.create(OPERATOR, "base", "gvisor", LIMITS, PoolSizes(warm=2, max=2))
+
+
+async def test_key_lists_its_own_pools_and_the_operator_lists_all(node: Node) -> None:
+    anne = await new_key(node, "anne", pools=1)
+    private = await create_pool(node, anne, warm=0)
+    for extra in range(6):  # more than a key may have
+        await create_pool(node, OPERATOR, warm=0, limits=replace(LIMITS, memory_bytes=GIB + extra * MIB))
+
+    assert [status.pool for status in node.pools.list(anne)] == [private]
+    assert len(node.pools.list(OPERATOR)) == 7
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_template_name_finds_the_only_pool_of_that_template(node: Node) -> None:
+    pool = await create_pool(node, warm=0)
+
+    assert node.pools.find("base", OPERATOR).pool is pool
+    with pytest.raises(NotFoundError):
+        node.pools.find("code-interpreter", OPERATOR)
+
+
+async def test_template_name_is_ambiguous_if_two_pools_have_it(node: Node) -> None:
+    await create_pool(node, warm=0)
+    await create_pool(node, warm=0, limits=LARGE)
+
+    with pytest.raises(ConflictError):
+        node.pools.find("base", OPERATOR)
+
+
+async def test_pool_of_an_unknown_template_is_not_found(node: Node) -> None:
+    with pytest.raises(NotFoundError):
+        await node.pools.create(OPERATOR, "nonsense", "auto", LIMITS, PoolSizes(warm=2, max=2))
+
+
+# Restarts -------------------------------------------------------------------------------------------------------------
+
+
+async def test_pools_and_their_updates_survive_a_restart(state: NodeState) -> None:
+    async with open_node(state) as node:
+        first = await filled_pool(node, warm=1)
+        second = await create_pool(node, warm=0, limits=LARGE)
+        await node.pools.update(second.id, OPERATOR, max=3)
+    assert state.driver.leftovers() == [], "warm sandboxes end with the service"
+
+    async with open_node(state) as node:
+        assert {status.pool.kind: status.pool.sizes for status in node.pools.list(OPERATOR)} == {
+            PoolSpec("base", "gvisor", LIMITS): PoolSizes(warm=1, max=1),
+            PoolSpec("base", "gvisor", LARGE): PoolSizes(warm=0, max=3),
+        }
+        await refill(node)
+        assert len(node.pools.find(first.id, OPERATOR).pool.ready) == 1
+
+
+async def test_deleted_pools_stay_deleted_after_a_restart(state: NodeState) -> None:
+    async with open_node(state) as node:
+        pool = await filled_pool(node, warm=1)
+        await node.pools.delete(pool.id, OPERATOR)
+        await refill(node)
+        assert state.driver.leftovers() == []
+
+    async with open_node(state) as node:
+        assert node.pools.list(OPERATOR) == []
+    assert pools_in_file(state) == []
+
+
+async def test_private_pool_keeps_owner_sizes_and_metadata_after_a_restart(state: NodeState) -> None:
+    async with open_node(state) as node:
+        anne = await new_key(node, "anne")
+        created = await node.pools.create(anne, "base", "auto", LIMITS, PoolSizes(warm=1, max=1), {"team": "blue"})
+
+    async with open_node(state) as node:
+        (status,) = node.pools.list(anne)
+        assert status.pool.id == created.pool.id
+        assert (status.pool.owner, status.pool.sizes, status.pool.metadata) == (anne.owner, PoolSizes(warm=1, max=1), {"team": "blue"})
+        await refill(node)
+        (warm,) = status.pool.ready
+        assert (await create(node, anne)).id == warm.id
+
+
+async def test_shutdown_that_keeps_sandboxes_removes_warm_ones_only(state: NodeState) -> None:
+    async with open_node(state, keep_sandboxes=True) as node:
+        await filled_pool(node, warm=2)
+        sandbox = await create(node)
+    assert [instance.ref for instance in state.driver.instances] == [sandbox.ref]
+
+    async with open_node(state) as node:
+        recovered = node.sandboxes.find(sandbox.id, OPERATOR)
+        await recovered.within_reach()
+        assert recovered.state is State.RUNNING
+    assert state.driver.leftovers() == []
+
+
+async def test_revoking_a_key_removes_its_pools(state: NodeState) -> None:
+    async with open_node(state) as node:
+        anne, bob = await new_key(node, "anne"), await new_key(node, "bob")
+        annes, bobs = await filled_pool(node, anne, warm=1), await filled_pool(node, bob, warm=1)
+
+        await node.keys.revoke(anne.owner)
+        await refill(node)
+
+        assert [status.pool for status in node.pools.list(OPERATOR)] == [bobs]
+        assert len(annes.ready) == 0
+        assert [entry["owner"] for entry in pools_in_file(state)] == [bob.owner]
+
+
+async def test_start_removes_pools_of_keys_that_were_revoked_while_no_service_ran(state: NodeState) -> None:
+    async with open_node(state) as node:
+        anne = await new_key(node, "anne")
+        await filled_pool(node, anne, warm=1)
+    async with open_store(settings_of(state).database) as store:
+        await store.keys.revoke(anne.owner, state.clock.now())
+
+    async with open_node(state) as node:
+        await refill(node)
+        assert node.pools.list(OPERATOR) == []
+    assert pools_in_file(state) == []
+    assert state.driver.leftovers() == []
+
+
+def pools_in_file(state: NodeState) -> list[dict[str, Any]]:
+    return list(json.loads((state.data_dir / POOLS_FILE).read_text("utf-8"))["pools"])
