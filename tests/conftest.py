@@ -6,7 +6,7 @@
 - In CI a skipped test is a failure, because a promise that nobody checked is none. A test whose reason lies in the machine (no KVM, no
   cgroup v2) has ``@pytest.mark.may_skip(reason)``.
 - A service that a test starts keeps no pool unless the test asks for one: warm sandboxes would be counted as leaks and take time.
-- Tests in ``SLOW_FOLDERS`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves them to ``scripts/test --all``.
+- Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves them to ``scripts/test --all``.
 - Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
 - SIGINT has its default action, also if the tests were started in the background by a script, where a shell makes it ignored: programs
   that tests start would inherit that, and could not be interrupted.
@@ -53,7 +53,8 @@ def anyio_backend() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SLOW_FOLDERS) and item.get_closest_marker("smoke") is None:
+        is_slow = item.nodeid.startswith(SLOW_FOLDERS) or item.get_closest_marker("real_guest") is not None
+        if is_slow and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
     items.sort(key=lambda item: next((place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))
 

@@ -102,7 +102,7 @@ class BareInstance:
         self._stream: PipeStream | None = None
         self._ends = asyncio.ensure_future(process.wait())
 
-    def kill(self) -> None:
+    def crash(self) -> None:
         """End PID 1, and with it everything in its namespace.
 
         The parent's death would not do: PR_SET_PDEATHSIG is forgotten where a process changes its ids (prctl(2)), and the
@@ -159,7 +159,7 @@ class BareInstance:
 
     async def destroy(self) -> None:
         await self._faults.at("destroy")
-        self.kill()
+        self.crash()
         await asyncio.shield(self._ends)
         await self._faults.at("clean")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -240,8 +240,8 @@ class BareDriver:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults = Faults()
-        self.instances: list[BareInstance] = []
-        self.swept_besides: list[frozenset[str]] = []
+        self.booted: list[BareInstance] = []
+        self.kept_in_sweeps: list[frozenset[str]] = []
 
     def probe(self) -> Capabilities:
         verdict = Verdict(ok=not self.faults.why_not, reason=self.faults.why_not)
@@ -262,35 +262,28 @@ class BareDriver:
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "mnt").mkdir()
         make_pipes(folder)
-        return BareBlank(shape, folder, self.faults, self.instances)
+        return BareBlank(shape, folder, self.faults, self.booted)
 
     async def adopt(self, ref: str) -> BareInstance:
         """One that the service before left; this driver outlives the services of a test."""
         await self.faults.at("adopt")
-        for instance in self.instances:
+        for instance in self.booted:
             if instance.ref == ref and instance.process.returncode is None:
                 return instance
         raise NotFoundError(f"no {ref}", code=ErrorCode.SANDBOX_NOT_FOUND)
 
     async def sweep(self, keep: Collection[str]) -> int:
-        self.swept_besides.append(frozenset(keep))
+        self.kept_in_sweeps.append(frozenset(keep))
         await self.faults.at("sweep")
         return 0
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """What is left of sandboxes that were destroyed: folders and processes."""
         alive = [f"process {pid}" for pid in _holders(self.folder)]
         return [*alive, *(str(path) for path in self.folder.iterdir())]
 
-    def threads(self) -> list[Thread]:
-        """What there is in all of its sandboxes now."""
-        alive = [instance.process.pid for instance in self.instances if instance.process.returncode is None]
-        spaces = {_pid_space(pid, "pid_for_children") for pid in alive} - {""}
-        return sorted(thread for pid in _members(spaces) for thread in _threads(pid))
-
-    def kill_runtime(self, number: int = 0) -> None:
-        """End a sandbox from outside, as the kernel's out-of-memory killer would."""
-        self.instances[number].kill()
+    def restart(self) -> None:
+        """Do nothing: what an earlier service left is found by its ref."""
 
 
 def _members(spaces: Collection[str]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -15,6 +16,7 @@ from sandlot.core.pools.kinds import DEFAULT_WISHES
 from sandlot.core.ports import Clock, Packages
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
+from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Ability, Reading, Resources
 from sandlot.model.specs import Limits
@@ -23,6 +25,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listen
+from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.node import MemoryTemplates, NoPackages
 
@@ -38,10 +41,10 @@ BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 
 @dataclass
 class Bench:
-    """A service and the driver below it."""
+    """A service and the driver below it: a ``MemoryDriver``, or a ``BareDriver`` where the test is marked ``real_guest``."""
 
     service: Service
-    driver: MemoryDriver
+    driver: Any
 
     @property
     def sandboxes(self) -> Sandboxes:
@@ -63,9 +66,22 @@ async def bench(
     read_host: Callable[[], Reading] = lambda: BOUNDLESS,
     *,
     packages: Packages | None = None,
+    real_guest: bool = False,
 ) -> AsyncIterator[Bench]:
-    """A service in a folder of its own; in the end nothing may be left of its sandboxes."""
-    driver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
+    """Run a service in a folder of its own; in the end nothing may be left of its sandboxes.
+
+    Args:
+        folder: Where its data is.
+        settings: Its settings.
+        clock: Its clock; None is the machine's.
+        read_host: Reads the host's resources.
+        packages: Package indexes; None is none.
+        real_guest: Whether sandboxes are real guests without isolation, for programs that the scripted guest does not have.
+    """
+    driver: MemoryDriver | BareDriver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
+    if real_guest:
+        (folder / "driver").mkdir()
+        driver = BareDriver(folder / "driver")
     async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:
         yield Bench(service, driver)
     assert driver.leftovers() == []
@@ -74,7 +90,7 @@ async def bench(
 @asynccontextmanager
 async def serving(
     folder: Path,
-    driver: MemoryDriver,
+    driver: MemoryDriver | BareDriver,
     settings: Settings | None = None,
     clock: Clock | None = None,
     read_host: Callable[[], Reading] = lambda: BOUNDLESS,
@@ -83,14 +99,15 @@ async def serving(
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
-    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=folder / "cache")
+    is_real = isinstance(driver, BareDriver)
+    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE if is_real else folder / "cache")
     if chosen.pools == DEFAULT_WISHES:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()
     async with open_service(
         chosen,
         drivers={"gvisor": driver},
-        templates=MemoryTemplates(),
+        templates=None if is_real else MemoryTemplates(),
         clock=clock,
         read_host=read_host,
         packages=packages or NoPackages(),

@@ -20,8 +20,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def at(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
-    async with bench(tmp_path, clock=clock) as here:
+async def at(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
+    async with bench(tmp_path, clock=clock, real_guest=request.node.get_closest_marker("real_guest") is not None) as here:
         yield here
 
 

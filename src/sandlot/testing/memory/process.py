@@ -258,7 +258,7 @@ class Process:
         if not self.running:
             return
         self.exit_code = None if number is not None else exit_code
-        self.ending_signal = number
+        self.ending_signal = None if number is None else int(number)
         self.reason = self.reason or ("signalled" if number is not None else "exited")
         self.duration_s = max(0.0, self.timers.time_s() - self.started_s)
         if self.timer is not None:

@@ -22,7 +22,7 @@ from sandlot.model.errors import (
     SandboxEndedError,
 )
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.specs import ProcessSpec, RootFs, User
+from sandlot.model.specs import ProcessSpec
 from sandlot.model.states import State
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench
@@ -30,17 +30,6 @@ from tests.support.until import until
 
 PATIENCE_S = 30
 """For what would otherwise never return."""
-
-FORGERY = """
-import os, stat
-for fd in os.listdir("/proc/1/fd"):
-    path = "/proc/1/fd/" + fd
-    if stat.S_ISFIFO(os.stat(path).st_mode):
-        for _ in range(100):
-            os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b"\\xff" * 4096)
-"""
-"""Root inside writes into the link."""
-
 
 async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> None:
     assert is_in(box, State.RUNNING)
@@ -94,8 +83,11 @@ async def test_a_sandbox_that_dies_tells_those_who_wait(at: Bench, box: Sandbox)
 
 async def test_a_guest_that_breaks_the_laws_of_the_link_loses_its_sandbox_and_no_other(at: Bench, box: Sandbox) -> None:
     other = await at.sandbox()
+    running = asyncio.create_task(processes.run(box, ProcessSpec(("sleep", "100"))))
+    await asyncio.sleep(0.01)
+    at.driver.booted[0].guest.send_garbage()
     with pytest.raises(SandboxEndedError, match="laws of the link"):
-        await processes.run(box, ProcessSpec(("python3", "-c", FORGERY), user=User.ROOT))
+        await running
     await box.ended.wait()
     assert is_in(box, State.FAILED)
     assert box.exit is not None
@@ -139,12 +131,14 @@ async def test_an_error_of_the_kernel_names_the_step(at: Bench) -> None:
         await at.sandbox()
 
 
-async def test_a_root_that_does_not_start_is_told(at: Bench, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = RootFs(path=tmp_path_factory.mktemp("empty"), digest="0")
-    prepare = at.driver.prepare
-    monkeypatch.setattr(at.driver, "prepare", lambda shape: prepare(replace(shape, root=empty)))
+async def test_a_guest_that_ends_at_once_is_told(at: Bench) -> None:
+    release = at.driver.hold("connect")
+    creating = asyncio.create_task(at.sandbox())
+    await at.driver.faults.reach("connect")
+    at.driver.booted[0].crash()
+    release.set()
     with pytest.raises(HostError, match="ended while it was starting") as failed:
-        await at.sandbox()
+        await creating
     assert failed.value.hint
     await _held(at, 0)
 

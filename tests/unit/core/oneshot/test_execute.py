@@ -30,6 +30,8 @@ from tests.support.until import until
 
 LIMITS = Limits(pids=32768)
 
+pytestmark = pytest.mark.real_guest  # programs and their limits are what these are about
+
 
 def shot(code: str, language: str = "python", **more: Any) -> OneShot:  # noqa: ANN401 - the fields of OneShot
     return OneShot(language, code, template="base", limits=LIMITS, **more)

@@ -1,6 +1,6 @@
 """Who is filled first, and what of owners gives way to the node's.
 
-On a driver without isolation; where it says that it has snapshots, they get no further than their beginning.
+On the in-memory driver; a test that wants template snapshots asks for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandlot.core.pools.kinds import Sizes
 from sandlot.core.pools.pool import Member, Pool
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Capabilities, Reading, Verdict
+from sandlot.model.ports import Ability, Reading
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.compose import Service
 from sandlot.server.settings import Settings
@@ -31,24 +31,11 @@ from tests.support.until import until
 LIMITS = BASE.limits
 
 
-class Snapping(MemoryDriver):
-    """It says that it can have snapshots; a test lets them wait in ``prepare``."""
-
-    def probe(self) -> Capabilities:
-        can = super().probe()
-        return replace(can, abilities={**can.abilities, Ability.SNAPSHOT: Verdict(ok=True, reason="")})
-
-    def fingerprint(self) -> str:
-        return "bare, with snapshots"
-
-
 @asynccontextmanager
-async def node(folder: Path, memory_bytes: int, driver: type[MemoryDriver] = MemoryDriver) -> AsyncIterator[tuple[Service, MemoryDriver]]:
+async def node(folder: Path, memory_bytes: int, *, snapshots: bool = False) -> AsyncIterator[tuple[Service, MemoryDriver]]:
     """A service of a host that may promise so much memory, and plenty of everything else."""
-    below = folder / "driver"
-    below.mkdir()
     has = replace(BOUNDLESS.has, memory_bytes=memory_bytes)
-    made = driver(below)
+    made = MemoryDriver(abilities=set(Ability) - (set() if snapshots else {Ability.SNAPSHOT}))
     settings = Settings(memory_reserve_bytes=0)
     async with serving(folder, made, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as service:
         yield service, made
@@ -110,7 +97,7 @@ async def test_a_template_snapshot_of_the_nodes_gets_the_room_of_what_waits_for_
         async def destroy(self) -> None:
             self.gone = True
 
-    async with node(tmp_path, 3 * GIB, Snapping) as (service, driver):
+    async with node(tmp_path, 3 * GIB, snapshots=True) as (service, driver):
         driver.faults.hold("prepare")
         mine = await own(service, await keyed(service, "anne"), 0)
         asleep: Any = Waiting()
@@ -165,7 +152,7 @@ async def test_what_is_made_for_owners_goes_before_what_the_node_has(tmp_path: P
 
 
 async def test_a_template_snapshot_for_owners_is_begun_only_where_something_may_wait_and_goes_first(tmp_path: Path) -> None:
-    async with node(tmp_path, 99 * GIB, Snapping) as (service, driver):
+    async with node(tmp_path, 99 * GIB, snapshots=True) as (service, driver):
         release = driver.faults.hold("prepare")
         anne = await keyed(service, "anne")
         await own(service, anne, 0, 5 * GIB)  # nothing waits there before somebody asks
@@ -179,7 +166,7 @@ async def test_a_template_snapshot_for_owners_is_begun_only_where_something_may_
 
 async def test_a_template_snapshot_for_owners_alone_does_not_keep_the_nodes_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "FLEETING_S", 0.2)
-    async with node(tmp_path, 99 * GIB, Snapping) as (service, driver):
+    async with node(tmp_path, 99 * GIB, snapshots=True) as (service, driver):
         driver.faults.hold("prepare")
         pools = service.sandboxes.pools
         mine = await own(service, await keyed(service, "anne"), 1, 6 * GIB)

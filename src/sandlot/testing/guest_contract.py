@@ -1,0 +1,316 @@
+"""The contract of a guest as the host's ``Link`` sees it: files, processes, kernels and its lifecycle.
+
+The real guest and the scripted one pass it, so that tests of core may rely on the scripted one. Give a subclass a ``subject`` fixture: an
+awake sandbox of its own or one that the tests of a class share; each test uses paths and contexts of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from sandlot.link.client import CellCall, Link, ProcessCall
+from sandlot.link.types import CellError, CellResult, Display, Output, ProcessResult
+from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.ids import new_process_id
+from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.testing.bench import Bench, Subject, meet
+
+
+class FilesContract:
+    """File calls."""
+
+    async def test_file_is_written_read_in_parts_and_described(self, subject: Subject) -> None:
+        link = subject.link
+        written = await link.write_file("/home/user/a/b/text", b"0123456789")
+        assert (written.path, written.kind, written.size, written.mode) == ("/home/user/a/b/text", "file", 10, 0o644)
+        assert await _read(link, "/home/user/a/b/text") == b"0123456789"
+        assert await _read(link, "/home/user/a/b/text", offset=4, length=3) == b"456"
+        assert await _read(link, "/home/user/a/b/text", offset=99) == b""
+        await link.write_file("/home/user/a/b/text", b"new", mode=0o600)
+        found = await link.stat("/home/user/a/b/text")
+        assert (found.size, found.mode) == (3, 0o600)
+
+    async def test_large_file_arrives_whole(self, subject: Subject) -> None:
+        content = bytes(range(256)) * 4096
+        await subject.link.write_file("/home/user/large", content)
+        assert await _read(subject.link, "/home/user/large") == content
+
+    async def test_folder_is_listed_by_name_and_in_pages(self, subject: Subject) -> None:
+        link = subject.link
+        for name in ("c", "a", "b"):
+            await link.write_file(f"/home/user/listed/{name}", b"")
+        await link.mkdir("/home/user/listed/folder")
+        whole = await link.list_dir("/home/user/listed")
+        assert [(entry.name, entry.kind) for entry in whole.entries] == [("a", "file"), ("b", "file"), ("c", "file"), ("folder", "directory")]
+        page = await link.list_dir("/home/user/listed", limit=2, offset=1)
+        assert ([entry.name for entry in page.entries], page.more) == (["b", "c"], True)
+
+    async def test_moves_and_removals(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write_file("/home/user/moved/one", b"1")
+        await link.write_file("/home/user/moved/two", b"2")
+        with pytest.raises(ConflictError):
+            await link.move("/home/user/moved/one", "/home/user/moved/two")
+        await link.move("/home/user/moved/one", "/home/user/moved/two", overwrite=True)
+        assert await _read(link, "/home/user/moved/two") == b"1"
+        with pytest.raises(SandlotError):
+            await link.remove("/home/user/moved")
+        assert await link.remove("/home/user/moved", recursive=True) == 2
+        with pytest.raises(NotFoundError):
+            await link.stat("/home/user/moved")
+
+    async def test_refused_file_calls_say_why(self, subject: Subject) -> None:
+        link = subject.link
+        await link.write_file("/home/user/refused/file", b"")
+        codes = {}
+        for name, call in {
+            "missing": link.stat("/home/user/nothing"),
+            "relative": link.stat("home"),
+            "folder": link.write_file("/home/user/refused", b""),
+            "no folder": link.list_dir("/home/user/refused/file"),
+            "denied": link.write_file("/root/file", b""),
+            "exists": link.mkdir("/home/user/refused/file", parents=False),
+        }.items():
+            with pytest.raises(SandlotError) as refused:
+                await call
+            codes[name] = str(refused.value.code)
+        assert codes == {
+            "missing": "path_not_found",
+            "relative": "path_invalid",
+            "folder": "path_invalid",
+            "no folder": "path_invalid",
+            "denied": "permission_denied",
+            "exists": "path_exists",
+        }
+
+
+class ProcessesContract:
+    """Process calls."""
+
+    async def test_process_has_output_exit_code_environment_and_folder(self, subject: Subject) -> None:
+        done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
+        assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
+        spec = ProcessSpec(shell_argv("echo $WORD; pwd; whoami"), env={"WORD": "x y"}, cwd="/tmp")  # noqa: S108
+        assert await _text(await subject.link.start(spec)) == "x y\n/tmp\nuser\n"
+        as_root = ProcessSpec(("id", "-u"), user=User.ROOT)
+        assert await _text(await subject.link.start(as_root)) == "0\n"
+
+    async def test_standard_input_is_delivered_and_ended(self, subject: Subject) -> None:
+        assert (await subject.run("cat", stdin=b"x" * 300_000)).stdout == "x" * 300_000
+
+    async def test_process_is_signalled_and_timed_out(self, subject: Subject) -> None:
+        call = await subject.link.start(ProcessSpec(("sleep", "1000")))
+        assert await subject.link.signal(call.id, int(signal.SIGTERM))
+        ended = await _result(call)
+        assert (ended.reason, ended.exit_code, ended.signal) == ("signalled", None, int(signal.SIGTERM))
+        assert not await subject.link.signal(call.id, int(signal.SIGTERM))
+        timed_out = await _result(await subject.link.start(ProcessSpec(("sleep", "1000"), timeout_s=0.05)))
+        assert (timed_out.reason, timed_out.signal) == ("timeout", int(signal.SIGKILL))
+
+    async def test_same_id_is_the_same_process_and_is_attached_to_by_offset(self, subject: Subject) -> None:
+        id_ = new_process_id()
+        spec = ProcessSpec(shell_argv("echo once; sleep 1000"))
+        first = await subject.link.start(spec, id=id_)
+        assert await _next_output(first) == b"once\n"
+        pid = (await subject.link.process(id_)).pid
+        again = await subject.link.start(spec, id=id_)
+        assert await _next_output(again) == b"once\n"
+        attached = await subject.link.attach(id_, stdout_from=3)
+        assert await _next_output(attached) == b"e\n"
+        assert [info.pid for info in await subject.link.processes() if info.process == id_] == [pid]
+        with pytest.raises(ConflictError):
+            await subject.link.forget(id_)
+        await subject.link.signal(id_, int(signal.SIGKILL))
+        assert (await subject.link.wait(id_)).signal == int(signal.SIGKILL)
+        await subject.link.forget(id_)
+        with pytest.raises(NotFoundError):
+            await subject.link.process(id_)
+
+    async def test_what_cannot_be_started_is_refused(self, subject: Subject) -> None:
+        for spec in (ProcessSpec(("no-such-program",)), ProcessSpec(("true",), cwd="/no/such/folder")):
+            with pytest.raises(NotFoundError):
+                await _result(await subject.link.start(spec))
+
+    async def test_hidden_process_is_not_listed(self, subject: Subject) -> None:
+        call = await subject.link.start(ProcessSpec(("sleep", "1000"), hidden=True))
+        assert call.id not in {info.process for info in await subject.link.processes()}
+        await subject.link.signal(call.id, int(signal.SIGKILL))
+        await _result(call)
+
+
+class KernelsContract:
+    """Contexts and cells."""
+
+    async def test_cell_prints_displays_its_last_value_and_keeps_variables(self, subject: Subject) -> None:
+        link = subject.link
+        printed, displays, errors, result = await _cell(await link.execute("x = 41\nprint('hi')\nx + 1"))
+        assert (printed, displays, errors, result.status) == ("hi\n", ["42"], [], "ok")
+        printed, displays, _, result = await _cell(await link.execute("x = x + 1; print(x);"))
+        assert (printed, displays, result.execution_count) == ("42\n", [], 2)
+        await link.restart()
+        _, _, errors, result = await _cell(await link.execute("x"))
+        assert (errors, result.status, result.execution_count) == (["NameError"], "error", 1)
+
+    async def test_cell_that_fails_says_how(self, subject: Subject) -> None:
+        _, _, errors, result = await _cell(await subject.link.execute("1 / 0"))
+        assert (errors, result.status) == (["ZeroDivisionError"], "error")
+
+    async def test_cell_is_timed_out_and_interrupted_and_the_kernel_lives(self, subject: Subject) -> None:
+        link = subject.link
+        await _cell(await link.execute("import time; kept = 1"))
+        _, _, errors, result = await _cell(await link.execute("time.sleep(1000)", timeout_s=0.3))
+        assert (errors, result.status) == (["KeyboardInterrupt"], "timeout")
+        call = await link.execute("print('begun'); time.sleep(1000)")
+        assert await _next_output(call) == b"begun\n"
+        waiting = await link.execute("kept + 1")
+        assert await link.interrupt()
+        assert (await _cell(call))[3].status == "error"
+        assert (await _cell(waiting))[1] == ["2"]
+        assert not await link.interrupt()
+
+    async def test_contexts_are_separate_and_have_their_environment(self, subject: Subject) -> None:
+        link = subject.link
+        made = await link.create_kernel("mine", "python", env={"WORD": "mine"})
+        assert (made.language, made.kernel) == ("python", "mine")
+        printed, *_ = await _cell(await link.execute("import os; y = 5; print(os.environ['WORD'])", kernel="mine"))
+        assert printed == "mine\n"
+        assert (await _cell(await link.execute("y")))[2] == ["NameError"]
+        with pytest.raises(ConflictError):
+            await link.create_kernel("mine", "bash")
+        assert {"mine", "default"} <= {info.kernel for info in await link.kernels()}
+        await link.remove_kernel("mine")
+        with pytest.raises(NotFoundError):
+            await (await link.execute("y", kernel="mine")).result()
+        with pytest.raises((InvalidRequestError, SandlotError)):
+            await link.create_kernel("other", "cobol")
+
+    async def test_bash_context_keeps_variables_and_tells_its_exit_status(self, subject: Subject) -> None:
+        link = subject.link
+        await _cell(await link.execute("WORD=kept", language="bash", kernel="bash"))
+        printed, _, errors, result = await _cell(await link.execute("echo $WORD; false", language="bash", kernel="bash"))
+        assert (printed, errors, result.status) == ("kept\n", ["ExitStatus"], "error")
+
+    async def test_same_id_is_the_same_cell_and_is_attached_to(self, subject: Subject) -> None:
+        link, id_ = subject.link, new_process_id()
+        await _cell(await link.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_))
+        assert (await _cell(await link.execute("once = globals().get('once', 0) + 1\nprint('text')\nonce", id=id_)))[1] == ["1"]
+        printed, displays, _, result = await _cell(await link.attach_cell(id_, stdout_from=2))
+        assert (printed, displays, result.status) == ("xt\n", ["1"], "ok")
+
+
+class LifecycleContract:
+    """Sleep and wake; each test ends with its guest awake."""
+
+    async def test_info_tells_the_identity_and_counts(self, subject: Subject) -> None:
+        call = await subject.link.start(ProcessSpec(("sleep", "1000")))
+        info = await subject.link.info()
+        assert info.identity == "sb-test"
+        assert info.tasks >= 1
+        await subject.link.signal(call.id, int(signal.SIGKILL))
+        await _result(call)
+
+    async def test_guest_at_rest_serves_only_wake_and_remembers_its_past(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        async with meet(instance) as subject:
+            await subject.link.write_file("/home/user/file", b"kept")
+            call = await subject.link.start(ProcessSpec(shell_argv("echo before")))
+            await _result(call)
+            await subject.link.quiesce()
+            assert subject.link.asleep
+        link = await Link.greet(await instance.connect())
+        assert link.asleep
+        with pytest.raises(SandlotError):
+            await link.info()
+        await _wake(link, "sb-test", "same")
+        assert (await link.process(call.id)).exit_code == 0
+        await link.quiesce()
+        await _wake(link, "sb-other", "other")
+        with pytest.raises(NotFoundError):
+            await link.process(call.id)
+        assert await _read(link, "/home/user/file") == b"kept"
+        with pytest.raises(SandlotError):
+            await _wake(link, "sb-other", "again")
+        await link.aclose()
+        await instance.destroy()
+
+    async def test_armed_guest_is_asleep_at_the_next_greeting(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        async with meet(instance) as subject:
+            await subject.link.checkpoint(armed=True)
+        link = await Link.greet(await instance.connect())
+        assert link.asleep
+        await _wake(link, "sb-test", "sandbox")
+        await link.aclose()
+        again = await Link.greet(await instance.connect())
+        assert not again.asleep
+        await again.aclose()
+        await instance.destroy()
+
+    async def test_deadline_ends_the_guest_by_itself(self, bench: Bench) -> None:
+        async with bench.sandbox() as subject:
+            await subject.link.set_deadline(1000)
+            await subject.link.set_deadline(0.05)
+            async with asyncio.timeout(30):
+                assert (await subject.instance.wait()).reason == "exited"
+            with pytest.raises(SandboxEndedError):
+                await subject.link.info()
+
+    async def test_link_is_opened_again_with_a_process_under_way(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        async with meet(instance) as subject:
+            call = await subject.link.start(ProcessSpec(shell_argv("echo one; cat"), stdin=True))
+            assert await _next_output(call) == b"one\n"
+        async with meet(instance) as subject:
+            attached = await subject.link.attach(call.id, stdout_from=4)
+            await attached.write(b"two")
+            attached.close_stdin()
+            assert await _text(attached) == "two"
+        await instance.destroy()
+
+
+class GuestContractSuite(FilesContract, ProcessesContract, KernelsContract, LifecycleContract):
+    """All of it."""
+
+
+async def _wake(link: Link, identity: str, hostname: str) -> None:
+    await link.wake(identity=identity, hostname=hostname, env={}, pids=64, deadline_s=None)
+
+
+async def _read(link: Link, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+    reader = await link.read_file(path, offset=offset, length=length)
+    return b"".join([piece async for piece in reader])
+
+
+async def _text(call: ProcessCall) -> str:
+    async with call:
+        return b"".join([item.data async for item in call if isinstance(item, Output)]).decode()
+
+
+async def _result(call: ProcessCall) -> ProcessResult:
+    async with call:
+        async for _ in call:
+            pass
+        return await call.result()
+
+
+async def _next_output(call: ProcessCall | CellCall) -> bytes:
+    async for item in call:
+        if isinstance(item, Output):
+            return item.data
+    raise AssertionError("it ended without output")
+
+
+async def _cell(call: CellCall) -> tuple[str, list[str], list[str], CellResult]:
+    """Return what a cell printed, the texts that it displayed, the names of its errors, and its result."""
+    printed, displays, errors = bytearray(), list[str](), list[str]()
+    async for item in call:
+        if isinstance(item, Output):
+            printed += item.data
+        elif isinstance(item, Display):
+            displays.append(str(item.data["text/plain"]))
+        elif isinstance(item, CellError):
+            errors.append(item.name)
+    return printed.decode(), displays, errors, await call.result()
