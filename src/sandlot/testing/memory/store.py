@@ -1,0 +1,752 @@
+"""A store and blobs in memory: opened in microseconds, kept over a restart, and failing on demand.
+
+Invariants:
+- :class:`MemoryDatabase` holds what survives. A store that is opened on it again, also while another one is open, sees the same rows.
+- An operation is one transaction: all of it happens in one turn of the event loop, or nothing happens. A caller that is cancelled during
+  an operation gets its cancellation after the operation is complete, as with the real store.
+- Rows are copied on the way in, so that a record that a caller changes later does not change what is stored.
+
+Nothing survives the process, and other processes cannot write: the suites of :mod:`sandlot.testing.stores` about durability do not apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import json
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import Protocol, Self, TypeVar
+
+from sandlot.model.access import OwnerId
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError
+from sandlot.model.ids import FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.records import (
+    EventRecord,
+    ExecutionId,
+    ExecutionRecord,
+    FileRecord,
+    KeyRecord,
+    NewEvent,
+    SandboxRecord,
+    SnapshotRecord,
+    VolumeRecord,
+)
+from sandlot.model.states import State, is_terminal
+from sandlot.model.storage import Position
+from sandlot.model.webhooks import Progress, WebhookChange, WebhookRecord
+
+PIECE_BYTES = 256 * 1024
+"""Most bytes in one piece of a blob that is read."""
+_RUNNING = "running"
+
+_T = TypeVar("_T")
+_IdT = TypeVar("_IdT", bound=str)
+_AnyT = TypeVar("_AnyT")
+
+
+class Hold:
+    """One operation that is held: every call of it waits until :meth:`release`."""
+
+    def __init__(self) -> None:
+        self._reached = asyncio.Event()
+        self._released = asyncio.Event()
+
+    async def reached(self) -> None:
+        """Wait until the operation has been called."""
+        await self._reached.wait()
+
+    def release(self) -> None:
+        """Let waiting calls, and all later ones, proceed. Idempotent."""
+        self._released.set()
+
+    async def _pass(self) -> asyncio.CancelledError | None:
+        """Wait for the release, and return the cancellation that arrived meanwhile."""
+        self._reached.set()
+        cancelled: asyncio.CancelledError | None = None
+        while not self._released.is_set():
+            try:
+                await self._released.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        return cancelled
+
+
+class StoreFaults:
+    """Failures that a test demands.
+
+    An operation is the name of a repository and its method, as in ``sandboxes.save``; those of the blobs begin with ``blobs.``.
+
+    Attributes:
+        disk_full: Whether every write is refused, as by a database whose disk is full. Reads still succeed.
+        operations: Number of calls by operation.
+    """
+
+    def __init__(self) -> None:
+        self.disk_full = False
+        self.operations: Counter[str] = Counter()
+        self._errors: dict[str, list[Exception]] = {}
+        self._holds: dict[str, Hold] = {}
+
+    def fail_next(self, operation: str, *errors: Exception) -> None:
+        """Let the next calls of an operation fail, one call per error, and change nothing."""
+        self._errors.setdefault(operation, []).extend(errors)
+
+    def hold(self, operation: str) -> Hold:
+        """Let all calls of an operation wait until the returned hold is released."""
+        self._holds[operation] = hold = Hold()
+        return hold
+
+    async def enter(self, operation: str, full: Exception | None) -> asyncio.CancelledError | None:
+        """Wait and fail as demanded. Return the cancellation to raise once the operation is complete.
+
+        Args:
+            operation: The operation.
+            full: Error if the disk is full; None for an operation that only reads.
+        """
+        self.operations[operation] += 1
+        cancelled = await hold._pass() if (hold := self._holds.get(operation)) else None  # noqa: SLF001 - of this module
+        if errors := self._errors.get(operation):
+            raise errors.pop(0)
+        if full is not None and self.disk_full:
+            raise full
+        return cancelled
+
+
+@dataclass
+class MemoryDatabase:
+    """All rows. They outlive the stores that are opened on them.
+
+    Attributes:
+        faults: Failures of all stores and blobs on this database.
+        identity: Number that distinguishes this database from every other one; 16 hexadecimal digits.
+        last_sequence: Number of the newest event, also of one that was removed.
+        execution_counts: Month and owner -> executions that began.
+        blobs: Contents of stored files.
+    """
+
+    faults: StoreFaults = field(default_factory=StoreFaults)
+    identity: str = field(default_factory=lambda: f"{secrets.randbits(63):016x}")
+    sandboxes: dict[SandboxId, SandboxRecord] = field(default_factory=dict)
+    snapshots: dict[SnapshotId, SnapshotRecord] = field(default_factory=dict)
+    volumes: dict[VolumeId, VolumeRecord] = field(default_factory=dict)
+    keys: dict[OwnerId, KeyRecord] = field(default_factory=dict)
+    files: dict[FileId, FileRecord] = field(default_factory=dict)
+    executions: dict[ExecutionId, ExecutionRecord] = field(default_factory=dict)
+    execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
+    webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
+    """Record, the node that holds it, and until when."""
+    events: list[EventRecord] = field(default_factory=list)
+    last_sequence: int = 0
+    blobs: dict[FileId, bytes] = field(default_factory=dict)
+
+    def append(self, events: Iterable[NewEvent | None]) -> None:
+        """Give events their numbers. None is skipped."""
+        for event in events:
+            if event is not None:
+                self.last_sequence += 1
+                self.events.append(EventRecord(self.last_sequence, replace(event, data=json.loads(json.dumps(dict(event.data))))))
+
+
+class MemoryStore:
+    """An open store. Implements :class:`sandlot.model.storage.Store`.
+
+    Use it as an async context manager; it refuses operations after it was closed.
+
+    Args:
+        database: Rows; they stay when the store is closed.
+    """
+
+    def __init__(self, database: MemoryDatabase | None = None) -> None:
+        self.database = database if database is not None else MemoryDatabase()
+        self._session = session = _Session(self.database)
+        self.sandboxes = MemorySandboxRepository(session)
+        self.snapshots = MemorySnapshotRepository(session)
+        self.volumes = MemoryVolumeRepository(session)
+        self.keys = MemoryKeyRepository(session)
+        self.files = MemoryFileRepository(session)
+        self.executions = MemoryExecutionRepository(session)
+        self.events = MemoryEventRepository(session)
+        self.webhooks = MemoryWebhookRepository(session)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._session.is_open = False
+
+    async def identity(self) -> str:
+        """Return the number of the database."""
+        return self.database.identity
+
+
+class _Session:
+    """Runs operations on a database, one turn of the event loop each."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.database = database
+        self.is_open = True
+
+    async def read(self, operation: str, work: Callable[[MemoryDatabase], _T]) -> _T:
+        return await self._run(operation, work, None)
+
+    async def write(self, operation: str, work: Callable[[MemoryDatabase], _T]) -> _T:
+        return await self._run(operation, work, _disk_full())
+
+    async def _run(self, operation: str, work: Callable[[MemoryDatabase], _T], full: Exception | None) -> _T:
+        if not self.is_open:
+            raise RuntimeError(f"{operation} was called after the store was closed.")
+        cancelled = await self.database.faults.enter(operation, full)
+        result = work(self.database)
+        if cancelled is not None:
+            raise cancelled
+        await asyncio.sleep(0)  # a real store lets others run, so what it returns may be out of date
+        return result
+
+
+class MemorySandboxRepository:
+    """Sandboxes. Implements :class:`sandlot.model.storage.SandboxTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def save(self, record: SandboxRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id, unless the stored state must not go back."""
+
+        def work(database: MemoryDatabase) -> None:
+            before = database.sandboxes.get(record.id)
+            ends = record.state is State.STOPPING or is_terminal(record.state)
+            if before is not None and (is_terminal(before.state) or (before.state is State.STOPPING and not ends)):
+                return
+            if record.idempotency_key is not None and _of_request(database.sandboxes, record.owner, record.idempotency_key, besides=record.id):
+                raise _conflict("There is a sandbox of this idempotency key already.", "Ask for that one, or use another key for another request.")
+            database.sandboxes[record.id] = _copied(record)
+            database.append([event])
+
+        await self._session.write("sandboxes.save", work)
+
+    async def unfinished(self, node: NodeId) -> Sequence[SandboxRecord]:
+        """Return all sandboxes of a node that have not ended, oldest first."""
+        return await self._select("unfinished", lambda row: row.node == node and not is_terminal(row.state))
+
+    async def ended_last(self, node: NodeId, *, limit: int) -> Sequence[SandboxRecord]:
+        """Return the sandboxes of a node that ended last, the latest first."""
+        ended = await self._select("ended_last", lambda row: row.node == node and is_terminal(row.state) and row.ended_at is not None)
+        return sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[:limit]
+
+    async def get(self, sandbox: SandboxId) -> SandboxRecord | None:
+        """Return one sandbox."""
+        return await self._session.read("sandboxes.get", lambda database: database.sandboxes.get(sandbox))
+
+    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SandboxRecord | None:
+        """Return the sandbox that a request made."""
+        return await self._session.read("sandboxes.by_idempotency_key", lambda database: _of_request(database.sandboxes, owner, key))
+
+    async def ended(
+        self,
+        *,
+        owner: OwnerId | None,
+        metadata: Mapping[str, str],
+        states: Collection[str],
+        after: Position | None,
+        limit: int,
+        name: str | None = None,
+    ) -> Sequence[SandboxRecord]:
+        """Return a page of the sandboxes that have ended, oldest first."""
+
+        def matches(row: SandboxRecord) -> bool:
+            return (
+                is_terminal(row.state)
+                and (not states or row.state in states)
+                and owner in {None, row.owner}
+                and name in {None, row.name}
+                and metadata.items() <= row.spec.metadata.items()
+                and _is_after(row, after)
+            )
+
+        return (await self._select("ended", matches))[:limit]
+
+    async def forget(self, *, ended_before: datetime) -> int:
+        """Remove the sandboxes that ended before a moment, and return their number."""
+
+        def is_old(row: SandboxRecord) -> bool:
+            return is_terminal(row.state) and row.ended_at is not None and row.ended_at < ended_before
+
+        return await self._session.write("sandboxes.forget", lambda database: _remove(database.sandboxes, is_old))
+
+    async def _select(self, method: str, matches: Callable[[SandboxRecord], bool]) -> list[SandboxRecord]:
+        return await self._session.read(f"sandboxes.{method}", lambda database: _sorted(filter(matches, database.sandboxes.values())))
+
+
+class MemorySnapshotRepository:
+    """Snapshots. Implements :class:`sandlot.model.storage.SnapshotTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def save(self, record: SnapshotRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id."""
+        await self._session.write("snapshots.save", lambda database: self._put(database, record, event))
+
+    async def update(self, record: SnapshotRecord, event: NewEvent | None = None) -> bool:
+        """Replace an existing snapshot, and return whether it existed."""
+        return await self._session.write("snapshots.update", lambda database: record.id in database.snapshots and self._put(database, record, event))
+
+    async def get(self, snapshot: SnapshotId) -> SnapshotRecord | None:
+        """Return one snapshot."""
+        return await self._session.read("snapshots.get", lambda database: database.snapshots.get(snapshot))
+
+    async def named(self, owner: OwnerId, name: str) -> SnapshotRecord | None:
+        """Return an owner's snapshot of a name."""
+        return await self._session.read("snapshots.named", lambda database: _of_name(database.snapshots, owner, name))
+
+    async def by_idempotency_key(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+        """Return the snapshot that a request made."""
+        return await self._session.read("snapshots.by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
+
+    async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
+        """Return a page of the snapshots that are ready, oldest first."""
+
+        def matches(row: SnapshotRecord) -> bool:
+            return row.ready and owner in {None, row.owner} and _is_after(row, after)
+
+        return await self._session.read("snapshots.page", lambda database: _sorted(filter(matches, database.snapshots.values()))[:limit])
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's snapshots and the sum of their sizes."""
+        return await self._session.read("snapshots.totals", lambda database: _totals(database.snapshots, owner))
+
+    async def of_node(self, node: NodeId) -> Sequence[SnapshotRecord]:
+        """Return all snapshots of a node, oldest first."""
+        return await self._session.read("snapshots.of_node", lambda database: _of_node(database.snapshots, node))
+
+    async def remove(self, snapshot: SnapshotId, event: NewEvent | None = None) -> bool:
+        """Remove one snapshot, and return whether it existed."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if existed := database.snapshots.pop(snapshot, None) is not None:
+                database.append([event])
+            return existed
+
+        return await self._session.write("snapshots.remove", work)
+
+    @staticmethod
+    def _put(database: MemoryDatabase, record: SnapshotRecord, event: NewEvent | None) -> bool:
+        named = record.name is not None and _of_name(database.snapshots, record.owner, record.name, besides=record.id)
+        requested = record.idempotency_key is not None and _of_request(database.snapshots, record.owner, record.idempotency_key, besides=record.id)
+        if named or requested:
+            raise _conflict(
+                "There is a snapshot of this name, or of this idempotency key, already.", "Choose another name, or delete that one first."
+            )
+        database.snapshots[record.id] = _copied(record)
+        database.append([event])
+        return True
+
+
+class MemoryVolumeRepository:
+    """Volumes. Implements :class:`sandlot.model.storage.VolumeTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def save(self, record: VolumeRecord, event: NewEvent | None = None) -> None:
+        """Insert or replace by id."""
+
+        def work(database: MemoryDatabase) -> None:
+            if _of_name(database.volumes, record.owner, record.name, besides=record.id):
+                raise _conflict("There is a volume of this name already.", "Choose another name, or delete that one first.")
+            database.volumes[record.id] = record
+            database.append([event])
+
+        await self._session.write("volumes.save", work)
+
+    async def of_node(self, node: NodeId) -> Sequence[VolumeRecord]:
+        """Return all volumes of a node, oldest first."""
+        return await self._session.read("volumes.of_node", lambda database: _of_node(database.volumes, node))
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's volumes and the sum of their sizes."""
+        return await self._session.read("volumes.totals", lambda database: _totals(database.volumes, owner))
+
+    async def remove(self, volume: VolumeId, event: NewEvent | None = None) -> bool:
+        """Remove one volume, and return whether it existed."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if existed := database.volumes.pop(volume, None) is not None:
+                database.append([event])
+            return existed
+
+        return await self._session.write("volumes.remove", work)
+
+
+class MemoryKeyRepository:
+    """API keys. Implements :class:`sandlot.model.storage.KeyTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add(self, record: KeyRecord) -> None:
+        """Insert one key."""
+
+        def work(database: MemoryDatabase) -> None:
+            if record.id in database.keys or any(key.name == record.name and key.revoked_at is None for key in database.keys.values()):
+                raise _conflict(f"There is a key of the name {record.name!r} already.", "Choose another name, or revoke that one first.")
+            database.keys[record.id] = record
+
+        await self._session.write("keys.add", work)
+
+    async def revoke(self, name_or_id: str, at: datetime) -> KeyRecord | None:
+        """Revoke the valid key of an id or, if there is none, of a name."""
+
+        def work(database: MemoryDatabase) -> KeyRecord | None:
+            called = [key for key in database.keys.values() if key.revoked_at is None and name_or_id in {key.id, key.name}]
+            if not called:
+                return None
+            chosen = next((key for key in called if key.id == name_or_id), called[0])
+            database.keys[chosen.id] = replace(chosen, revoked_at=at)
+            return database.keys[chosen.id]
+
+        return await self._session.write("keys.revoke", work)
+
+    async def all(self) -> Sequence[KeyRecord]:
+        """Return all valid keys, oldest first."""
+        return await self._session.read("keys.all", lambda database: _sorted(key for key in database.keys.values() if key.revoked_at is None))
+
+
+class MemoryFileRepository:
+    """Stored files, without their contents. Implements :class:`sandlot.model.storage.FileTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add(self, record: FileRecord) -> None:
+        """Insert one file."""
+        await self._session.write("files.add", lambda database: database.files.update({record.id: record}))
+
+    async def get(self, file: FileId) -> FileRecord | None:
+        """Return one file."""
+        return await self._session.read("files.get", lambda database: database.files.get(file))
+
+    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+        """Return a page of files, newest first, and the number of all."""
+
+        def work(database: MemoryDatabase) -> tuple[Sequence[FileRecord], int]:
+            found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
+            return found[offset : offset + limit], len(found)
+
+        return await self._session.read("files.page", work)
+
+    async def remove(self, file: FileId) -> bool:
+        """Remove one file, and return whether it existed."""
+        return await self._session.write("files.remove", lambda database: database.files.pop(file, None) is not None)
+
+    async def ids(self) -> frozenset[FileId]:
+        """Return the ids of all files."""
+        return await self._session.read("files.ids", lambda database: frozenset(database.files))
+
+
+class MemoryExecutionRepository:
+    """The execution log. Implements :class:`sandlot.model.storage.ExecutionTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def save(self, records: Sequence[ExecutionRecord]) -> None:
+        """Insert or replace by id."""
+        await self._session.write("executions.save", lambda database: database.executions.update({record.id: record for record in records}))
+
+    async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
+        """Return one execution."""
+        return await self._session.read("executions.get", lambda database: database.executions.get(execution))
+
+    async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, before: Position | None, limit: int) -> Sequence[ExecutionRecord]:
+        """Return a page of executions, newest first."""
+
+        def matches(row: ExecutionRecord) -> bool:
+            position = None if before is None else (before.at, before.id)
+            return owner in {None, row.owner} and sandbox in {None, row.sandbox} and (position is None or _position(row) < position)
+
+        return await self._session.read("executions.page", lambda database: _newest(filter(matches, database.executions.values()), limit))
+
+    async def running(self, *, limit: int) -> Sequence[ExecutionRecord]:
+        """Return executions that have not ended, newest first."""
+        return await self._session.read(
+            "executions.running", lambda database: _newest((row for row in database.executions.values() if row.status == _RUNNING), limit)
+        )
+
+    async def forget(self, *, created_before: datetime) -> int:
+        """Remove the executions that began before a moment, and return their number."""
+        return await self._session.write(
+            "executions.forget", lambda database: _remove(database.executions, lambda row: row.created_at < created_before)
+        )
+
+    async def trim(self, *, keep: int) -> int:
+        """Remove all but the newest, and return the number of removed ones."""
+
+        def work(database: MemoryDatabase) -> int:
+            kept = {row.id for row in _newest(database.executions.values(), keep)}
+            return _remove(database.executions, lambda row: row.id not in kept)
+
+        return await self._session.write("executions.trim", work)
+
+    async def counts(self, month: str) -> Mapping[OwnerId, int]:
+        """Return the executions that began in a month, by owner."""
+        return await self._session.read("executions.counts", lambda database: dict(database.execution_counts.get(month, {})))
+
+    async def count(self, month: str, more: Mapping[OwnerId, int]) -> None:
+        """Add to the counts of a month."""
+        await self._session.write("executions.count", lambda database: database.execution_counts.setdefault(month, Counter()).update(more))
+
+
+class MemoryEventRepository:
+    """Events. Implements :class:`sandlot.model.storage.EventTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add(self, events: Sequence[NewEvent]) -> None:
+        """Append events in order."""
+        await self._session.write("events.add", lambda database: database.append(events))
+
+    async def page(self, *, owner: OwnerId | None, sandbox: SandboxId | None, after: int, limit: int) -> Sequence[EventRecord]:
+        """Return a page of the events after a number, oldest first."""
+
+        def work(database: MemoryDatabase) -> list[EventRecord]:
+            begin = bisect.bisect_right(database.events, after, key=lambda row: row.sequence)
+            if owner is None and sandbox is None:
+                return database.events[begin : begin + limit]
+            found = (row for row in database.events[begin:] if owner in {None, row.event.owner} and sandbox in {None, row.event.sandbox})
+            return [row for row, _ in zip(found, range(limit), strict=False)]
+
+        return await self._session.read("events.page", work)
+
+    async def last(self) -> int:
+        """Return the number of the newest event; 0 if nothing has happened."""
+        return await self._session.read("events.last", lambda database: database.last_sequence)
+
+    async def forget(self, *, before: datetime) -> int:
+        """Remove the events before a moment, and return their number."""
+        return await self._keep("forget", lambda events: [row for row in events if row.event.at >= before])
+
+    async def trim(self, *, keep: int) -> int:
+        """Remove all but the newest, and return the number of removed ones."""
+        return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
+
+    async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
+        def work(database: MemoryDatabase) -> int:
+            before = len(database.events)
+            database.events = kept(database.events)
+            return before - len(database.events)
+
+        return await self._session.write(f"events.{method}", work)
+
+
+class MemoryWebhookRepository:
+    """Webhooks. Implements :class:`sandlot.model.webhooks.WebhookTable`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add(self, record: WebhookRecord, *, most: int) -> bool:
+        """Insert one webhook, unless its owner has the most already. Return whether it was inserted."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if sum(row.owner == record.owner for row, *_ in database.webhooks.values()) >= most:
+                return False
+            database.webhooks[record.id] = record, None, None
+            return True
+
+        return await self._session.write("webhooks.add", work)
+
+    async def get(self, webhook: WebhookId) -> WebhookRecord | None:
+        """Return one webhook."""
+        return await self._session.read("webhooks.get", lambda database: row[0] if (row := database.webhooks.get(webhook)) else None)
+
+    async def all(self, owner: OwnerId | None) -> Sequence[WebhookRecord]:
+        """Return all webhooks of an owner, oldest first."""
+        return await self._session.read(
+            "webhooks.all", lambda database: _sorted(row for row, *_ in database.webhooks.values() if owner in {None, row.owner})
+        )
+
+    async def change(self, webhook: WebhookId, change: WebhookChange) -> WebhookRecord | None:
+        """Change one webhook, and return it. A new URL forgets failed attempts."""
+
+        def work(database: MemoryDatabase) -> WebhookRecord | None:
+            if (row := database.webhooks.get(webhook)) is None:
+                return None
+            record, holder, held_until = row
+            values = {each.name: value for each in fields(change) if (value := getattr(change, each.name)) is not None}
+            if change.url is not None:
+                values["progress"] = replace(record.progress, tries=0, next_at=None)
+            changed = replace(record, **values)
+            database.webhooks[webhook] = changed, holder, held_until
+            return changed
+
+        return await self._session.write("webhooks.change", work)
+
+    async def hold(self, webhook: WebhookId, node: NodeId, *, now: datetime, until: datetime) -> WebhookRecord | None:
+        """Give a node the lease of a webhook, unless another node has it."""
+
+        def work(database: MemoryDatabase) -> WebhookRecord | None:
+            if (row := database.webhooks.get(webhook)) is None:
+                return None
+            record, holder, held_until = row
+            if holder not in {None, node} and held_until is not None and held_until > now:
+                return None
+            database.webhooks[webhook] = record, node, until
+            return record
+
+        return await self._session.write("webhooks.hold", work)
+
+    async def move(self, webhook: WebhookId, node: NodeId, progress: Progress) -> bool:
+        """Record the progress of a webhook, if the node has its lease."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if (row := database.webhooks.get(webhook)) is None:
+                return False
+            record, holder, held_until = row
+            if holder != node:
+                return False
+            database.webhooks[webhook] = replace(record, progress=progress), holder, held_until
+            return True
+
+        return await self._session.write("webhooks.move", work)
+
+    async def remove(self, webhook: WebhookId) -> bool:
+        """Remove one webhook, and return whether it existed."""
+        return await self._session.write("webhooks.remove", lambda database: database.webhooks.pop(webhook, None) is not None)
+
+
+class MemoryBlobs:
+    """Contents of stored files. Implements :class:`sandlot.model.storage.Blobs`.
+
+    Args:
+        database: Contents; they stay when nothing uses these blobs any more.
+    """
+
+    def __init__(self, database: MemoryDatabase | None = None) -> None:
+        self.database = database if database is not None else MemoryDatabase()
+
+    async def write(self, file: FileId, chunks: AsyncIterable[bytes]) -> int:
+        """Store the contents of one file, and return their length."""
+        await self._enter("blobs.write", LimitError("The disk of the files is full.", code=ErrorCode.DISK_FULL))
+        contents = b"".join([chunk async for chunk in chunks])
+        self.database.blobs[file] = contents
+        return len(contents)
+
+    async def read(self, file: FileId) -> AsyncIterator[bytes]:
+        """Yield the contents of one file."""
+        await self._enter("blobs.read")
+        contents = self.database.blobs.get(file)
+        if contents is None:
+            raise NotFoundError(f"The bytes of {file} are not here.", code=ErrorCode.NOT_FOUND)
+        for begin in range(0, len(contents), PIECE_BYTES):
+            yield contents[begin : begin + PIECE_BYTES]
+
+    async def remove(self, file: FileId) -> None:
+        """Remove the contents of one file. Idempotent."""
+        await self._enter("blobs.remove")
+        self.database.blobs.pop(file, None)
+
+    async def ids(self) -> frozenset[FileId]:
+        """Return the ids of all files that have contents."""
+        await self._enter("blobs.ids")
+        return frozenset(self.database.blobs)
+
+    async def _enter(self, operation: str, full: Exception | None = None) -> None:
+        if (cancelled := await self.database.faults.enter(operation, full)) is not None:
+            raise cancelled
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Row(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def created_at(self) -> datetime: ...
+
+
+class _OwnedRow(_Row, Protocol):
+    @property
+    def owner(self) -> OwnerId: ...
+
+
+class _SizedRow(_OwnedRow, Protocol):
+    @property
+    def node(self) -> NodeId: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class _RequestedRow(_OwnedRow, Protocol):
+    @property
+    def idempotency_key(self) -> str | None: ...
+
+
+_RowT = TypeVar("_RowT", bound=_Row)
+_SizedT = TypeVar("_SizedT", bound=_SizedRow)
+_RequestedT = TypeVar("_RequestedT", bound=_RequestedRow)
+_SpecT = TypeVar("_SpecT", SandboxRecord, SnapshotRecord)
+
+
+def _copied(record: _SpecT) -> _SpecT:
+    return replace(record, spec=replace(record.spec, env=dict(record.spec.env), metadata=dict(record.spec.metadata)))
+
+
+def _position(row: _Row) -> tuple[datetime, str]:
+    return row.created_at, row.id
+
+
+def _is_after(row: _Row, position: Position | None) -> bool:
+    return position is None or _position(row) > (position.at, position.id)
+
+
+def _sorted(rows: Iterable[_RowT]) -> list[_RowT]:
+    return sorted(rows, key=_position)
+
+
+def _newest(rows: Iterable[_RowT], limit: int) -> list[_RowT]:
+    return sorted(rows, key=_position, reverse=True)[:limit]
+
+
+def _remove(rows: dict[_IdT, _AnyT], is_removed: Callable[[_AnyT], bool]) -> int:
+    removed = [id_ for id_, row in rows.items() if is_removed(row)]
+    for id_ in removed:
+        del rows[id_]
+    return len(removed)
+
+
+def _of_node(rows: Mapping[_IdT, _SizedT], node: NodeId) -> list[_SizedT]:
+    return _sorted(row for row in rows.values() if row.node == node)
+
+
+def _of_name(rows: Mapping[_IdT, _SizedT], owner: OwnerId, name: str, *, besides: str | None = None) -> _SizedT | None:
+    return next((row for row in rows.values() if (row.owner, row.name) == (owner, name) and row.id != besides), None)
+
+
+def _of_request(rows: Mapping[_IdT, _RequestedT], owner: OwnerId, key: str, *, besides: str | None = None) -> _RequestedT | None:
+    return next((row for row in rows.values() if (row.owner, row.idempotency_key) == (owner, key) and row.id != besides), None)
+
+
+def _totals(rows: Mapping[_IdT, _SizedT], owner: OwnerId) -> tuple[int, int]:
+    sizes = [row.size_bytes for row in rows.values() if row.owner == owner]
+    return len(sizes), sum(sizes)
+
+
+def _conflict(message: str, hint: str) -> ConflictError:
+    return ConflictError(message, code=ErrorCode.CONFLICT, hint=hint)
+
+
+def _disk_full() -> HostError:
+    return HostError(
+        "The database in memory cannot be used: the disk is full.",
+        code=ErrorCode.HOST_NOT_READY,
+        hint="Free some space where it is; nothing that was confirmed is lost.",
+    )
