@@ -75,7 +75,10 @@ def test_selections_of_scripts_test(tmp_path: Path) -> None:
     assert "-m pytest -m not soak and not slow --durations=10 -n " in run()
     assert "-m pytest -m not soak --durations=10 -n " in run("--all")
     assert run("-k", "pools").endswith(" -k pools\n")
+    (tmp_path / "tests" / "security").mkdir(parents=True)
+    (tmp_path / "tests" / "test_x.py").touch()
     assert "not slow" not in run("-k", "pools") + run("tests/security")
-    assert run("tests/unit/test_x.py", "-x") == "-m pytest -m not soak --durations=10 tests/unit/test_x.py -x\n"
+    assert " -n " in run("tests/security") + run("tests/test_x.py", "tests/test_x.py")
+    assert run("tests/test_x.py::test_y", "-x") == "-m pytest -m not soak --durations=10 tests/test_x.py::test_y -x\n"
     assert "--durations=10 --pdb" in run("--pdb")
     assert run("--all", "-n", "3").endswith("--durations=10 -n 3\n")
