@@ -228,6 +228,9 @@ class Context:
                 return
             status = self._verdict if self._verdict in {"timeout", "error"} else "killed"
             cell.fail("KeyboardInterrupt", "", ["KeyboardInterrupt"])
+        except KernelExit:
+            status, self.pid = "died", None
+            cell.fail("KernelDied", "The kernel died; its variables are gone.")
         except SystemExit as error:
             status = "error"
             cell.fail("SystemExit", str(error.code), [])
@@ -268,6 +271,10 @@ class Context:
             self.abort_all("A cell before it failed.")
         self._kernels.trim()
         self._next()
+
+
+class KernelExit(BaseException):
+    """A cell ended the kernel's process."""
 
 
 class ExitStatus(Exception):  # noqa: N818 - the name that clients see
@@ -568,7 +575,12 @@ async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, st
 def _guest_os(env: Mapping[str, str], cwd: str) -> ModuleType:
     """Return what cells of tests use of ``os``."""
     module = ModuleType("os")
-    vars(module).update(environ=dict(env), getcwd=lambda: cwd, getpid=lambda: _FIRST_PID, getenv=dict(env).get)
+
+    def leave(_status: int) -> None:
+        raise KernelExit
+
+    vars(module).update(environ=dict(env), getcwd=lambda: cwd, getpid=lambda: _FIRST_PID, getenv=dict(env).get, _exit=leave)
+    module.kill = lambda _pid, _signal: leave(0)  # type: ignore[attr-defined]
     return module
 
 

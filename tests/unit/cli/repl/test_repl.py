@@ -143,6 +143,7 @@ async def test_a_session_is_typed_interrupted_and_left(desk: Desk) -> None:
     assert (status, out) == (0, "6\n"), "the session's variables are the sandbox's"
 
 
+@pytest.mark.real_guest
 async def test_all_of_a_pipe_is_one_cell_whose_exit_status_it_is(desk: Desk) -> None:
     assert await desk.run("repl", desk.sandbox, stdin="x = 1\nprint('é', x)\nx + 1") == (0, "é 1\n2\n", "")
     status, out, err = await desk.run("repl", desk.sandbox, stdin="print('a')\n1 / 0")
@@ -157,6 +158,7 @@ async def test_all_of_a_pipe_is_one_cell_whose_exit_status_it_is(desk: Desk) -> 
     assert "cobol" in err
 
 
+@pytest.mark.real_guest
 async def test_images_are_saved_and_their_paths_printed(desk: Desk) -> None:
     code = "from base64 import b64decode\nclass P:\n    def _repr_png_(self): return b'\\x89PNG'\ndisplay(P())\nP()"
     status, out, err = await desk.run("repl", desk.sandbox, "--save", "pictures", stdin=code)
@@ -165,6 +167,7 @@ async def test_images_are_saved_and_their_paths_printed(desk: Desk) -> None:
     assert (desk.cwd / "pictures/002.png").read_bytes() == b"\x89PNG"
 
 
+@pytest.mark.real_guest
 async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
     status, out, _ = await desk.run("contexts", "create", desk.sandbox, "--cwd", "/tmp", "--env", "A=b")
     assert status == 0

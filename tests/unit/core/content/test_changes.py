@@ -20,6 +20,7 @@ from tests.support.until import until
 __all__ = ["at", "folder"]
 
 
+@pytest.mark.real_guest
 async def test_a_run_reports_what_it_created_and_changed(at: Bench) -> None:
     box = await at.sandbox()
     found: Sequence[Change] = ()
@@ -38,6 +39,7 @@ async def test_a_run_reports_what_it_created_and_changed(at: Bench) -> None:
     await until(lambda: box.activity.held == 0)
 
 
+@pytest.mark.real_guest
 async def test_a_mark_that_is_lost_is_said_and_one_that_nobody_asks_ends(at: Bench) -> None:
     box = await at.sandbox()
     marked = await changes.mark(box, ["/workspace"], User.USER)
@@ -71,6 +73,7 @@ def test_a_report_that_a_guest_forged_is_none(told: object) -> None:
         changes.parsed(told)
 
 
+@pytest.mark.real_guest
 async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> None:
     box = await at.sandbox()
     file = {"path": "/workspace/a", "created": True, "size": 1, "modified_ns": 1}
@@ -86,6 +89,7 @@ async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> Non
         await marked.changed()
 
 
+@pytest.mark.real_guest
 async def test_a_report_that_cannot_be_had_says_that_there_may_be_more(at: Bench) -> None:
     box = await at.sandbox()
     marked = await changes.mark(box, ["/workspace"], User.USER)

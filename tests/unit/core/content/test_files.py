@@ -65,6 +65,7 @@ async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_
         assert refused.value.code == ErrorCode.PATH_EXISTS
 
 
+@pytest.mark.real_guest
 async def test_long_folders_come_in_pages(box: Sandbox) -> None:
     await processes.run(box, ProcessSpec(("sh", "-c", "mkdir many; cd many; seq -w 1 1500 | xargs touch")))
     first = await files.listing(box, "/workspace/many", user=USER)
@@ -73,6 +74,7 @@ async def test_long_folders_come_in_pages(box: Sandbox) -> None:
     assert [entry.name for entry in (*first.entries, *second.entries)] == [f"{n:04}" for n in range(1, 1501)]
 
 
+@pytest.mark.real_guest
 async def test_a_file_without_a_size_is_read_as_well(box: Sandbox) -> None:
     assert b"MemTotal" in await read(box, "/proc/meminfo")
 
@@ -96,6 +98,7 @@ async def test_no_path(box: Sandbox, path: str) -> None:
         ("/" + "x" * 300, None),
     ],
 )
+@pytest.mark.real_guest
 async def test_what_cannot_be_read_is_told(box: Sandbox, path: str, code: ErrorCode | None) -> None:
     with pytest.raises(SandlotError) as failed:
         await read(box, path)

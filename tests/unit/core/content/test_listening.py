@@ -60,6 +60,7 @@ def test_whatever_a_guest_says_ports_come_of_it(lines: list[str]) -> None:
     assert all(0 < each.port < 1 << 16 for each in parsed(lines))
 
 
+@pytest.mark.real_guest
 async def test_a_sandbox_is_asked(at: Bench) -> None:
     box = await at.sandbox()
     assert await listening.ports(box) == []  # what the service itself needs inside is not told

@@ -94,6 +94,7 @@ async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, box: S
     assert found.files == 2
 
 
+@pytest.mark.real_guest
 async def test_a_background_process_is_logged_when_it_ends_and_keeps_nobody_busy(at: Bench, box: Sandbox) -> None:
     await processes.run(box, ProcessSpec(argv=("mkfifo", "/tmp/go")))
     id_, _ = await processes.launch(box, ProcessSpec(argv=shell_argv("echo begun; read -r line < /tmp/go; echo $line; exit 4"), timeout_s=None))

@@ -38,6 +38,7 @@ async def ended(service: Service, id_: str) -> ExecutionRecord:
     return found[0]
 
 
+@pytest.mark.real_guest
 async def test_the_next_service_ends_the_lines_that_the_one_before_left(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)

@@ -58,6 +58,7 @@ async def test_one_is_made_listed_used_restarted_and_removed(box: Sandbox) -> No
         assert refused.value.code is ErrorCode.CONTEXT_NOT_FOUND
 
 
+@pytest.mark.real_guest
 async def test_languages_have_contexts_of_their_own(box: Sandbox) -> None:
     await code.execute(box, Cell("x=from-bash", language="sh"))
     assert (await code.execute(box, Cell("echo $x", language="bash"))).stdout.text() == "from-bash\n"
@@ -74,11 +75,13 @@ async def test_no_context(box: Sandbox, wrong: dict[str, object]) -> None:
         await contexts.create(box, **{"language": "python", **wrong})  # type: ignore[arg-type]
 
 
+@pytest.mark.real_guest
 async def test_what_an_image_does_not_have_is_said(box: Sandbox) -> None:
     with pytest.raises(UnsupportedError, match=r"Node\.js"):
         await contexts.create(box, "javascript", env={"PATH": "/nowhere"})
 
 
+@pytest.mark.real_guest
 async def test_in_the_background_it_goes_on_without_anybody_and_is_followed_later(at: Bench, box: Sandbox) -> None:
     execution = await code.begin(box, Cell(f"print('begun')\n{GATE}print('over')\n'value'"))
     assert box.activity.held, "a cell that runs keeps its sandbox from being idle"
@@ -127,6 +130,7 @@ async def test_the_same_id_is_the_same_execution(box: Sandbox) -> None:
     assert (await code.execute(box, Cell("print(count)"))).stdout.text() == "1\n"
 
 
+@pytest.mark.real_guest
 async def test_only_so_many_are_in_the_background(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MAX_BACKGROUND", 2)
     first = await code.begin(box, Cell(GATE))
@@ -147,6 +151,7 @@ async def test_an_error_aborts_what_waits_where_that_was_asked_for(box: Sandbox)
     assert [(await cell).outcome.status for cell in cells] == ["error", "aborted"]
 
 
+@pytest.mark.real_guest
 async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)

@@ -48,6 +48,7 @@ async def begun(box: Sandbox, cell: Cell, **more: object) -> code.Execution:
     return running
 
 
+@pytest.mark.real_guest
 async def test_a_cell_in_the_foreground_that_nobody_comes_back_for_is_interrupted(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)
@@ -68,6 +69,7 @@ async def status_is(service: Service, id_: str, wanted: str) -> bool:
     return await status(service, id_) == wanted
 
 
+@pytest.mark.real_guest
 async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tmp_path: Path, driver: MemoryDriver) -> None:
     joined, followed = new_process_id(), new_process_id()
     async with serving(tmp_path, driver, keep=True) as first:
@@ -89,6 +91,7 @@ async def test_one_that_somebody_comes_back_for_goes_on_until_that_one_leaves(tm
         assert await status(second, joined) == "ok"
 
 
+@pytest.mark.real_guest
 async def test_a_process_in_the_foreground_goes_on_and_holds_nothing(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         box = await first.sandboxes.create(BASE, OPERATOR)

@@ -70,6 +70,7 @@ async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_u
     await processes.send_signal(box, id_, 9)
 
 
+@pytest.mark.real_guest
 async def test_a_process_that_ends_takes_no_more(box: Sandbox) -> None:
     id_, _ = await processes.launch(box, ProcessSpec(shell_argv("head -c 3"), stdin=True, timeout_s=None))
     with pytest.raises(ConflictError):

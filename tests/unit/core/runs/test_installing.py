@@ -47,6 +47,7 @@ async def begun(box: Sandbox, **more: object) -> installing.Install:
 
 
 @pytest.mark.parametrize("named", [False, True])
+@pytest.mark.real_guest
 async def test_one_that_nobody_waits_for_may_clean_up(at: Bench, box: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
     await put(box, CLEANS)
     made = await begun(box, id=new_process_id() if named else None)
@@ -57,6 +58,7 @@ async def test_one_that_nobody_waits_for_may_clean_up(at: Bench, box: Sandbox, n
     assert (await at.service.core.executions.get(OPERATOR, made.run.id)).status == "killed"
 
 
+@pytest.mark.real_guest
 async def test_one_that_does_not_heed_it_is_killed(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "GRACE_S", 0.3)
     await put(box, IGNORES)
@@ -69,6 +71,7 @@ async def ended(box: Sandbox, id_: str) -> bool:
     return not await running(box, id_)
 
 
+@pytest.mark.real_guest
 async def test_whoever_comes_back_joins_and_it_is_begun_and_logged_once(at: Bench, box: Sandbox) -> None:
     assert box.monthly is not None
     await put(box, GATED)
@@ -89,6 +92,7 @@ async def test_whoever_comes_back_joins_and_it_is_begun_and_logged_once(at: Benc
     assert (record.status, record.exit_code, record.stdout) == ("exited", 0, done.stdout.text())
 
 
+@pytest.mark.real_guest
 async def test_who_leaves_before_it_has_begun_leaves_it_to_who_comes_back(box: Sandbox) -> None:
     await put(box, CLEANS)
     leaving = asyncio.create_task(installing.install(box, WHAT, Quota(), id=new_process_id()))

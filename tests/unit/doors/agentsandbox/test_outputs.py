@@ -58,6 +58,7 @@ def test_what_is_hidden_or_compiled_is_nothing_that_was_asked_for(path: str, *, 
 
 
 @pytest.mark.parametrize("folders", [2, outputs.FEW_FOLDERS + 1], ids=["small", "large"])
+@pytest.mark.real_guest
 async def test_what_was_made_or_changed_is_found_in_a_small_tree_and_in_a_large_one(box: Sandbox, folders: int) -> None:
     await sh(box, f"for i in $(seq {folders}); do mkdir d$i; echo $i > d$i/kept; echo $i > d$i/changed; done")
     before = await Before.look(box)
@@ -80,6 +81,7 @@ async def test_no_more_is_kept_than_there_is_room_for(at: Bench, box: Sandbox, m
     assert (kept.left, kept.more) == (2, False)
 
 
+@pytest.mark.real_guest
 async def test_a_guests_word_of_a_size_binds_it(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     await sh(box, "for i in 1 2 3 4 5 6; do head -c 100 /dev/zero > /output/$i; done")
 

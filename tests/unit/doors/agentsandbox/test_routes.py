@@ -100,6 +100,7 @@ async def test_a_session_that_cannot_be_furnished_is_gone(at: Bench, http: httpx
     await until(lambda: at.sandboxes.held == 0)
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: Bench, http: httpx.AsyncClient, session: str) -> None:
     for body in ({"code": "sleep 1000", "language": "bash", "session_id": session}, {"code": "sleep 1000", "language": "bash"}):
         with pytest.raises(httpx.ReadTimeout):
@@ -120,6 +121,7 @@ async def test_a_run_that_takes_too_long_is_ended_before_its_client_gives_up(
     assert [file["filename"] for file in told["files"]] == ["file"]
 
 
+@pytest.mark.real_guest
 async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object, **__: object) -> None:
         raise LimitError("The disk of the sandbox is full.", code=ErrorCode.DISK_FULL)
@@ -167,6 +169,7 @@ async def test_over_a_keys_quota_is_429(at: Bench) -> None:
         assert "10 bytes" in refused(large, large.status_code)
 
 
+@pytest.mark.real_guest
 async def test_what_is_started_in_the_background_lives_on(http: httpx.AsyncClient, session: str) -> None:
     code = "sleep 1000 & echo $! > pid; echo out"  # it holds the run's output open as well
     begun = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": "bash", "session_id": session}), 200)
@@ -203,6 +206,7 @@ async def test_a_file_that_says_it_is_a_page_is_never_shown_as_one(http: httpx.A
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.real_guest
 async def test_a_large_tree_is_looked_through_by_a_program_inside(http: httpx.AsyncClient, session: str) -> None:
     ran = {"language": "bash", "session_id": session}
     many = ok(await http.post(f"{HERE}/v1/execute", json={"code": "for i in $(seq 40); do mkdir -p d$i; echo $i > d$i/f$i; done", **ran}), 200)

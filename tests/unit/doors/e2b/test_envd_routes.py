@@ -152,6 +152,7 @@ async def test_whatever_a_stream_begins_with_it_ends_as_connect_has_it(inside: I
     assert last == {} or last["error"]["code"] not in {"internal", "unavailable", "unknown"}, last
 
 
+@pytest.mark.real_guest
 async def test_a_command_has_what_was_asked_for(inside: Inside) -> None:
     out, err, end = await inside.run("sh", "-c", "echo $A; pwd; id -un; echo e >&2; exit 7", env={"A": "ä"}, cwd="/tmp")
     assert (out, err) == ("ä\n/tmp\nuser\n".encode(), b"e\n")
@@ -171,6 +172,7 @@ async def test_a_command_has_what_was_asked_for(inside: Inside) -> None:
         assert (await inside.failed(f"{PROCESS}/Start", message))["code"] == code, message
 
 
+@pytest.mark.real_guest
 async def test_what_it_is_told_by_proto3s_other_names_and_nulls(inside: Inside) -> None:
     watcher = await inside.ask(f"{FILES}/CreateWatcher", {"path": "", "include_entry": True, "allowNetworkMounts": False, "recursive": None})
     assert (await inside.ask(f"{FILES}/GetWatcherEvents", {"watcher_id": watcher["watcherId"]})) == {"events": []}
@@ -180,6 +182,7 @@ async def test_what_it_is_told_by_proto3s_other_names_and_nulls(inside: Inside) 
     assert out == b"x\n"
 
 
+@pytest.mark.real_guest
 async def test_a_terminal_without_a_size_has_the_usual_one(inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sh", "-c", "stty size; read x; stty size", pty={"size": {}})) as told:
         pid = (await anext(told))["event"]["start"]["pid"]
@@ -269,6 +272,7 @@ async def test_a_write_that_nobody_reads_ends_by_its_timeout(inside: Inside) -> 
         await inside.ask(f"{PROCESS}/SendSignal", {**select, "signal": 9})
 
 
+@pytest.mark.real_guest
 async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000")) as told, inside.following(f"{FILES}/WatchDir", {"path": "/"}) as events:
         assert "start" in (await anext(told))["event"]

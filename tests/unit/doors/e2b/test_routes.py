@@ -206,6 +206,7 @@ async def test_a_sandbox_that_ended_is_not_found(http: httpx.AsyncClient, made: 
     assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
 
 
+@pytest.mark.real_guest
 async def test_code_is_told_a_line_for_each_thing(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
     code = "import sys\nprint('out')\nsys.stdout.flush()\nsys.stderr.write('err')\nsys.stderr.flush()\n'a' 'b'"
     asked = {"code": code, "context_id": None, "language": None, "env_vars": None}
@@ -277,6 +278,7 @@ async def until_said(http: httpx.AsyncClient, inside: dict[str, str], code: str,
                 await then()
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_from_a_create_leaves_none(at: Bench, http: httpx.AsyncClient) -> None:
     asking = asyncio.ensure_future(http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}))
     await until(lambda: at.sandboxes.held == 1)

@@ -152,6 +152,7 @@ async def test_how_long_it_lives_is_changed(http: httpx.AsyncClient, url: str, b
     refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 0}), 400)
 
 
+@pytest.mark.real_guest
 async def test_a_command_is_told_and_logged(http: httpx.AsyncClient, url: str) -> None:
     done = await run(http, url, "echo out; echo err >&2; exit 4")
     assert (done["stdout"], done["stderr"], done["exit_code"]) == ("out\n", "err\n", 4)
@@ -175,6 +176,7 @@ async def events(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> lis
     return told
 
 
+@pytest.mark.real_guest
 async def test_a_stream_has_one_exit_or_one_error(http: httpx.AsyncClient, url: str) -> None:
     told = await events(http, url, {"cmd": "printf 'a\\303'; printf b >&2; exit 2"})
     assert told[-1] == ("exit", {"exit_code": 2})
@@ -224,6 +226,7 @@ async def test_a_session_is_made_run_in_and_removed(http: httpx.AsyncClient, url
     refused(await http.post(f"{url}/repl/sessions", json={"language": "ruby"}), 400)
 
 
+@pytest.mark.real_guest
 async def test_files_are_taken_as_they_come(http: httpx.AsyncClient, url: str) -> None:
     path = {"path": "/tmp/folder/data"}
     content = bytes(range(256)) * 40_000
@@ -238,6 +241,7 @@ async def test_files_are_taken_as_they_come(http: httpx.AsyncClient, url: str) -
     refused(await http.delete(f"{url}/fs", params=path), 404)
 
 
+@pytest.mark.real_guest
 async def test_a_folder_that_is_too_large_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "MOST_ENTRIES", 3)
     assert "find" in refused(await http.get(f"{url}/fs/dir", params={"path": "/etc"}), 413)

@@ -215,6 +215,7 @@ async def test_what_is_uploaded_is_no_larger_than_the_service_allows(folder: Pat
         assert ok(await http.get(f"{HERE}/sandboxes/{made}/files")) == []
 
 
+@pytest.mark.real_guest
 async def test_files_are_read_and_folders_listed(http: httpx.AsyncClient, box: str) -> None:
     url, data = f"{HERE}/sandboxes/{box}/files", "/workspace/data.bin"
     await run(http, box, "mkdir", "folder")
@@ -231,6 +232,7 @@ async def test_files_are_read_and_folders_listed(http: httpx.AsyncClient, box: s
         refused(await http.get(url, params={"path": path}), status)
 
 
+@pytest.mark.real_guest
 async def test_a_folder_is_listed_whole_up_to_a_bound(http: httpx.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await run(http, box, "sh", "-c", "mkdir many && cd many && touch $(seq -w 0 1199)")
     url, where = f"{HERE}/sandboxes/{box}/filesystem/list", {"path": "/workspace/many"}

@@ -74,6 +74,7 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
     assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
 
 
+@pytest.mark.real_guest
 async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, at: Bench) -> None:
     done = ok(await http.post(f"{HERE}/v1/execute", json={"language": "python", "code": "print(input())", "stdin": "x\n"}))
     assert set(done) == RESULT
@@ -93,6 +94,7 @@ async def test_a_program_is_graded(http: httpx.AsyncClient, expected: str, statu
     assert ok(await http.post(f"{HERE}/v1/execute", json=body))["status"] == status
 
 
+@pytest.mark.real_guest
 async def test_a_session_keeps_its_state_also_after_an_exception(http: httpx.AsyncClient, session: str) -> None:
     done = await run(http, session, "import json\nx = [1]\nopen('f', 'w').write('there')\nprint(x)")
     assert set(done) == RESULT | {"session_id", "result"}
@@ -183,6 +185,7 @@ async def test_a_key_is_taken_in_every_header_that_callers_send(at: Bench, heade
         refused(await stranger.get(f"{HERE}/v1/languages"), 401)
 
 
+@pytest.mark.real_guest
 async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(folder: Path) -> None:
     clock = ManualClock()
     async with bench(folder, clock=clock) as here, client(here.service) as http:

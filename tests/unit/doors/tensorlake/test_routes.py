@@ -156,6 +156,7 @@ async def until_ended(http: httpx.AsyncClient, inside: str, pid: int) -> None:
     await until(has_ended)
 
 
+@pytest.mark.real_guest
 async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: Bench) -> None:
     _, secret = await at.service.keys.create("somebody")
     async with tcp_client(at.service, secret) as http:

@@ -122,6 +122,7 @@ async def test_who_follows_is_told_each_byte_once(box: Sandbox, journal: Journal
     assert not journal.tails.followed
 
 
+@pytest.mark.real_guest
 async def test_a_process_in_the_background_is_told_once_it_has_ended(box: Sandbox, journal: Journal) -> None:
     followed = Followed(reading.follow(journal, box, OPERATOR, BOTH))
     process = await processes.start(box, ProcessSpec(argv=shell_argv("echo seen; read line; echo $line"), stdin=True))
