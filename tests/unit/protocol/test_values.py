@@ -125,7 +125,7 @@ def test_what_is_outside_of_the_subset_is_refused(raw: bytes, why: str) -> None:
         values.decode(raw)
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {b"x": 1}, 2**64, -(2**63) - 1, {1, 2}, 1j, [[object()]]], ids=str)
+@pytest.mark.parametrize("value", [object, {1: 2}, {b"x": 1}, 2**64, -(2**63) - 1, {1, 2}, 1j, [[object]]], ids=str)
 def test_what_is_not_carried_is_not_encoded(value: object) -> None:
     with pytest.raises(values.BadValue):
         values.encode(value)
