@@ -1,23 +1,35 @@
-"""Every store that Sandlot has, through the suite that it ships; and from every revision to the newest."""
+"""Every store and all blobs of Sandlot, and those in memory, pass the suites that it ships; databases are migrated.
+
+Databases that the suites only read and write are made once: a copy for each test of SQLite, emptied before each test of PostgreSQL.
+They are in memory where the machine has room there; what must be synced is tested in tests/unit/store.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import Connection, inspect, text
 
 pytest.register_assert_rewrite("sandlot.testing")
 
-from sandlot.model.errors import HostError  # noqa: E402 - rewritten first
+from sandlot.model.errors import HostError, LimitError  # noqa: E402 - rewritten first
+from sandlot.model.ids import new_file_id  # noqa: E402
+from sandlot.model.storage import Store  # noqa: E402
 from sandlot.store import engine, migrations, schema  # noqa: E402
 from sandlot.store.blobs import FolderBlobs, open_blobs  # noqa: E402
 from sandlot.store.keys import Keys  # noqa: E402
 from sandlot.store.sandboxes import Sandboxes  # noqa: E402
-from sandlot.testing.stores.bench import OURS, StoreBench, event, key, sandbox, snapshot  # noqa: E402
-from sandlot.testing.stores.suite import BlobsSuite, StoreSuite  # noqa: E402
+from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore  # noqa: E402
+from sandlot.testing.stores.bench import OURS, StoreBench, StoreOpener, event, every_event, execution, key, sandbox, snapshot  # noqa: E402
+from sandlot.testing.stores.blobs import given  # noqa: E402
+from sandlot.testing.stores.suite import BlobsSuite, DurabilitySuite, StoreSuite, StreamedBlobsSuite  # noqa: E402
 from tests.support.postgres import Cluster, cluster  # noqa: E402
 
 NEXT = f"{int(schema.HEAD) + 1:04}"
@@ -26,18 +38,43 @@ NEXT = f"{int(schema.HEAD) + 1:04}"
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Cluster]:
-    with cluster() as made:
-        yield made
+    with cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sandlot-stores-") as name:
+        yield Path(name)
+
+
+async def _migrated(bench: StoreBench) -> StoreBench:
+    async with bench.open():
+        return bench
+
+
+@pytest.fixture(scope="module")
+async def sqlite_template() -> AsyncIterator[Path]:
+    """A database file of this version, empty."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sandlot-stores-") as name:
+        await _migrated(StoreBench(OURS, f"{name}/rows.db"))
+        yield Path(name) / "rows.db"
+
+
+@pytest.fixture(scope="module")
+async def postgres_shared(postgres: Cluster) -> StoreBench:
+    """A database of this version; tests share it one after another."""
+    return await _migrated(StoreBench(OURS, postgres.database()))
 
 
 class MigrationsSuite:
-    """From what an earlier version left to what this one expects."""
+    """Behaviours of migrations. Needs a fixture ``bench`` whose store was never opened."""
 
-    @pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, int(schema.HEAD))])
-    async def test_every_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench, revision: str) -> None:
+    async def test_the_oldest_revision_is_brought_to_the_newest_with_what_is_in_it(self, bench: StoreBench) -> None:
         record, made = sandbox(name="old"), key("old")
         async with engine.opened(_place(bench)) as database:
-            await migrations.migrate(database, head=revision)
+            await migrations.migrate(database, head="0001")
             await Sandboxes(database).save(record, event())
             await Keys(database).add(made)
         async with bench.open() as store:
@@ -100,19 +137,108 @@ def _steps(folder: Path, second: str) -> Path:
     return steps
 
 
-class TestSqlite(StoreSuite, MigrationsSuite):
+EMPTY_ALL_TABLES = "; ".join(f"DELETE FROM {table.name}" for table in reversed(schema.metadata.sorted_tables) if table is not schema.counters)  # noqa: S608
+RESET_EVENTS = f"UPDATE counters SET value = 0 WHERE name = '{schema.EVENTS}'"  # noqa: S608 - a constant
+
+
+class TestSqlite(StoreSuite):
     @pytest.fixture
-    def bench(self, tmp_path: Path) -> StoreBench:
-        return StoreBench(OURS, str(tmp_path / "rows.db"))
+    def bench(self, sqlite_template: Path, folder: Path) -> StoreBench:
+        return StoreBench(OURS, str(shutil.copy(sqlite_template, folder)))
 
 
-class TestPostgresql(StoreSuite, MigrationsSuite):
+class TestNewSqlite(DurabilitySuite, MigrationsSuite):
+    @pytest.fixture
+    def bench(self, folder: Path) -> StoreBench:
+        return StoreBench(OURS, str(folder / "rows.db"))
+
+
+class TestPostgresql(StoreSuite):
+    @pytest.fixture
+    def bench(self, postgres: Cluster, postgres_shared: StoreBench) -> StoreBench:
+        postgres.query(f"{EMPTY_ALL_TABLES}; {RESET_EVENTS}", urlsplit(postgres_shared.where).path[1:])
+        return postgres_shared
+
+
+class TestNewPostgresql(DurabilitySuite, MigrationsSuite):
     @pytest.fixture
     def bench(self, postgres: Cluster) -> StoreBench:
         return StoreBench(OURS, postgres.database())
 
 
-class TestFolder(BlobsSuite):
+class TestMemory(StoreSuite):
     @pytest.fixture
-    async def blobs(self, tmp_path: Path) -> FolderBlobs:
-        return await open_blobs(tmp_path / "files")
+    def bench(self) -> StoreOpener:
+        return _MemoryOpener()
+
+
+class _MemoryOpener:
+    def __init__(self) -> None:
+        self.database = MemoryDatabase()
+
+    def open(self) -> AbstractAsyncContextManager[Store]:
+        return MemoryStore(self.database)
+
+
+class TestFolder(StreamedBlobsSuite):
+    @pytest.fixture
+    async def blobs(self, folder: Path) -> FolderBlobs:
+        return await open_blobs(folder / "files")
+
+
+class TestMemoryBlobs(BlobsSuite):
+    @pytest.fixture
+    def blobs(self) -> MemoryBlobs:
+        return MemoryBlobs()
+
+
+# Faults on demand ---------------------------------------------------------------------------------------------------------
+
+
+async def test_memory_store_fails_on_demand_and_changes_nothing() -> None:
+    async with MemoryStore() as store:
+        faults = store.database.faults
+        faults.fail_next("executions.save", HostError("broken"))
+        with pytest.raises(HostError, match="broken"):
+            await store.executions.save([execution()])
+        assert await store.executions.page(owner=None, sandbox=None, before=None, limit=9) == []
+        await store.executions.save([execution()])
+        assert faults.operations["executions.save"] == 2
+
+
+async def test_full_disk_of_a_memory_store_refuses_writes_only() -> None:
+    database = MemoryDatabase()
+    blobs, record = MemoryBlobs(database), key("name")
+    async with MemoryStore(database) as store:
+        await store.keys.add(record)
+        database.faults.disk_full = True
+        for write in (store.keys.revoke("name", record.created_at), store.events.add([event()]), store.sandboxes.save(sandbox(), event())):
+            with pytest.raises(HostError, match="disk is full"):
+                await write
+        with pytest.raises(LimitError, match="full"):
+            await blobs.write(new_file_id(), given([b"x"]))
+        assert list(await store.keys.all()) == [record]
+        assert await every_event(store) == []
+        assert await blobs.ids() == frozenset()
+
+
+async def test_held_operation_waits_and_is_complete_when_its_caller_is_cancelled() -> None:
+    async with MemoryStore() as store:
+        hold, record = store.database.faults.hold("sandboxes.save"), sandbox()
+        task = asyncio.create_task(store.sandboxes.save(record))
+        await hold.reached()
+        assert await store.sandboxes.get(record.id) is None
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        hold.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await store.sandboxes.get(record.id) == record
+
+
+async def test_closed_memory_store_refuses_operations() -> None:
+    async with MemoryStore() as store:
+        pass
+    with pytest.raises(RuntimeError, match=r"events\.last was called after the store was closed"):
+        await store.events.last()

@@ -1,4 +1,8 @@
-"""A PostgreSQL of one's own: a cluster in a temporary folder, on a unix socket only, gone with the test run."""
+"""A PostgreSQL cluster of a test module: in a temporary folder, reachable by a unix socket only, removed at the end.
+
+The folder is in memory and the server does not sync (``fsync=off``): tests kill the server's clients, never the machine. What is promised
+about syncing is a setting of the operator's, and for SQLite tests/unit/store checks the settings of Sandlot's own connection.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,22 @@ from pathlib import Path
 from urllib.parse import quote
 
 USER = "postgres"
-"""Debian's package makes it; a server refuses to run as root."""
+"""Debian's package creates this user; a server refuses to run as root."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+_IN_MEMORY = Path("/dev/shm")
+_SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "autovacuum=off", "max_wal_size=64MB")
 
 
 def programs() -> Path:
-    """Where the newest version's are: Debian puts them beside PATH, so that many versions can be installed."""
+    """Return the folder of the newest version's programs. Debian keeps them off PATH, so that several versions can be installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     assert found, "PostgreSQL is not installed: scripts/setup --tools"
     return found[-1].parent
 
 
 class Cluster:
-    """One that runs.
+    """One running cluster.
 
     Args:
         folder: Its files and its socket.
@@ -42,16 +48,16 @@ class Cluster:
         return f"postgresql://{user}@/{database}?host={quote(str(self.folder))}"
 
     def database(self) -> str:
-        """The URL of a new, empty database."""
+        """Create an empty database, and return its URL."""
         self._made += 1
         name = f"sandlot_{self._made}"
         self.query(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def restart(self) -> None:
-        """Stop it, whoever is connected, and start it again."""
-        ended(self.process)
-        self.process = started(self.folder)
+        """Stop the server, whoever is connected, and start it again."""
+        _stop(self.process, signal.SIGINT)
+        self.process = _started(self.folder)
 
     def query(self, statement: str, database: str = "postgres") -> str:
         where = ["-h", str(self.folder), "-U", USER, "-d", database]
@@ -62,11 +68,10 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Make a cluster, and run it while the body does."""
-    folder = Path(tempfile.mkdtemp(prefix="sandlot-postgres-"))
+    """Run a new cluster."""
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-postgres-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     try:
         shutil.chown(folder, USER, USER)
-        # A server that is killed with the test run's machine may lose what it has: the tests kill its clients, not it.
         subprocess.run(
             [str(programs() / "initdb"), "-D", str(folder / "data"), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
             user=USER,
@@ -76,31 +81,31 @@ def cluster() -> Iterator[Cluster]:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        made = Cluster(folder, started(folder))
+        running = Cluster(folder, _started(folder))
         try:
-            yield made
+            yield running
         finally:
-            ended(made.process)
+            _stop(running.process, signal.SIGQUIT)  # without a checkpoint: the folder is removed
     finally:
         shutil.rmtree(folder)
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
-    """Run a cluster that was made."""
+def _started(folder: Path) -> subprocess.Popen[bytes]:
     command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=INT"]
-    command += [str(programs() / "postgres"), "-D", str(folder / "data"), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
+    command += [str(programs() / "postgres"), "-D", str(folder / "data"), "-k", str(folder)]
+    command += [word for setting in _SETTINGS for word in ("-c", setting)]
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
     ends = time.monotonic() + START_TIMEOUT_S
     while subprocess.run([programs() / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
         if process.poll() is not None or time.monotonic() > ends:
-            ended(process)
+            _stop(process, signal.SIGQUIT)
             raise AssertionError((folder / "log").read_text())
         time.sleep(0.05)
     return process
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
-    """End it in the way that it calls fast: clients are cut off, and what is committed stays."""
-    process.send_signal(signal.SIGINT)
+def _stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    """Stop a server: SIGINT disconnects its clients and keeps what is committed; SIGQUIT leaves at once."""
+    process.send_signal(how)
     process.wait(STOP_TIMEOUT_S)

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.ids import NodeId, SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id, new_snapshot_id
@@ -35,6 +35,14 @@ NASTY = "a\0b \ud800 \u2028 ü 🐢 '); DROP TABLE sandboxes; -- %s :name ?"
 def open_ours(where: str) -> AbstractAsyncContextManager[Store]:
     """Open Sandlot's own store."""
     return open_store(Path(where) if where.startswith("/") else where)
+
+
+class StoreOpener(Protocol):
+    """A store for one test alone, empty at first. It can be opened several times."""
+
+    def open(self) -> AbstractAsyncContextManager[Store]:
+        """Open the store, as a process that starts would."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sandlot.model.access import OwnerId
 from sandlot.model.ids import new_webhook_id
 from sandlot.model.storage import Store
 from sandlot.model.webhooks import NATIVE, Progress, WebhookChange, WebhookRecord
-from sandlot.testing.stores.bench import ALICE, BOB, NASTY, StoreBench, fresh_node, moment
+from sandlot.testing.stores.bench import ALICE, BOB, NASTY, StoreOpener, fresh_node, moment
 
 
 def webhook(at_s: float = 0, owner: OwnerId = ALICE) -> WebhookRecord:
@@ -33,7 +33,7 @@ class HooksSuite:
     """See the module."""
 
     @pytest.fixture
-    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
         """The bench's, open."""
         async with bench.open() as store:
             yield store

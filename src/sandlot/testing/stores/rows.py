@@ -21,7 +21,7 @@ from sandlot.testing.stores.bench import (
     BOB,
     NASTY,
     NODE,
-    StoreBench,
+    StoreOpener,
     ended,
     event,
     every_event,
@@ -33,12 +33,15 @@ from sandlot.testing.stores.bench import (
     sandbox,
 )
 
+_MANY, _PAGE = 2400, 600
+"""More rows than a store removes in one transaction."""
+
 
 class RowsSuite:
     """See the module."""
 
     @pytest.fixture
-    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
         """The bench's, open."""
         async with bench.open() as store:
             yield store
@@ -270,6 +273,22 @@ class RowsSuite:
         await store.executions.forget(created_before=moment(1e6))
         assert await store.executions.counts("2026-11") == {ALICE: 19, BOB: 40}
         assert await store.executions.counts("2026-12") == {ALICE: 7}
+
+    async def test_many_rows_are_paged_without_a_gap_and_trimmed(self, store: Store) -> None:
+        for begin in range(0, _MANY, _PAGE):
+            await store.executions.save([execution(number // 3) for number in range(begin, begin + _PAGE)])
+            await store.events.add([event(number) for number in range(_PAGE)])
+        seen: list[Position] = []
+        while page := await store.executions.page(owner=ALICE, sandbox=None, before=seen[-1] if seen else None, limit=_PAGE):
+            assert len(page) <= _PAGE
+            seen += [Position(record.created_at, record.id) for record in page]
+        assert len({position.id for position in seen}) == _MANY
+        positions = [(position.at, position.id) for position in seen]
+        assert positions == sorted(positions, reverse=True)
+        assert [record.sequence for record in await every_event(store, _PAGE)] == list(range(1, _MANY + 1))
+        assert await store.executions.trim(keep=10) == _MANY - 10
+        assert await store.events.trim(keep=10) == _MANY - 10
+        assert [record.sequence for record in await every_event(store)] == list(range(_MANY - 9, _MANY + 1))
 
     # -- events -----------------------------------------------------------------------------------------------------
     async def test_events_are_numbered_from_one_and_filtered(self, store: Store) -> None:

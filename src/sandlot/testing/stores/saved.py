@@ -12,14 +12,14 @@ from sandlot.model.ids import SandboxId, SnapshotId, new_sandbox_id
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import GIB, Limits, Network, OnTimeout, SandboxSpec, SnapshotKind
 from sandlot.model.storage import Position, Store
-from sandlot.testing.stores.bench import ALICE, BOB, NASTY, NODE, StoreBench, event, every_event, fresh_node, snapshot
+from sandlot.testing.stores.bench import ALICE, BOB, NASTY, NODE, StoreOpener, event, every_event, fresh_node, snapshot
 
 
 class SavedSuite:
     """See the module."""
 
     @pytest.fixture
-    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
         """The bench's, open."""
         async with bench.open() as store:
             yield store

@@ -1,16 +1,17 @@
-"""The behaviours of a store, each a test. One that passes them can stand behind Sandlot's port of what survives a restart."""
+"""Suites of the behaviours that Sandlot's core expects of a store."""
 
 from __future__ import annotations
 
-from sandlot.testing.stores.blobs import BlobsSuite
+from sandlot.testing.stores.blobs import BlobsSuite, StreamedBlobsSuite
+from sandlot.testing.stores.durability import DurabilitySuite
 from sandlot.testing.stores.hooks import HooksSuite
-from sandlot.testing.stores.laws import LawsSuite
 from sandlot.testing.stores.rows import RowsSuite
 from sandlot.testing.stores.saved import SavedSuite
+from sandlot.testing.stores.transactions import TransactionsSuite
 from sandlot.testing.stores.volumes import VolumesSuite
 
-__all__ = ["BlobsSuite", "StoreSuite"]
+__all__ = ["BlobsSuite", "DurabilitySuite", "StoreSuite", "StreamedBlobsSuite"]
 
 
-class StoreSuite(RowsSuite, SavedSuite, VolumesSuite, HooksSuite, LawsSuite):
-    """All behaviours. Subclass it, name the class ``Test...`` and give it a fixture ``bench``."""
+class StoreSuite(RowsSuite, SavedSuite, VolumesSuite, HooksSuite, TransactionsSuite):
+    """Behaviours of every store. Subclass it, name the class ``Test...`` and give it a fixture ``bench`` whose store is empty."""

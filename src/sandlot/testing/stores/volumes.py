@@ -12,14 +12,14 @@ from sandlot.model.errors import ConflictError
 from sandlot.model.ids import new_volume_id
 from sandlot.model.records import VolumeRecord
 from sandlot.model.storage import Store
-from sandlot.testing.stores.bench import ALICE, BOB, NODE, StoreBench, event, every_event, fresh_node, moment
+from sandlot.testing.stores.bench import ALICE, BOB, NODE, StoreOpener, event, every_event, fresh_node, moment
 
 
 class VolumesSuite:
     """See the module."""
 
     @pytest.fixture
-    async def store(self, bench: StoreBench) -> AsyncIterator[Store]:
+    async def store(self, bench: StoreOpener) -> AsyncIterator[Store]:
         """The bench's, open."""
         async with bench.open() as store:
             yield store

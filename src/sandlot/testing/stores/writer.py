@@ -3,8 +3,7 @@
 ``python -m sandlot.testing.stores.writer OPENER WHERE MODE [COUNT]`` with a mode of
 
 - ``churn``: save sandboxes with their events without end, several at once; print the id of each once that has returned.
-- ``events``: append COUNT events one by one, and print ``done``.
-- ``key``: make a key of the name COUNT, and print its id.
+- ``events``: print ``ready``, append COUNT events one by one, and print ``done``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import asyncio
 import sys
 
 from sandlot.model.storage import Store
-from sandlot.testing.stores.bench import StoreBench, event, key, sandbox
+from sandlot.testing.stores.bench import StoreBench, event, sandbox
 
 _AT_ONCE = 3
 
@@ -35,15 +34,11 @@ async def main(opener: str, where: str, mode: str, count: str = "0") -> None:
     async with StoreBench(opener, where).open() as store:
         if mode == "churn":
             await churn(store)
-        elif mode == "events":
+        else:
             _say("ready")
             for number in range(int(count)):
                 await store.events.add([event(number)])
             _say("done")
-        else:
-            record = key(count)
-            await store.keys.add(record)
-            _say(record.id)
 
 
 def _say(word: str) -> None:

@@ -1,0 +1,49 @@
+"""Behaviours of a store's transactions: concurrent tasks, cancellation, closing and opening again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sandlot.testing.stores.bench import StoreOpener, event, every_event, key, sandbox
+
+
+class TransactionsSuite:
+    """Behaviours of transactions. Needs a fixture ``bench``."""
+
+    async def test_records_are_there_after_closing_and_opening_again(self, bench: StoreOpener) -> None:
+        record, made = sandbox(), key("name")
+        async with bench.open() as store:
+            await store.sandboxes.save(record, event(sandbox=record.id))
+            await store.keys.add(made)
+
+        async with bench.open() as store:
+            assert await store.sandboxes.get(record.id) == record
+            assert list(await store.keys.all()) == [made]
+            assert await store.events.last() == 1
+
+    async def test_many_tasks_write_and_read_at_once(self, bench: StoreOpener) -> None:
+        async with bench.open() as store:
+            records = [sandbox(metadata={"n": "1"}) for _ in range(60)]
+            await asyncio.gather(
+                *(store.sandboxes.save(record, event(sandbox=record.id)) for record in records),
+                *(store.events.page(owner=None, sandbox=None, after=0, limit=10) for _ in range(60)),
+            )
+
+            assert {record.id for record in await store.sandboxes.unfinished(records[0].node)} == {record.id for record in records}
+            assert [record.sequence for record in await every_event(store)] == list(range(1, 61))
+
+    async def test_cancelled_writes_happen_as_a_whole_or_not_at_all(self, bench: StoreOpener) -> None:
+        async with bench.open() as store:
+            records = [sandbox() for _ in range(30)]
+            tasks = [asyncio.create_task(store.sandboxes.save(record, event(sandbox=record.id))) for record in records]
+            for number, task in enumerate(tasks):
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+
+            saved = {record.id for record in await store.sandboxes.unfinished(records[0].node)}
+            assert saved == {record.event.sandbox for record in await every_event(store)}
+            assert saved >= {record.id for record, outcome in zip(records, outcomes, strict=True) if outcome is None}
+            await store.sandboxes.save(late := sandbox())
+            assert await store.sandboxes.get(late.id) == late
