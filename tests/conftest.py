@@ -6,7 +6,8 @@
 - In CI a skipped test is a failure, because a promise that nobody checked is none. A test whose reason lies in the machine (no KVM, no
   cgroup v2) has ``@pytest.mark.may_skip(reason)``.
 - A service that a test starts keeps no pool unless the test asks for one: warm sandboxes would be counted as leaks and take time.
-- Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves them to ``scripts/test --all``.
+- Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves
+  them to ``scripts/test --all``.
 - Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
 - SIGINT has its default action, also if the tests were started in the background by a script, where a shell makes it ignored: programs
   that tests start would inherit that, and could not be interrupted.
@@ -24,6 +25,8 @@ from collections.abc import Awaitable, Callable, Generator
 
 import hypothesis
 import pytest
+
+from tests.support import marks
 
 hypothesis.settings.register_profile("sandlot", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("sandlot")
@@ -62,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[_begun_s] = time.monotonic()
+    marks.real_guest = item.get_closest_marker("real_guest") is not None
     return (yield)
 
 

@@ -25,6 +25,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listen
+from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.node import MemoryTemplates, NoPackages
@@ -38,6 +39,7 @@ The guest's limit of processes counts those of its users (RLIMIT_NPROC), and wit
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
 BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
+
 
 @dataclass
 class Bench:
@@ -66,9 +68,10 @@ async def bench(
     read_host: Callable[[], Reading] = lambda: BOUNDLESS,
     *,
     packages: Packages | None = None,
-    real_guest: bool = False,
 ) -> AsyncIterator[Bench]:
     """Run a service in a folder of its own; in the end nothing may be left of its sandboxes.
+
+    In a test marked ``real_guest`` sandboxes are real guests without isolation, for programs that the scripted guest does not have.
 
     Args:
         folder: Where its data is.
@@ -76,10 +79,9 @@ async def bench(
         clock: Its clock; None is the machine's.
         read_host: Reads the host's resources.
         packages: Package indexes; None is none.
-        real_guest: Whether sandboxes are real guests without isolation, for programs that the scripted guest does not have.
     """
     driver: MemoryDriver | BareDriver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
-    if real_guest:
+    if marks.real_guest:
         (folder / "driver").mkdir()
         driver = BareDriver(folder / "driver")
     async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:

@@ -22,8 +22,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def at(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Bench]:
-    async with bench(folder, real_guest=request.node.get_closest_marker("real_guest") is not None) as here:
+async def at(folder: Path) -> AsyncIterator[Bench]:
+    async with bench(folder) as here:
         yield here
 
 

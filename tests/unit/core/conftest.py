@@ -10,6 +10,8 @@ import pytest
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ports import Ability
 from sandlot.testing.memory.driver import MemoryDriver
+from tests.support import marks
+from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
 from tests.support.service import Bench, bench
 
@@ -20,8 +22,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def at(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
-    async with bench(tmp_path, clock=clock, real_guest=request.node.get_closest_marker("real_guest") is not None) as here:
+async def at(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Bench]:
+    async with bench(tmp_path, clock=clock) as here:
         yield here
 
 
@@ -31,8 +33,10 @@ async def box(at: Bench) -> Sandbox:
 
 
 @pytest.fixture
-async def driver() -> AsyncIterator[MemoryDriver]:
-    made = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
+async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver | BareDriver]:
+    below = tmp_path / "driver"
+    below.mkdir()
+    made = BareDriver(below) if marks.real_guest else MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
     yield made
     for instance in made.booted:
         await instance.destroy()

@@ -31,6 +31,7 @@ from tests.support.until import until
 PATIENCE_S = 30
 """For what would otherwise never return."""
 
+
 async def test_it_runs_and_ends_when_it_is_killed(at: Bench, box: Sandbox) -> None:
     assert is_in(box, State.RUNNING)
     assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0

@@ -249,7 +249,7 @@ def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
     pid = int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
     kernel.close()
     deadline = time.monotonic() + 30
-    while pid in members(kernel.process.pid) and time.monotonic() < deadline:
+    while members(kernel.process.pid) and time.monotonic() < deadline:  # some end a moment after the others
         time.sleep(0.02)
     assert members(kernel.process.pid) == []
 
