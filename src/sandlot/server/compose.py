@@ -160,6 +160,8 @@ async def open_service(
     clock: Clock | None = None,
     read_host: Callable[[], Reading] | None = None,
     packages: Packages | None = None,
+    store: Store | None = None,
+    blobs: Blobs | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
     """Be the service of a data directory: lock it, take over what an earlier one left running, and remove the rest of it.
@@ -171,6 +173,8 @@ async def open_service(
         clock: In place of the machine's.
         read_host: In place of a look at the machine.
         packages: In place of a cache of the indexes that the machine is configured for.
+        store: In place of the database of the settings. The caller opens and closes it.
+        blobs: In place of the folder of the settings.
         keep: Whether its sandboxes live on in the end, for the next service; otherwise they are removed.
 
     Raises:
@@ -183,9 +187,11 @@ async def open_service(
     async with AsyncExitStack() as opened:
         opened.enter_context(state.locked(settings.data_dir))
         node = state.node(settings.data_dir)
-        store = await opened.enter_async_context(open_store(settings.database))
-        state.belongs(settings.data_dir, await store.identity())
-        blobs = await open_blobs(settings.files)
+        if store is None:
+            store = database = await opened.enter_async_context(open_store(settings.database))
+            state.belongs(settings.data_dir, await database.identity())
+        if blobs is None:
+            blobs = await open_blobs(settings.files)
         budget = Budget(settings.buffer_bytes)
         time = clock or SystemClock()
 
