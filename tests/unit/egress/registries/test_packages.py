@@ -47,7 +47,7 @@ def test_an_empty_table_has_nothing(tmp_path: Path) -> None:
     assert find(b"", "x") is None
 
 
-@pytest.mark.parametrize("data", [lzma.compress(b"x" * 1000)[:-9], gzip.compress(b"x" * 1000)[:-9], b"\xfd7zXZ\x00 and no more"], ids=["xz", "gz", "head"])
+@pytest.mark.parametrize("data", [lzma.compress(b"x" * 1000)[:-9], gzip.compress(b"x" * 1000, mtime=0)[:-9], b"\xfd7zXZ\x00 and no more"])
 def test_a_torn_index_is_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "torn").write_bytes(data)
     with (tmp_path / "torn").open("rb") as file, pytest.raises(ValueError):  # noqa: PT011 - any of them: the text is the parser's
