@@ -34,6 +34,7 @@ from sandlot.server.compose import Service, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
 from sandlot.testing.memory.guest import MemoryGuest
+from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from tests.support.clock import ManualClock
 
 CreateSandboxParams = NewSandbox
@@ -108,6 +109,7 @@ class NodeState:
         folder: Folder of the test.
         clock: Clock of all services of this state.
         driver: Driver with its sandboxes.
+        database: Rows of the store and contents of stored files; fails on demand.
         templates: Templates.
         host: Reading of the host; assign another one to change it.
         abilities: Abilities of the driver.
@@ -116,6 +118,7 @@ class NodeState:
     folder: Path
     clock: ManualClock = field(default_factory=ManualClock)
     driver: MemoryDriver = field(init=False)
+    database: MemoryDatabase = field(default_factory=MemoryDatabase)
     templates: MemoryTemplates = field(default_factory=MemoryTemplates)
     host: Reading = ENDLESS_HOST
     abilities: Collection[Ability] = tuple(Ability)
@@ -301,15 +304,20 @@ async def open_node(
         amount = replace(_ENDLESS, memory_bytes=memory_bytes)
         state.host = Reading(has=amount, free=amount, held_disk_bytes=0)
     state.driver.restart()
-    async with open_service(
-        settings_of(state, **settings),
-        drivers={state.driver.name: state.driver},
-        templates=state.templates,
-        clock=state.clock,
-        read_host=lambda: state.host,
-        packages=packages or NoPackages(),
-        keep=keep_sandboxes,
-    ) as service:
+    async with (
+        MemoryStore(state.database) as store,
+        open_service(
+            settings_of(state, **settings),
+            drivers={state.driver.name: state.driver},
+            templates=state.templates,
+            clock=state.clock,
+            read_host=lambda: state.host,
+            packages=packages or NoPackages(),
+            store=store,
+            blobs=MemoryBlobs(state.database),
+            keep=keep_sandboxes,
+        ) as service,
+    ):
         yield Node(state, service)
 
 

@@ -29,8 +29,8 @@ from sandlot.model.errors import ConflictError, ForbiddenError, HostError, Inval
 from sandlot.model.ports import Ability
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
-from sandlot.store.database import open_store
-from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node, settings_of
+from sandlot.testing.memory.store import MemoryStore
+from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node
 
 LIMITS = Limits(memory_bytes=GIB)
 LARGE = replace(LIMITS, memory_bytes=2 * GIB)
@@ -510,7 +510,7 @@ async def test_start_removes_pools_of_keys_that_were_revoked_while_no_service_ra
     async with open_node(state) as node:
         anne = await new_key(node, "anne")
         await filled_pool(node, anne, warm=1)
-    async with open_store(settings_of(state).database) as store:
+    async with MemoryStore(state.database) as store:
         await store.keys.revoke(anne.owner, state.clock.now())
 
     async with open_node(state) as node:
