@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.localservice import LocalService, local_service
 
+pytestmark = pytest.mark.slow
+
 BENCH = (sys.executable, "-m", "sandlot.cli", "bench", "--quick")
 
 

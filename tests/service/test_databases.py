@@ -17,6 +17,8 @@ from tests.support.postgres import Cluster, cluster
 from tests.support.service import BASE, bench, client
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Cluster]:

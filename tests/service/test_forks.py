@@ -21,6 +21,8 @@ from sandlot.server.compose import Service
 from tests.support.saving import BASE, IN_CONTAINER, SMALL, State, cell, check, fill, gone, make, place, real_service, saved, shell
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 
 DRAWS = """

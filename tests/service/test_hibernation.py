@@ -17,6 +17,8 @@ from sandlot.server.compose import Service
 from tests.support.saving import BASE, IN_CONTAINER, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 

@@ -28,6 +28,8 @@ from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
 from tests.support.runsc import inside
 
+pytestmark = pytest.mark.slow
+
 BUSYBOX = Debian(suite="bookworm", variant="extract", packages=("busybox-static",))
 INSTALL = Step(("/bin/busybox", "--install", "-s", "/bin"))
 TINY = Recipe("tiny", debian=BUSYBOX, run=(INSTALL,), env={"PATH": "/bin"})

@@ -25,6 +25,8 @@ from sandlot.model.specs import RootFs
 from sandlot.protocol import schema
 from tests.support.runsc import inside
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:

@@ -21,6 +21,8 @@ from tests.support.abandoned import POOL, POOLED, own_cache, stocked
 from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -22,6 +22,8 @@ from tests.support.forsaken import COUNT
 from tests.support.saving import State, check, killed_at, real_service, saved, shell
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def forsaken(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -26,6 +26,8 @@ from tests.support.ordeal import PATIENCE_S, Client, Ordeal
 from tests.support.ordealwork import Cells, Flood, Lives, Store, Tenant, Terminal, Upload
 from tests.support.traces import NOTHING, settle, traces
 
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 AIM_S = 20.0
 """For the moment that a kill waits for; where it does not come, the kill comes anyway, and says so."""

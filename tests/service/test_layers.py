@@ -22,6 +22,8 @@ from sandlot.model.specs import ProcessSpec, User
 from sandlot.server.compose import Service
 from tests.support.saving import BASE, make, place, real_service
 
+pytestmark = pytest.mark.slow
+
 CHANGES = r"""
 import os, socket
 os.umask(0)

@@ -11,7 +11,7 @@ import pytest
 from sandlot import AsyncClient, AsyncSandbox, Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, UnsupportedError
 from sandlot.model.specs import GIB, MIB, Limits
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, LocalService, local_service
 
 GROW = """
 import resource, subprocess
@@ -32,7 +32,7 @@ print("gone")
 """
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EACH_ISOLATION)
 def isolation(request: pytest.FixtureRequest) -> str:
     """What the sandboxes of this test's service are."""
     chosen: str = request.param

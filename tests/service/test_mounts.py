@@ -32,6 +32,8 @@ from tests.support.localservice import local_service
 from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 DATA = VolumeMount("data", "/data")
 OTHER = VolumeMount("other", "/srv/other", read_only=True)
 

@@ -13,14 +13,14 @@ import pytest
 
 from sandlot import InvalidRequestError, NotFoundError
 from sandlot.sdk.oneshot import Program
-from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, settle
 
 HUNGRY = "x = []\nwhile True: x.append(b'x' * (1 << 22))"
 GREEDY_CHILD = f"import subprocess, sys\nprint('before', flush=True)\nsys.exit(subprocess.run([sys.executable, '-c', {HUNGRY!r}]).returncode != 0)"
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EACH_ISOLATION)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running

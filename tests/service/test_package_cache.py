@@ -21,6 +21,8 @@ import pytest
 from sandlot.egress.sources.machine import Sources
 from tests.support.packages import Served, served
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("six", "humanize")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 UV = Path(sysconfig.get_path("scripts")) / "uv"

@@ -15,6 +15,8 @@ from sandlot import Sandbox
 from sandlot.model.errors import InvalidRequestError
 from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
+pytestmark = pytest.mark.slow
+
 QUICK = pytest.mark.parametrize("service", ["container"], indirect=True)
 """For what is the package managers' and ours, and nothing of the isolation's."""
 

@@ -24,6 +24,8 @@ from sandlot import Sandbox
 from sandlot.model.specs import MIB
 from tests.support.localservice import LocalService, local_service
 
+pytestmark = pytest.mark.slow
+
 BUFFER_BYTES = 64 * MIB
 CONNECTIONS = 300
 GROWTH_BYTES = 200 * MIB

@@ -50,6 +50,8 @@ from tests.support.saving import (
 )
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow
+
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
 

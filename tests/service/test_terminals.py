@@ -21,12 +21,12 @@ import pytest
 from sandlot import Sandbox
 from sandlot.model.errors import ConflictError
 from sandlot.model.specs import MIB
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, LocalService, local_service
 
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EACH_ISOLATION)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running

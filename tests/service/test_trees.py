@@ -21,11 +21,11 @@ from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.sdk import FileEvent, Progress
 from tests.support.archives import archive, entry
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, ISOLATIONS, LocalService, local_service
 from tests.support.traces import settle
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EACH_ISOLATION)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(80 << 20)}, isolation=request.param) as running:
         yield running
@@ -247,7 +247,7 @@ def test_a_watch_on_the_command_line_ends_with_the_folder(service: LocalService,
     assert watching.returncode == 0
 
 
-@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("isolation", EACH_ISOLATION)
 def test_what_a_killed_service_ran_inside_is_ended_by_the_next_and_leaves_nothing_half(isolation: str) -> None:
     with local_service(isolation=isolation) as dying:
         sandbox = dying.create()

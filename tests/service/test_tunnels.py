@@ -21,7 +21,7 @@ from sandlot import AsyncClient, AsyncSandbox, Sandbox
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, UnsupportedError
 from sandlot.model.specs import MIB
 from sandlot.sdk import Tunnel
-from tests.support.localservice import ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, LocalService, local_service
 
 LARGE = 20 * MIB
 PATIENCE_S = 60
@@ -62,7 +62,7 @@ while True:
 """
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=EACH_ISOLATION)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running

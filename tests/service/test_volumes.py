@@ -34,7 +34,7 @@ SIZE = 16 * MIB
 DATA = VolumeMount("data", "/data")
 READ_ONLY = replace(DATA, read_only=True)
 WITH = replace(BASE, volumes=(DATA,))
-ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container")])
+ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container", marks=pytest.mark.slow)])
 
 
 async def made(service: Service, name: str = "data") -> str:

@@ -35,6 +35,10 @@ ISOLATIONS = ("gvisor", "container")
 """What the promises of tests/security are held by, each of them by each."""
 EVERY_DAY = ("gvisor", pytest.param("container", marks=pytest.mark.soak))
 """For what is the guest's own doing, whatever isolates it: the default in every run, the other one in ``scripts/soak``."""
+EACH_ISOLATION = ("gvisor", pytest.param("container", marks=pytest.mark.slow))
+"""Parameters of a test that runs on both: gVisor in every run, containers in ``scripts/test --all``."""
+ON_GVISOR = pytest.mark.parametrize("service", ["gvisor"], indirect=True)
+"""For a test whose behaviour does not depend on the isolation, in a module whose service has each of them in turn."""
 START_PATIENCE_S = 60.0
 
 
