@@ -9,8 +9,8 @@
 - Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves
   them to ``scripts/test --all``.
 - Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
-- SIGINT has its default action, also if the tests were started in the background by a script, where a shell makes it ignored: programs
-  that tests start would inherit that, and could not be interrupted.
+- Programs that tests start do not inherit ignored signals. A shell ignores SIGINT and SIGQUIT in a script's background jobs, nohup(1) ignores
+  SIGHUP, and exec(2) passes that on: such programs could not be interrupted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ hypothesis.settings.load_profile("sandlot")
 
 os.environ.setdefault("SANDLOT_POOLS", "none")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, lambda *_: None), (signal.SIGHUP, lambda *_: None)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)  # exec(2) replaces a handler by the default action
 
 SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/security")
 FIRST = ("tests/security", "tests/conformance", "tests/compat", "tests/service", "tests/unit/server", "tests/unit/core")
