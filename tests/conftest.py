@@ -28,6 +28,8 @@ import pytest
 
 from tests.support import marks
 
+pytest.register_assert_rewrite("sandlot.testing")  # its suites are tests
+
 hypothesis.settings.register_profile("sandlot", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("sandlot")
 

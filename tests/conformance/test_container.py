@@ -11,23 +11,21 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten first
-from sandlot.drivers.oci.places import Folder, sandboxes_folder  # noqa: E402
-from sandlot.drivers.oci.probing import make_tiny_root  # noqa: E402
-from sandlot.host import disks  # noqa: E402
-from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges  # noqa: E402
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402
-from sandlot.link.types import Output  # noqa: E402
-from sandlot.model.errors import HostError  # noqa: E402
-from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import Change, ExitReason, Instance  # noqa: E402
-from sandlot.model.specs import ProcessSpec, User  # noqa: E402
-from sandlot.testing.bench import SMALL, Bench, meet  # noqa: E402
-from sandlot.testing.traces import traces  # noqa: E402
-from tests.support.onhost import group, processes, status  # noqa: E402
-from tests.support.until import until  # noqa: E402
+from sandlot.drivers.oci import record as records
+from sandlot.drivers.oci.places import Folder, sandboxes_folder
+from sandlot.drivers.oci.probing import make_tiny_root
+from sandlot.host import disks
+from sandlot.host.idranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.link.types import Output
+from sandlot.model.errors import HostError
+from sandlot.model.ids import new_node_id
+from sandlot.model.ports import Change, ExitReason, Instance
+from sandlot.model.specs import ProcessSpec, User
+from sandlot.testing.bench import SMALL, Bench, meet
+from sandlot.testing.traces import traces
+from tests.support.onhost import group, processes, status
+from tests.support.until import until
 
 KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 ALLOWED_CAPABILITIES = 0x800C05FB

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402 - rewritten first
-from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import Driver  # noqa: E402
-from sandlot.model.specs import MIB, Limits, RootFs  # noqa: E402
-from sandlot.testing.bench import Bench, Subject, meet  # noqa: E402
-from sandlot.testing.driver_contract import DriverContractSuite  # noqa: E402
-from sandlot.testing.guest_contract import GuestContractSuite  # noqa: E402
-from sandlot.testing.memory.driver import MemoryDriver  # noqa: E402
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.ids import new_node_id
+from sandlot.model.ports import Driver
+from sandlot.model.specs import MIB, Limits, RootFs
+from sandlot.testing.bench import Bench, Subject, meet
+from sandlot.testing.driver_contract import DriverContractSuite
+from sandlot.testing.guest_contract import GuestContractSuite
+from sandlot.testing.memory.driver import MemoryDriver
 
 LIMITS = Limits(cpus=1.0, memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=128)
 

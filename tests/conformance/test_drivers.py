@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.drivers.oci.driver import OciDriver  # noqa: E402 - rewritten first
-from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
-from sandlot.drivers.registry import DriverSettings  # noqa: E402
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402
-from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.specs import RootFs  # noqa: E402
-from sandlot.testing.bench import Bench  # noqa: E402
-from sandlot.testing.driver_clean import CleanSuite  # noqa: E402
-from sandlot.testing.driver_snapshot import SnapshotSuite  # noqa: E402
-from sandlot.testing.driver_suite import DriverSuite, PlainDriverSuite  # noqa: E402
+from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
+from sandlot.drivers.registry import DriverSettings
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.ids import new_node_id
+from sandlot.model.specs import RootFs
+from sandlot.testing.bench import Bench
+from sandlot.testing.driver_clean import CleanSuite
+from sandlot.testing.driver_snapshot import SnapshotSuite
+from sandlot.testing.driver_suite import DriverSuite, PlainDriverSuite
 
 
 def _without_control(name: str, settings: DriverSettings) -> OciDriver:

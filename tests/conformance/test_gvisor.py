@@ -11,24 +11,22 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.drivers.oci import record as records  # noqa: E402 - rewritten first
-from sandlot.drivers.oci.driver import OciDriver  # noqa: E402
-from sandlot.drivers.oci.gvisor.plan import group_limits  # noqa: E402
-from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
-from sandlot.drivers.oci.places import Folder, sandboxes_folder  # noqa: E402
-from sandlot.drivers.oci.runtime import content_sha256  # noqa: E402
-from sandlot.drivers.registry import DriverSettings  # noqa: E402
-from sandlot.host import disks  # noqa: E402
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402
-from sandlot.model.errors import HostError, SandboxEndedError  # noqa: E402
-from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import ExitReason  # noqa: E402
-from sandlot.model.specs import User  # noqa: E402
-from sandlot.testing.bench import Bench, meet  # noqa: E402
-from sandlot.testing.traces import traces  # noqa: E402
-from tests.support.onhost import group, processes, status  # noqa: E402
+from sandlot.drivers.oci import record as records
+from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.plan import group_limits
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
+from sandlot.drivers.oci.places import Folder, sandboxes_folder
+from sandlot.drivers.oci.runtime import content_sha256
+from sandlot.drivers.registry import DriverSettings
+from sandlot.host import disks
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import HostError, SandboxEndedError
+from sandlot.model.ids import new_node_id
+from sandlot.model.ports import ExitReason
+from sandlot.model.specs import User
+from sandlot.testing.bench import Bench, meet
+from sandlot.testing.traces import traces
+from tests.support.onhost import group, processes, status
 
 NOBODY = 65534
 _HOG = "number = 0\nwhile True:\n    open(f'/dev/hog-{number}', 'wb').write(bytes(1 << 20))\n    number += 1"

@@ -15,25 +15,23 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.drivers.oci.checkpoint.control import ControlEngine  # noqa: E402 - rewritten first
-from sandlot.drivers.oci.driver import OciDriver  # noqa: E402
-from sandlot.drivers.oci.gvisor.plan import group_limits  # noqa: E402
-from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc  # noqa: E402
-from sandlot.drivers.oci.places import Folder, runtimes_folder, sandboxes_folder  # noqa: E402
-from sandlot.drivers.oci.probing import PROBE_LIMITS, make_tiny_root  # noqa: E402
-from sandlot.drivers.oci.runtime import EngineError, Live, Program, content_sha256  # noqa: E402
-from sandlot.drivers.registry import DriverSettings  # noqa: E402
-from sandlot.images.store import ImageStore, cache_from  # noqa: E402
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError  # noqa: E402
-from sandlot.model.ids import new_node_id  # noqa: E402
-from sandlot.model.ports import Driver, ExitReason, Instance  # noqa: E402
-from sandlot.model.specs import MIB, Limits, ProcessSpec, User  # noqa: E402
-from sandlot.testing.bench import SMALL, Bench, meet  # noqa: E402
-from sandlot.testing.traces import settled, traces  # noqa: E402
-from tests.support import oldrunsc  # noqa: E402
-from tests.support.onhost import group, processes, status  # noqa: E402
+from sandlot.drivers.oci.checkpoint.control import ControlEngine
+from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.gvisor.plan import group_limits
+from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
+from sandlot.drivers.oci.places import Folder, runtimes_folder, sandboxes_folder
+from sandlot.drivers.oci.probing import PROBE_LIMITS, make_tiny_root
+from sandlot.drivers.oci.runtime import EngineError, Live, Program, content_sha256
+from sandlot.drivers.registry import DriverSettings
+from sandlot.images.store import ImageStore, cache_from
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError
+from sandlot.model.ids import new_node_id
+from sandlot.model.ports import Driver, ExitReason, Instance
+from sandlot.model.specs import MIB, Limits, ProcessSpec, User
+from sandlot.testing.bench import SMALL, Bench, meet
+from sandlot.testing.traces import settled, traces
+from tests.support import oldrunsc
+from tests.support.onhost import group, processes, status
 
 Locate = Callable[[], Program]
 _HOLD = "import os, sys, time\nheld = os.urandom(1 << 20) * int(sys.argv[1])\nprint('held', flush=True)\ntime.sleep(600)"

@@ -17,20 +17,18 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy import Connection, inspect, text
 
-pytest.register_assert_rewrite("sandlot.testing")
-
-from sandlot.model.errors import HostError, LimitError  # noqa: E402 - rewritten first
-from sandlot.model.ids import new_file_id  # noqa: E402
-from sandlot.model.storage import Store  # noqa: E402
-from sandlot.store import engine, migrations, schema  # noqa: E402
-from sandlot.store.blobs import FolderBlobs, open_blobs  # noqa: E402
-from sandlot.store.keys import Keys  # noqa: E402
-from sandlot.store.sandboxes import Sandboxes  # noqa: E402
-from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore  # noqa: E402
-from sandlot.testing.stores.bench import OURS, StoreBench, StoreOpener, event, every_event, execution, key, sandbox, snapshot  # noqa: E402
-from sandlot.testing.stores.blobs import given  # noqa: E402
-from sandlot.testing.stores.suite import BlobsSuite, DurabilitySuite, StoreSuite, StreamedBlobsSuite  # noqa: E402
-from tests.support.postgres import Cluster, cluster  # noqa: E402
+from sandlot.model.errors import HostError, LimitError
+from sandlot.model.ids import new_file_id
+from sandlot.model.storage import Store
+from sandlot.store import engine, migrations, schema
+from sandlot.store.blobs import FolderBlobs, open_blobs
+from sandlot.store.keys import Keys
+from sandlot.store.sandboxes import Sandboxes
+from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
+from sandlot.testing.stores.bench import OURS, StoreBench, StoreOpener, event, every_event, execution, key, sandbox, snapshot
+from sandlot.testing.stores.blobs import given
+from sandlot.testing.stores.suite import BlobsSuite, DurabilitySuite, StoreSuite, StreamedBlobsSuite
+from tests.support.postgres import Cluster, cluster
 
 NEXT = f"{int(schema.HEAD) + 1:04}"
 """A revision that a later version may have."""

@@ -20,6 +20,8 @@ from tests.support.serving import at, folder
 from tests.support.tenants import Asked, Two, all_routes, listening, named, status, tenants
 from tests.support.until import until
 
+pytestmark = pytest.mark.real_guest
+
 __all__ = ["at", "folder"]
 
 

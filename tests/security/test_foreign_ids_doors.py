@@ -20,6 +20,8 @@ from tests.support.service import Bench
 from tests.support.serving import at, folder
 from tests.support.tenants import Asked, Two, all_routes, listening, status, tenants
 
+pytestmark = pytest.mark.real_guest
+
 __all__ = ["at", "folder"]
 
 NOT_SUPPORTED = 501

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -24,6 +25,7 @@ from sandlot.server.compose import Service, open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
+from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from sandlot.web import listen
 from tests.support import marks
 from tests.support.bare import BareDriver
@@ -39,6 +41,10 @@ The guest's limit of processes counts those of its users (RLIMIT_NPROC), and wit
 _ENDLESS = Resources(memory_bytes=1 << 60, disk_bytes=1 << 60, pids=1 << 40)
 BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
+
+
+_DATABASES: WeakKeyDictionary[Any, MemoryDatabase] = WeakKeyDictionary()
+"""Driver -> rows of its services."""
 
 
 @dataclass
@@ -82,7 +88,7 @@ async def bench(
     """
     driver: MemoryDriver | BareDriver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
     if marks.real_guest:
-        (folder / "driver").mkdir()
+        (folder / "driver").mkdir(parents=True)
         driver = BareDriver(folder / "driver")
     async with serving(folder, driver, settings, clock, read_host, packages=packages) as service:
         yield Bench(service, driver)
@@ -100,22 +106,33 @@ async def serving(
     packages: Packages | None = None,
     keep: bool = False,
 ) -> AsyncIterator[Service]:
-    """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver."""
+    """One service of a folder; with ``keep`` its sandboxes live on, for the next one on the same driver.
+
+    Rows are in memory and survive with the driver, unless the settings name a database or the driver runs real guests.
+    """
     is_real = isinstance(driver, BareDriver)
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE if is_real else folder / "cache")
     if chosen.pools == DEFAULT_WISHES:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()
-    async with open_service(
-        chosen,
-        drivers={"gvisor": driver},
-        templates=None if is_real else MemoryTemplates(),
-        clock=clock,
-        read_host=read_host,
-        packages=packages or NoPackages(),
-        keep=keep,
-    ) as service:
-        yield service
+    async with AsyncExitStack() as opened:
+        store = blobs = None
+        if not is_real and chosen.database_url is None:
+            database = _DATABASES.setdefault(driver, MemoryDatabase())
+            store, blobs = await opened.enter_async_context(MemoryStore(database)), MemoryBlobs(database)
+        yield await opened.enter_async_context(
+            open_service(
+                chosen,
+                drivers={"gvisor": driver},
+                templates=None if is_real else MemoryTemplates(),
+                clock=clock,
+                read_host=read_host,
+                packages=packages or NoPackages(),
+                store=store,
+                blobs=blobs,
+                keep=keep,
+            )
+        )
 
 
 @asynccontextmanager

@@ -21,6 +21,8 @@ from tests.support.http import problem
 from tests.support.service import BASE, Bench
 from tests.support.tenants import listening
 
+pytestmark = pytest.mark.real_guest
+
 PROGRAM = """
 import socket, threading
 def serve(connection):
