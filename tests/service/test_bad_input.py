@@ -1,7 +1,7 @@
-"""Bad input gets a clear error, nothing is done, and the very next call works.
+"""Bad input gets a clear error, has no effect, and the next call works.
 
-Every refusal has a stable code, a message, and a hint where a person could ask "what now?". Each row of the tables is one
-mistake; after each one the same sandbox, or the same service, is used as if nothing had happened.
+Every refusal has a stable code, a message and, where the message does not say what is allowed, a hint. Each row of a table is one mistake.
+After each of them the same sandbox, or the same service, is used as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import CODES, ErrorCode
-from sandlot.model.specs import MAX_CODE_BYTES, MAX_ENV_BYTES, MAX_PATH_BYTES, MIB
+from sandlot.model.specs import MAX_CODE_BYTES, MAX_PATH_BYTES, MIB
 from sandlot.sdk.wire import failure
 from tests.support.localservice import TEMPLATE, LocalService
 
@@ -23,18 +23,9 @@ UNKNOWN_ID = "sb-aaaa-aaaaaaaaaaaaaaaa"
 Call = Callable[[Sandbox], object]
 
 
-@pytest.fixture(autouse=True)
-def _the_next_call_works(sandbox: Sandbox) -> Iterator[None]:
-    sandbox.run_code("kept = 42")
-    yield
-    assert sandbox.run_code("kept").text == "42"
-    assert sandbox.commands.run("echo works").stdout == "works\n"
-    assert sandbox.is_running()
-
-
 @pytest.fixture
 def http(service: LocalService) -> Iterator[httpx.Client]:
-    """Requests that no SDK would send."""
+    """A client for requests that the SDK does not send."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot", timeout=60) as client:
         yield client
 
@@ -47,41 +38,31 @@ def _move_onto(sandbox: Sandbox) -> object:
 
 CREATES: dict[str, tuple[dict[str, Any], ErrorCode]] = {
     "an unknown template": ({"template": "no-such-template"}, ErrorCode.TEMPLATE_NOT_FOUND),
-    "a template that is a path": ({"template": "../../etc"}, ErrorCode.TEMPLATE_NOT_FOUND),
     "a template with a NUL": ({"template": "ba\0se"}, ErrorCode.TEMPLATE_NOT_FOUND),
-    "an empty template": ({"template": ""}, ErrorCode.TEMPLATE_NOT_FOUND),
     "an unknown isolation": ({"isolation": "chroot"}, ErrorCode.INVALID_REQUEST),
     "an isolation that is not allowed": ({"isolation": "container"}, ErrorCode.FORBIDDEN),
     "a network that is not enforced": ({"network": "internet"}, ErrorCode.UNSUPPORTED),
-    "a network of names, not enforced either": ({"network": "allowlist"}, ErrorCode.UNSUPPORTED),
     "an unknown network": ({"network": "host"}, ErrorCode.INVALID_REQUEST),
-    "a timeout of 0": ({"timeout": 0}, ErrorCode.INVALID_REQUEST),
-    "a negative timeout": ({"timeout": -5}, ErrorCode.INVALID_REQUEST),
     "a timeout of a year": ({"timeout": 365 * 24 * 3600}, ErrorCode.INVALID_REQUEST),
     "too little memory": ({"memory": 1}, ErrorCode.INVALID_REQUEST),
-    "negative memory": ({"memory": -1}, ErrorCode.INVALID_REQUEST),
     "no cpu": ({"cpus": 0}, ErrorCode.INVALID_REQUEST),
     "too little disk": ({"disk": 1}, ErrorCode.INVALID_REQUEST),
     "2^63 pids": ({"pids": 1 << 63}, ErrorCode.INVALID_REQUEST),
     "a NUL in the environment": ({"envs": {"A": "\0"}}, ErrorCode.INVALID_REQUEST),
     "an environment name with an equals sign": ({"envs": {"A=B": "c"}}, ErrorCode.INVALID_REQUEST),
-    "an environment name that is empty": ({"envs": {"": "c"}}, ErrorCode.INVALID_REQUEST),
     "an environment of 1 MiB": ({"envs": {f"A{number}": "x" * 1024 for number in range(1024)}}, ErrorCode.INVALID_REQUEST),
-    "an environment just over its size": ({"envs": {"A": "x" * MAX_ENV_BYTES}}, ErrorCode.INVALID_REQUEST),
     "a lone surrogate in the environment": ({"envs": {"A": "\ud800"}}, ErrorCode.INVALID_REQUEST),
     "metadata of 1 MiB": ({"metadata": {"a": "x" * MIB}}, ErrorCode.INVALID_REQUEST),
     "a name that is none": ({"name": "../evil"}, ErrorCode.INVALID_REQUEST),
 }
 
 
-@pytest.mark.parametrize("mistake", CREATES, ids=list(CREATES))
-def test_a_sandbox_that_cannot_be_is_refused(service: LocalService, mistake: str) -> None:
-    options, code = CREATES[mistake]
+def test_invalid_create_requests_are_refused_and_start_nothing(service: LocalService) -> None:
     refs = service.refs()
-    asked = {"template": TEMPLATE, **options}
-    with pytest.raises(SandlotError) as refused:
-        service.create(**asked)
-    _check(refused.value, code)
+    offenders = []
+    for mistake, (options, code) in CREATES.items():
+        offenders += _problems(mistake, code, lambda options=options: service.create(**{"template": TEMPLATE, **options}))  # type: ignore[misc]
+    assert offenders == []
     assert service.refs() == refs
 
 
@@ -92,13 +73,9 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "code of 10 MB": (lambda sb: sb.run_code("#" * 10_000_000), ErrorCode.TOO_LARGE),
     "code just over its size": (lambda sb: sb.run_code("#" * (MAX_CODE_BYTES + 1)), ErrorCode.TOO_LARGE),
     "code in an unknown language": (lambda sb: sb.run_code("x", language="cobol"), ErrorCode.INVALID_REQUEST),
-    "code with a negative timeout": (lambda sb: sb.run_code("x", timeout=-1), ErrorCode.INVALID_REQUEST),
     "code with a timeout of ages": (lambda sb: sb.run_code("x", timeout=1e18), ErrorCode.INVALID_REQUEST),
-    "code with an environment of 1 MiB": (lambda sb: sb.run_code("x", envs={"A": "x" * MIB}), ErrorCode.INVALID_REQUEST),
-    "code with a NUL in its environment": (lambda sb: sb.run_code("x", envs={"A": "\0"}), ErrorCode.INVALID_REQUEST),
     # Commands.
     "an empty command": (lambda sb: sb.commands.run(""), ErrorCode.INVALID_REQUEST),
-    "a command of spaces": (lambda sb: sb.commands.run("  "), ErrorCode.INVALID_REQUEST),
     "no arguments": (lambda sb: sb.commands.run([]), ErrorCode.INVALID_REQUEST),
     "a command with a NUL": (lambda sb: sb.commands.run("echo \0"), ErrorCode.INVALID_REQUEST),
     "an argument with a NUL": (lambda sb: sb.commands.run(["echo", "\0"]), ErrorCode.INVALID_REQUEST),
@@ -115,15 +92,12 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "an unknown user": (lambda sb: sb.commands.run("true", user="nobody"), ErrorCode.INVALID_REQUEST),
     "an environment of 1 MiB": (lambda sb: sb.commands.run("true", envs={"A": "x" * MIB}), ErrorCode.INVALID_REQUEST),
     "an environment with a NUL": (lambda sb: sb.commands.run("true", envs={"A": "\0"}), ErrorCode.INVALID_REQUEST),
-    "an environment name with an equals sign": (lambda sb: sb.commands.run("true", envs={"A=": "b"}), ErrorCode.INVALID_REQUEST),
-    "a command with a negative timeout": (lambda sb: sb.commands.run("true", timeout=-1), ErrorCode.INVALID_REQUEST),
     "a command with a timeout of ages": (lambda sb: sb.commands.run("true", timeout=1e18), ErrorCode.INVALID_REQUEST),
     "an unknown signal": (lambda sb: sb.commands.kill("0" * 32, "SIGNONE"), ErrorCode.INVALID_REQUEST),
     "input for a process that is not there": (lambda sb: sb.commands.send_stdin("0" * 32, "x"), ErrorCode.PROCESS_NOT_FOUND),
     "a process id that is none": (lambda sb: sb.commands.send_stdin("../files", "x"), ErrorCode.NOT_FOUND),
     # Files.
     "a path that is relative": (lambda sb: sb.files.read("etc/passwd"), ErrorCode.PATH_INVALID),
-    "a path that is empty": (lambda sb: sb.files.read(""), ErrorCode.PATH_INVALID),
     "a path with a NUL": (lambda sb: sb.files.read("/etc/pass\0wd"), ErrorCode.PATH_INVALID),
     "a path with a lone surrogate": (lambda sb: sb.files.read("/etc/\udcff"), ErrorCode.INVALID_REQUEST),
     "a path that is too long": (lambda sb: sb.files.read("/" + "x/" * MAX_PATH_BYTES), ErrorCode.PATH_INVALID),
@@ -140,29 +114,25 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "a removal of what is missing": (lambda sb: sb.files.remove("/no/such/file"), ErrorCode.PATH_NOT_FOUND),
     "a move onto what is there": (_move_onto, ErrorCode.PATH_EXISTS),
     # Limits.
-    "no memory at all": (lambda sb: sb.set_limits(memory=0), ErrorCode.INVALID_REQUEST),
-    "memory that is negative": (lambda sb: sb.set_limits(memory=-1), ErrorCode.INVALID_REQUEST),
-    "memory beyond all hosts": (lambda sb: sb.set_limits(memory="1000T"), ErrorCode.INVALID_REQUEST),
     "memory beyond this host": (lambda sb: sb.set_limits(memory="1000G"), ErrorCode.INVALID_REQUEST),
     "memory in words": (lambda sb: sb.set_limits(memory="lots"), ErrorCode.INVALID_REQUEST),
-    "no cores": (lambda sb: sb.set_limits(cpus=0), ErrorCode.INVALID_REQUEST),
     "cores that are no number": (lambda sb: sb.set_limits(cpus=float("nan")), ErrorCode.INVALID_REQUEST),
-    "endless cores": (lambda sb: sb.set_limits(cpus=float("inf")), ErrorCode.INVALID_REQUEST),
-    "no processes": (lambda sb: sb.set_limits(pids=0), ErrorCode.INVALID_REQUEST),
     "more processes than Linux has": (lambda sb: sb.set_limits(pids=10**9), ErrorCode.INVALID_REQUEST),
     "a larger disk": (lambda sb: sb.set_limits(disk="6G"), ErrorCode.UNSUPPORTED),
     "a larger disk and more memory": (lambda sb: sb.set_limits(disk="6G", memory="2G"), ErrorCode.UNSUPPORTED),
-    "a timeout that is negative": (lambda sb: sb.set_timeout(-1), ErrorCode.INVALID_REQUEST),
     "a timeout of a year": (lambda sb: sb.set_timeout(365 * 24 * 3600), ErrorCode.INVALID_REQUEST),
 }
 
 
-@pytest.mark.parametrize("mistake", CALLS, ids=list(CALLS))
-def test_a_call_that_cannot_be_is_refused(sandbox: Sandbox, mistake: str) -> None:
-    call, code = CALLS[mistake]
-    with pytest.raises(SandlotError) as refused:
-        call(sandbox)
-    _check(refused.value, code)
+def test_invalid_calls_are_refused_and_the_next_call_works(sandbox: Sandbox) -> None:
+    sandbox.run_code("kept = 42")
+    offenders = []
+    for mistake, (call, code) in CALLS.items():
+        offenders += _problems(mistake, code, lambda call=call: call(sandbox))  # type: ignore[misc]
+        if (text := sandbox.run_code("kept").text) != "42":
+            offenders.append(f"{mistake}: the next cell gives {text!r}")
+    assert offenders == []
+    assert sandbox.commands.run("echo works").stdout == "works\n"
 
 
 REQUESTS: dict[str, tuple[str, str, dict[str, Any], ErrorCode]] = {
@@ -206,34 +176,38 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any], ErrorCode]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", REQUESTS, ids=list(REQUESTS))
-def test_a_request_that_is_none_is_refused(http: httpx.Client, sandbox: Sandbox, mistake: str) -> None:
-    method, path, content, code = REQUESTS[mistake]
-    answer = http.request(method, path.replace("{id}", sandbox.id), **content)
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.headers["x-request-id"]
-    assert set(answer.json()) == {"type", "title", "status", "detail", "code", "hint", "retryable", "request_id", "fields"}
-    assert answer.json()["status"] == answer.status_code
-    _check(failure(answer.status_code, answer.headers["content-type"], answer.content, ""), code)
-    assert http.get(f"/v1/sandboxes/{sandbox.id}").status_code == 200
+def test_malformed_requests_get_a_problem_document(http: httpx.Client, sandbox: Sandbox) -> None:
+    offenders = []
+    for mistake, (method, path, content, code) in REQUESTS.items():
+        response = http.request(method, path.replace("{id}", sandbox.id), **content)
+        problem = response.json()
+        fields = {"type", "title", "status", "detail", "code", "hint", "retryable", "request_id", "fields"}
+        if response.headers["content-type"] != "application/problem+json" or not response.headers["x-request-id"] or set(problem) != fields:
+            offenders.append(f"{mistake}: {response.headers} {problem}")
+        elif problem["status"] != response.status_code:
+            offenders.append(f"{mistake}: the status is {response.status_code} and the document has {problem['status']}")
+        else:
+            error = failure(response.status_code, response.headers["content-type"], response.content, "")
+            offenders += _complaints(mistake, error, code)
+    assert offenders == []
+    assert http.get(f"/v1/sandboxes/{sandbox.id}").json()["state"] == "running"
 
 
-def test_what_was_given_is_not_repeated_in_the_answer(http: httpx.Client, sandbox: Sandbox) -> None:
-    answer = http.post(f"/v1/sandboxes/{sandbox.id}/processes", json={"command": "true", "env": {"TOKEN": ["my-secret"]}})
-    assert answer.status_code == 400
-    assert "TOKEN" in json.dumps(answer.json())
-    assert "my-secret" not in answer.text
+def test_values_of_a_refused_request_are_not_in_the_error(http: httpx.Client, sandbox: Sandbox) -> None:
+    response = http.post(f"/v1/sandboxes/{sandbox.id}/processes", json={"command": "true", "env": {"TOKEN": ["my-secret"]}})
+    assert response.status_code == 400
+    assert "TOKEN" in json.dumps(response.json())
+    assert "my-secret" not in response.text
 
 
-def test_code_may_hold_any_text(sandbox: Sandbox) -> None:
-    """Control characters, emoji and bytes that are no text in the output are no bad input."""
+def test_any_unicode_text_is_valid_code_and_any_bytes_are_valid_output(sandbox: Sandbox) -> None:
     assert sandbox.run_code("print(repr('\x01\x7f\u2028\U0001f600'))").stdout == repr("\x01\x7f\u2028\U0001f600") + "\n"
     assert sandbox.commands.run("printf '\\377\\000a'").stdout == "\ufffd\0a"
     assert sandbox.commands.run(["printf", "%s", "a\nb\t'\"$`"]).stdout == "a\nb\t'\"$`"
     assert sandbox.run_code("def broken(:").error is not None
 
 
-def test_code_and_files_as_large_as_allowed_are_taken(sandbox: Sandbox) -> None:
+def test_code_and_files_of_the_largest_size_are_accepted(sandbox: Sandbox) -> None:
     head = "len('"
     code = head + "x" * (MAX_CODE_BYTES - len(head) - 2) + "')"
     assert len(code) == MAX_CODE_BYTES
@@ -243,23 +217,30 @@ def test_code_and_files_as_large_as_allowed_are_taken(sandbox: Sandbox) -> None:
         assert sandbox.files.stat("/workspace/of-any-size").size == size
 
 
-def test_a_sandbox_may_be_killed_twice_and_an_unknown_one_never(service: LocalService) -> None:
+def test_killing_is_idempotent_and_an_unknown_sandbox_is_not_found(service: LocalService) -> None:
     made = service.create()
     made.kill()
     made.kill()
     service.client.kill(made.id)
-    with pytest.raises(SandlotError) as refused:
-        made.commands.run("true")
-    _check(refused.value, ErrorCode.SANDBOX_ENDED)
-    with pytest.raises(SandlotError) as refused:
-        service.client.kill(UNKNOWN_ID)
-    _check(refused.value, ErrorCode.SANDBOX_NOT_FOUND)
+    offenders = _problems("a killed sandbox", ErrorCode.SANDBOX_ENDED, lambda: made.commands.run("true"))
+    offenders += _problems("an unknown sandbox", ErrorCode.SANDBOX_NOT_FOUND, lambda: service.client.kill(UNKNOWN_ID))
+    assert offenders == []
 
 
-def _check(error: SandlotError, code: ErrorCode) -> None:
-    assert error.code is code, f"{error.code}: {error}"
-    assert (error.status, error.retryable) == CODES[code]
-    assert len(error.message) > 10
-    assert error.hint or "it must be" in error.message, f"no hint: {error.message}"
-    for word in ("Traceback", "sandlot/server", "pydantic", "starlette", "None."):
-        assert word not in str(error)
+def _problems(mistake: str, code: ErrorCode, call: Callable[[], object]) -> list[str]:
+    """Return what is wrong with the error that a call raises, one line each."""
+    try:
+        call()
+    except SandlotError as error:
+        return _complaints(mistake, error, code)
+    return [f"{mistake}: accepted"]
+
+
+def _complaints(mistake: str, error: SandlotError, code: ErrorCode) -> list[str]:
+    found = []
+    if error.code is not code or (error.status, error.retryable) != CODES[code]:
+        found.append(f"{error.code}, status {error.status}, retryable {error.retryable}; expected {code}")
+    if len(error.message) <= 10 or not (error.hint or "it must be" in error.message):
+        found.append("no hint")
+    found += [f"internal word {word!r}" for word in ("Traceback", "sandlot/server", "pydantic", "starlette", "None.") if word in str(error)]
+    return [f"{mistake}: {problem}: {error}" for problem in found]
