@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from itertools import product
 
 import httpx
-import pytest
 from fastapi import APIRouter
 from starlette.routing import Match
 
@@ -16,7 +15,8 @@ from sandlot.doors.door import Below, Door
 from sandlot.model.errors import CODES, ErrorCode, class_of
 from sandlot.server.app import DOORS, TELLERS
 from sandlot.web.errors import answer
-from tests.support.service import Bench, tcp_client
+from tests.support.cases import cases
+from tests.unit.doors.shared import SharedBench
 
 OTHERWISE: Mapping[tuple[str, ErrorCode], int] = {
     ("agentsandbox", ErrorCode.TEMPLATE_NOT_FOUND): 503,  # no request names one
@@ -27,7 +27,7 @@ OTHERWISE: Mapping[tuple[str, ErrorCode], int] = {
 }
 """Errors whose kind of status is another one at a vendor."""
 
-EVERY_DOOR = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+EVERY_DOOR = cases("door", DOORS)
 
 
 @EVERY_DOOR
@@ -35,7 +35,7 @@ def test_there_is_a_word_for_every_error_and_for_nothing_else(door: Door) -> Non
     assert set(door.table) == set(ErrorCode)
 
 
-@pytest.mark.parametrize("door, code", list(product(DOORS, ErrorCode)), ids=lambda value: getattr(value, "name", str(value)))
+@cases("door, code", list(product(DOORS, ErrorCode)))
 def test_every_error_is_told_in_json_with_what_happened_and_what_to_do(door: Door, code: ErrorCode) -> None:
     error = class_of(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
     told = answer(error, "abc", teller=door)
@@ -60,18 +60,18 @@ def test_routes_below_a_prefix_are_looked_at_for_what_is_asked_for_there_alone()
 
 
 @EVERY_DOOR
-async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: Bench) -> None:
-    async with tcp_client(at.service) as stranger:
+async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: SharedBench) -> None:
+    async with at.client() as stranger:
         refused = await stranger.post(f"{door.prefix}/v1/anything", content=b"x" * 100)
     assert refused.status_code == 401
     assert_told(door, refused, ErrorCode.UNAUTHENTICATED)
 
 
 @EVERY_DOOR
-@pytest.mark.parametrize("header, prefix", [("Authorization", "Bearer "), ("X-API-Key", "")])
-async def test_a_key_is_taken_in_either_header(door: Door, at: Bench, header: str, prefix: str) -> None:
-    _, secret = await at.service.keys.create("somebody")
-    async with tcp_client(at.service) as http:
+@cases("header, prefix", [("Authorization", "Bearer "), ("X-API-Key", "")])
+async def test_a_key_is_taken_in_either_header(door: Door, at: SharedBench, header: str, prefix: str) -> None:
+    _, secret = await at.service.keys.create(f"{door.name}-{header.lower()}")
+    async with at.client() as http:
         assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + secret}), ErrorCode.NOT_FOUND)
         assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + "other"}), ErrorCode.UNAUTHENTICATED)
 

@@ -10,6 +10,7 @@ from agentsandbox import AgentSandbox, AgentSandboxError
 from sandlot.doors.agentsandbox import DOOR
 from sandlot.model.errors import ErrorCode, class_of
 from sandlot.web.errors import answer
+from tests.support.cases import cases
 
 RAISED: dict[int, type[AgentSandboxError]] = {
     401: agentsandbox.AuthenticationError,
@@ -22,7 +23,7 @@ RAISED: dict[int, type[AgentSandboxError]] = {
 }
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@cases("code", ErrorCode)
 def test_the_client_raises_its_own_error_with_a_message_for_people(code: ErrorCode) -> None:
     told = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
 
@@ -37,7 +38,7 @@ def test_the_client_raises_its_own_error_with_a_message_for_people(code: ErrorCo
     assert raised.value.response_body["error"]["request_id"] == "abc"
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, status",
     [
         (ErrorCode.INVALID_REQUEST, 422),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -16,17 +14,12 @@ from sandlot.doors.agentsandbox.outputs import Before, Found
 from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, class_of
 from sandlot.model.specs import ProcessSpec, User
-from tests.support.service import Bench, bench
+from tests.support.cases import cases
+from tests.unit.doors.shared import SharedBench
 
 
 @pytest.fixture
-async def at(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench(tmp_path) as here:
-        yield here
-
-
-@pytest.fixture
-async def box(at: Bench) -> Sandbox:
+async def box(at: SharedBench) -> Sandbox:
     made = await at.sandbox()
     await files.make_directory(made, outputs.OUTPUT, user=User.ROOT, mode=0o1777)
     return made
@@ -43,7 +36,7 @@ def test_what_is_in_output_comes_first_then_what_is_at_the_top() -> None:
     assert [file.path for file in found] == ["/output/z", "/output/d/a", "/workspace/a", "/workspace/z", "/workspace/d/a"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, hidden",
     [
         ("/workspace/a", False),
@@ -57,7 +50,7 @@ def test_what_is_hidden_or_compiled_is_nothing_that_was_asked_for(path: str, *, 
     assert outputs.is_hidden(path) is hidden
 
 
-@pytest.mark.parametrize("folders", [2, outputs.FEW_FOLDERS + 1], ids=["small", "large"])
+@cases("folders", [2, outputs.FEW_FOLDERS + 1])
 @pytest.mark.real_guest
 async def test_what_was_made_or_changed_is_found_in_a_small_tree_and_in_a_large_one(box: Sandbox, folders: int) -> None:
     await sh(box, f"for i in $(seq {folders}); do mkdir d$i; echo $i > d$i/kept; echo $i > d$i/changed; done")
@@ -72,7 +65,7 @@ async def test_what_was_made_or_changed_is_found_in_a_small_tree_and_in_a_large_
     assert ([file.path for file in found], more) == (["/workspace/moved", "/workspace/d1/changed", "/workspace/d1/made"], False)
 
 
-async def test_no_more_is_kept_than_there_is_room_for(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_is_kept_than_there_is_room_for(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await Before.look(box)
     await sh(box, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
@@ -82,7 +75,7 @@ async def test_no_more_is_kept_than_there_is_room_for(at: Bench, box: Sandbox, m
 
 
 @pytest.mark.real_guest
-async def test_a_guests_word_of_a_size_binds_it(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_guests_word_of_a_size_binds_it(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     await sh(box, "for i in 1 2 3 4 5 6; do head -c 100 /dev/zero > /output/$i; done")
 
     class Liar(Before):
@@ -95,14 +88,14 @@ async def test_a_guests_word_of_a_size_binds_it(at: Bench, box: Sandbox, monkeyp
     assert kept.left >= 4
 
 
-async def test_a_quota_binds_what_is_kept(at: Bench, box: Sandbox) -> None:
+async def test_a_quota_binds_what_is_kept(at: SharedBench, box: Sandbox) -> None:
     before = await Before.look(box)
     await sh(box, "cd /output; printf 12345 > a; printf 123456 > b")
     kept = await outputs.collect(at.service.core.files, box, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
-async def test_what_takes_too_long_is_left(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_takes_too_long_is_left(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
@@ -116,8 +109,10 @@ async def test_what_takes_too_long_is_left(at: Bench, box: Sandbox, monkeypatch:
     assert (await outputs.collect(at.service.core.files, box, before)).more
 
 
-@pytest.mark.parametrize("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
-async def test_a_run_has_its_result_whatever_becomes_of_its_files(at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode) -> None:
+@cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
+async def test_a_run_has_its_result_whatever_becomes_of_its_files(
+    at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
     async def refuses(*_: object, **__: object) -> None:
         raise class_of(code)("no", code=code)
 

@@ -25,8 +25,10 @@ from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, LimitError, NotFoundError, UnavailableError
 from sandlot.model.specs import User
 from sandlot.server.settings import Settings
-from tests.support.service import Bench, bench, client, tcp_client
+from tests.support.cases import cases
+from tests.support.service import bench, client
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/agentsandbox"
 
@@ -51,7 +53,7 @@ def refused(response: httpx.Response, status: int) -> str:
     return str(error["message"])
 
 
-@pytest.mark.parametrize("method, path", [("POST", "/v1/api-keys"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token")])
+@cases("method, path", [("POST", "/v1/api-keys"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token")])
 async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
     assert "sandlot keys create" in refused(await http.request(method, HERE + path, json={"name": "x"}), 501)
 
@@ -88,7 +90,7 @@ async def test_no_room_is_503_with_a_time_to_wait(folder: Path) -> None:
             assert int(response.headers["retry-after"]) > 0
 
 
-async def test_a_session_that_cannot_be_furnished_is_gone(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_cannot_be_furnished_is_gone(at: SharedBench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object, **__: object) -> None:
         raise UnavailableError("no")
 
@@ -101,7 +103,7 @@ async def test_a_session_that_cannot_be_furnished_is_gone(at: Bench, http: httpx
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: Bench, http: httpx.AsyncClient, session: str) -> None:
+async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
     for body in ({"code": "sleep 1000", "language": "bash", "session_id": session}, {"code": "sleep 1000", "language": "bash"}):
         with pytest.raises(httpx.ReadTimeout):
             await http.post(f"{HERE}/v1/execute", json=body, timeout=1)
@@ -133,7 +135,7 @@ async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncCl
     assert "full" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "#" * 200_000, "session_id": session}), 507)
 
 
-async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: Bench, http: httpx.AsyncClient, session: str) -> None:
+async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
     file = ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"a")}), 200)["file_id"]
     ran = {"language": "bash", "session_id": session}
 
@@ -154,9 +156,9 @@ async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: Bench, htt
     assert (told["stdout"], told["return_code"]) == ("a\n", 0)
 
 
-async def test_over_a_keys_quota_is_429(at: Bench) -> None:
+async def test_over_a_keys_quota_is_429(at: SharedBench) -> None:
     _, one = await at.service.keys.create("one", quota=Quota(sandboxes=1, executions_per_month=2, upload_bytes=10))
-    async with tcp_client(at.service, one) as http:
+    async with at.client(one) as http:
         session = ok(await http.post(f"{HERE}/v1/sessions"), 200)["session_id"]
         assert "sandbox" in refused(await http.post(f"{HERE}/v1/sessions"), 429)
         assert "sandbox" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "1"}), 429)
@@ -221,7 +223,7 @@ async def test_a_large_tree_is_looked_through_by_a_program_inside(http: httpx.As
     assert "50 of 60 files" in over["stderr"]
 
 
-async def test_a_sandbox_that_a_run_ends_is_told_as_its_result(http: httpx.AsyncClient, at: Bench, session: str) -> None:
+async def test_a_sandbox_that_a_run_ends_is_told_as_its_result(http: httpx.AsyncClient, at: SharedBench, session: str) -> None:
     run = asyncio.create_task(http.post(f"{HERE}/v1/execute", json={"code": "echo $$ > pid; sleep 1000", "language": "bash", "session_id": session}))
     (box,) = at.sandboxes.all(OPERATOR)
     await until(lambda: _is_there(box, "/workspace/pid"))
@@ -279,7 +281,7 @@ _REQUESTS = st.tuples(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_REQUESTS)
 async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
-    http: httpx.AsyncClient, at: Bench, asked: tuple[str, str, dict[str, str], str, bytes]
+    http: httpx.AsyncClient, at: SharedBench, asked: tuple[str, str, dict[str, str], str, bytes]
 ) -> None:
     method, path, query, kind, content = asked
     query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}

@@ -17,6 +17,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord
 from sandlot.model.specs import MAX_CODE_BYTES
+from tests.support.cases import cases
 
 WHO = Principal(owner=OwnerId("0123456789ab"), name="somebody")
 AT = datetime(2026, 11, 22, 5, 6, 7, 89_000, tzinfo=UTC)
@@ -49,7 +50,7 @@ EXECUTION = ExecutionRecord(
 )
 
 
-@pytest.mark.parametrize("language, interpreter", [("python", "python3"), ("bash", "bash")])
+@cases("language, interpreter", [("python", "python3"), ("bash", "bash")])
 def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: LanguageName, interpreter: str) -> None:
     one, other = translate.program(language, "1"), translate.program(language, "2")
     assert one.folder != other.folder
@@ -70,7 +71,7 @@ def test_a_runs_environment_goes_before_the_sessions_and_the_workspace_can_be_im
     assert env(bash, {"A": "1"}, {"PYTHONPATH": "/s"}) == {"A": "1"}
 
 
-@pytest.mark.parametrize("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
+@cases("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
 def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) -> None:
     what = translate.program("bash", "1")
     assert translate.process(what, translate.argv(what), {}, {}, spent_s).timeout_s == left_s
@@ -121,7 +122,7 @@ def test_output_that_was_cut_says_how_much_is_missing() -> None:
     assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, name",
     [("data.csv", "data.csv"), ("/tmp/x/data.csv", "data.csv"), (r"C:\x\data.csv", "data.csv"), ("", "file"), ("/", "file"), ("x/", "x")],
 )
@@ -129,7 +130,7 @@ def test_a_file_is_called_as_the_last_part_of_its_path(given: str, name: str) ->
     assert translate.filename(given) == name
 
 
-@pytest.mark.parametrize("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
+@cases("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
 def test_a_type_that_is_none_is_left_out(given: str | None, kind: str | None) -> None:
     assert translate.media_type(given) == kind
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sandlot.doors.e2b.envd import connect
 from sandlot.doors.e2b.envd.connect import Envelopes
 from sandlot.model.errors import InvalidRequestError, LimitError, SandlotError, UnsupportedError
+from tests.support.cases import cases
 
 MESSAGES = st.lists(st.binary(max_size=200), max_size=8)
 
@@ -51,7 +52,7 @@ def test_what_breaks_off_is_no_request(messages: list[bytes], cut: int) -> None:
         envelopes.finish()
 
 
-@pytest.mark.parametrize("flags", [2, 3, 4, 128, 255])
+@cases("flags", [2, 3, 4, 128, 255])
 def test_a_request_has_no_flags(flags: int) -> None:
     with pytest.raises(InvalidRequestError):
         Envelopes().feed(framed(b"{}", flags))
@@ -78,25 +79,25 @@ def test_what_is_sent_is_an_envelope() -> None:
     assert (told[0], json.loads(told[5:])) == (connect.END, {"error": {"code": "not_found", "message": "no"}})
 
 
-@pytest.mark.parametrize("text, seconds", [(None, None), ("", None), ("0", 0.0), ("60000", 60.0), ("1", 0.001), ("9999999999", 9999999.999)])
+@cases("text, seconds", [(None, None), ("", None), ("0", 0.0), ("60000", 60.0), ("1", 0.001), ("9999999999", 9999999.999)])
 def test_a_timeout_is_milliseconds(text: str | None, seconds: float | None) -> None:
     assert connect.timeout_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5", "x", "1e3", "10000000000", "٣", " 1"])
+@cases("text", ["-1", "1.5", "x", "1e3", "10000000000", "٣", " 1"])
 def test_no_timeout(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         connect.timeout_s(text)
 
 
-@pytest.mark.parametrize("given_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+@cases("given_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 def test_a_type_is_what_the_method_takes(given_type: str) -> None:
     connect.check_type(given_type, connect.UNARY)
     with pytest.raises(UnsupportedError):
         connect.check_type(given_type, connect.STREAM)
 
 
-@pytest.mark.parametrize("given_type", ["", "application/proto", "application/connect+proto", "text/plain", "application/grpc"])
+@cases("given_type", ["", "application/proto", "application/connect+proto", "text/plain", "application/grpc"])
 def test_other_codecs_are_not_spoken(given_type: str) -> None:
     for wanted in (connect.UNARY, connect.STREAM):
         with pytest.raises(UnsupportedError):

@@ -17,9 +17,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.envd import connect, filesystem
 from sandlot.doors.e2b.envd.routes import router
 from sandlot.model.access import OPERATOR, Quota
-from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 from tests.unit.doors.e2b.speaking import FILES, HERE, PROCESS, Inside, Json, b64, envelope, output, started, unpacked
+from tests.unit.doors.shared import SharedBench
 
 STREAMING = (f"{PROCESS}/Start", f"{PROCESS}/Connect", f"{FILES}/WatchDir", f"{PROCESS}/StreamInput")
 UNARY = tuple(
@@ -57,7 +57,7 @@ CONTENT = BODIES.map(lambda body: json.dumps(body).encode()) | st.binary(max_siz
 
 
 @pytest.fixture
-async def box(at: Bench) -> Sandbox:
+async def box(at: SharedBench) -> Sandbox:
     return await at.sandbox()
 
 
@@ -71,7 +71,7 @@ async def pids(inside: Inside) -> list[int]:
     return [each["pid"] for each in (await inside.ask(f"{PROCESS}/List", {}))["processes"]]
 
 
-async def test_health_is_that_of_the_sandbox_that_the_header_names(http: httpx.AsyncClient, at: Bench, inside: Inside) -> None:
+async def test_health_is_that_of_the_sandbox_that_the_header_names(http: httpx.AsyncClient, at: SharedBench, inside: Inside) -> None:
     assert (await http.get(f"{HERE}/health", headers=inside.headers)).status_code == 204
     unknown = await http.get(f"{HERE}/health", headers={"E2b-Sandbox-Id": "sb-none-0000000000000000"})
     assert (unknown.status_code, unknown.json()["code"]) == (502, 502)
@@ -273,7 +273,7 @@ async def test_a_write_that_nobody_reads_ends_by_its_timeout(inside: Inside) -> 
 
 
 @pytest.mark.real_guest
-async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, inside: Inside) -> None:
+async def test_a_sandbox_that_ends_is_told_in_the_stream(at: SharedBench, inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000")) as told, inside.following(f"{FILES}/WatchDir", {"path": "/"}) as events:
         assert "start" in (await anext(told))["event"]
         assert await anext(events) == {"start": {}}
@@ -330,9 +330,9 @@ async def test_uploads_that_are_none_are_refused_and_leave_the_file(inside: Insi
         assert answer.status_code in {400, 401, 404}
 
 
-async def test_what_is_packed_is_bounded_by_the_senders_quota_all_the_same(at: Bench, box: Sandbox) -> None:
+async def test_what_is_packed_is_bounded_by_the_senders_quota_all_the_same(at: SharedBench, box: Sandbox) -> None:
     _, secret = await at.service.keys.create("small", quota=Quota(upload_bytes=100_000))
-    async with tcp_client(at.service, secret) as http:
+    async with at.client(secret) as http:
         made = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})).json()["id"]
         inside = Inside(http, made)
         await send(inside, 429, gzip.compress(bytes(10_000_000)), **{"Content-Encoding": "gzip"})
@@ -340,11 +340,11 @@ async def test_what_is_packed_is_bounded_by_the_senders_quota_all_the_same(at: B
     assert box.id != made
 
 
-async def test_tokens_and_signatures_reach_their_own_sandbox_only(at: Bench, box: Sandbox) -> None:
+async def test_tokens_and_signatures_reach_their_own_sandbox_only(at: SharedBench, box: Sandbox) -> None:
     other = await at.sandbox()
     token = at.service.core.signer.token(box.owner, box.id)
     await at.service.keys.create("somebody")
-    async with tcp_client(at.service) as http:
+    async with at.client() as http:
         shown = {"X-Access-Token": token}
         await Inside(http, box.id, **shown).ask(f"{PROCESS}/List", {})
         for wrong in (Inside(http, other.id, **shown), Inside(http, box.id, **{"X-Access-Token": token + "x"}), Inside(http, box.id)):

@@ -21,6 +21,7 @@ from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, SandlotError, UnsupportedError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import MAX_TIMEOUT_S, User
+from tests.support.cases import cases
 
 PROCESS = ProcessId("0" * 32)
 CONNECT_CODES = {
@@ -29,7 +30,7 @@ CONNECT_CODES = {
 }
 
 
-@pytest.mark.parametrize("code", list(ErrorCode))
+@cases("code", list(ErrorCode))
 def test_every_error_is_one_of_connects(code: ErrorCode) -> None:
     told = errors.told(SandlotError("It went wrong.", code=code, hint="Do this."))
     assert set(told) == {"code", "message"}
@@ -39,7 +40,7 @@ def test_every_error_is_one_of_connects(code: ErrorCode) -> None:
     assert errors.status(SandlotError("x", code=code)) >= 400
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, user, meant",
     [
         ("", "user", "/home/user"),
@@ -64,7 +65,7 @@ def test_every_path_becomes_an_absolute_one(path: str) -> None:
     assert translate.absolute(path, User.USER).startswith("/")
 
 
-@pytest.mark.parametrize(
+@cases(
     "kind, mode, told",
     [
         ("file", 0o644, "-rw-r--r--"),
@@ -164,14 +165,12 @@ def test_events_are_e2bs() -> None:
     assert [each["name"] for each in translate.happened(Event(CREATED, "/a"), "/")] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")]
-)
+@cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])
 def test_a_user_is_named_by_basic(header: str, user: str) -> None:
     assert translate.basic_user(header) is User(user)
 
 
-@pytest.mark.parametrize("header", ["Basic %", "Basic /w==", "Basic " + base64.b64encode(b"nobody:").decode()])
+@cases("header", ["Basic %", "Basic /w==", "Basic " + base64.b64encode(b"nobody:").decode()])
 def test_nobody_else_is_known(header: str) -> None:
     with pytest.raises(AuthenticationError):
         translate.basic_user(header)
@@ -184,7 +183,7 @@ def test_signals_are_two() -> None:
             translate.signal(other)
 
 
-@pytest.mark.parametrize("given_s, meant", [("", 50.0), ("1", 1.0), ("999999999", 3600.0)])
+@cases("given_s, meant", [("", 50.0), ("1", 1.0), ("999999999", 3600.0)])
 def test_an_interval_is_whole_seconds(given_s: str, meant: float) -> None:
     assert translate.ping_s(given_s) == meant
     for wrong in ("0", "-1", "1.5", "x", "9999999999"):

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 from e2b.api import handle_api_exception
 from e2b.envd.api import format_envd_api_exception
 from e2b.exceptions import (
@@ -23,6 +22,7 @@ from e2b.retry import RETRYABLE_STATUSES, _retry_delay
 from sandlot.doors.e2b import DOOR
 from sandlot.model.errors import CODES, ErrorCode, class_of
 from sandlot.web.errors import answer
+from tests.support.cases import cases
 
 
 def told(code: ErrorCode) -> tuple[int, str]:
@@ -34,14 +34,14 @@ def told(code: ErrorCode) -> tuple[int, str]:
     return answered.status_code, body["message"]
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@cases("code", ErrorCode)
 def test_a_message_says_what_happened_and_what_to_do(code: ErrorCode) -> None:
     status, message = told(code)
     assert message.endswith("It happened. Do this.")
     assert ("was not found" in message) == (status == 502)
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, raised",
     [
         (ErrorCode.UNAUTHENTICATED, AuthenticationException),
@@ -55,7 +55,7 @@ def test_the_control_planes_client_raises_its_own(code: ErrorCode, raised: type[
     assert isinstance(handle_api_exception(response), raised)
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, raised",
     [
         (ErrorCode.PATH_INVALID, InvalidArgumentException),
@@ -70,8 +70,8 @@ def test_the_insides_client_raises_its_own(code: ErrorCode, raised: type[Excepti
     assert isinstance(format_envd_api_exception(*told(code)), raised)
 
 
-@pytest.mark.parametrize("fields, again_s", [({}, None), ({"retry_after_s": 5}, 5.0)])
-@pytest.mark.parametrize("code", ErrorCode)
+@cases("fields, again_s", [({}, None), ({"retry_after_s": 5}, 5.0)])
+@cases("code", ErrorCode)
 def test_clients_ask_again_only_where_waiting_helps(code: ErrorCode, fields: dict[str, Any], again_s: float | None) -> None:
     answered = answer(class_of(code)("It happened.", code=code, fields=fields), "abc", teller=DOOR)
     response = httpx.Response(answered.status_code, headers=dict(answered.headers))

@@ -17,8 +17,9 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import OnTimeout
-from tests.support.service import BASE, Bench, tcp_client
+from tests.support.service import BASE
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/e2b"
 MADE = {"templateID", "alias", "sandboxID", "clientID", "envdVersion", "envdAccessToken", "trafficAccessToken", "domain"}
@@ -71,7 +72,7 @@ async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient, made:
     assert detail["envdAccessToken"] == made["envdAccessToken"]
 
 
-async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at: SharedBench) -> None:
     body = {"template": "base", "persistent": True, "on_timeout": "hibernate", "limits": {"pids": 32768}, "metadata": {"x": "y"}}
     id_ = ok(await http.post("/v1/sandboxes", json=body), 201)["id"]
     (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
@@ -81,7 +82,7 @@ async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at
     assert at.sandboxes.find(id_, OPERATOR).expires_at is None  # connecting shortens nothing
 
 
-async def test_what_is_asked_for_is_what_core_has(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_what_is_asked_for_is_what_core_has(http: httpx.AsyncClient, at: SharedBench) -> None:
     body = {"templateID": "base", "autoPause": True, "autoResume": {"enabled": True}, "timeout": 100, "allow_internet_access": False}
     id_ = ok(await http.post(f"{HERE}/sandboxes", json=body), 201)["sandboxID"]
     spec = at.sandboxes.find(id_, OPERATOR).spec
@@ -143,7 +144,7 @@ async def test_a_template_that_there_is_not_is_told_with_those_that_there_are(ht
 
 
 async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
-    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench
 ) -> None:
     here = f"{HERE}/sandboxes/{made['sandboxID']}"
     refused(await http.post(f"{here}/pause", json={"memory": False}), 501)
@@ -165,7 +166,7 @@ async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
 
 
 async def test_a_sandbox_whose_guest_does_not_answer_is_not_paused_and_goes_on(
-    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = at.sandboxes.find(made["sandboxID"], OPERATOR)
     monkeypatch.setattr(means, "STEP_TIMEOUT_S", 1.0)
@@ -238,7 +239,7 @@ async def test_code_that_cannot_be_begun_is_refused(http: httpx.AsyncClient, ins
 
 
 async def test_a_default_context_that_another_api_removed_is_made_anew(
-    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: Bench
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench
 ) -> None:
     lines(await http.post(f"{HERE}/execute", json={"code": "x = 1"}, headers=inside))
     box = at.sandboxes.find(made["sandboxID"], OPERATOR)
@@ -260,7 +261,7 @@ async def test_a_client_that_goes_away_interrupts_its_code(http: httpx.AsyncClie
     await until(idle)
 
 
-async def test_a_sandbox_that_ends_cuts_its_code(at: Bench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+async def test_a_sandbox_that_ends_cuts_its_code(at: SharedBench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
     async def kill() -> None:
         await at.sandboxes.kill(made["sandboxID"], OPERATOR)
 
@@ -279,16 +280,16 @@ async def until_said(http: httpx.AsyncClient, inside: dict[str, str], code: str,
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_from_a_create_leaves_none(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_goes_away_from_a_create_leaves_none(at: SharedBench, http: httpx.AsyncClient) -> None:
     asking = asyncio.ensure_future(http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}))
     await until(lambda: at.sandboxes.held == 1)
     asking.cancel()
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: Bench) -> None:
+async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: SharedBench) -> None:
     _, secret = await at.service.keys.create("owner")
-    async with tcp_client(at.service) as http:
+    async with at.client() as http:
         key = {"X-API-KEY": secret}
         own, other = [ok(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}, headers=key), 201) for _ in range(2)]
         context = ok(await http.post(f"{HERE}/contexts", json={}, headers={**key, "E2b-Sandbox-Id": own["sandboxID"]}))["id"]
@@ -304,7 +305,7 @@ async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: Bench
         refused(await http.get(f"{HERE}/contexts", headers=ids_alone), 401)
 
 
-async def test_pages_hold_all_of_them_once(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_pages_hold_all_of_them_once(http: httpx.AsyncClient, at: SharedBench) -> None:
     boxes: list[Sandbox] = [await at.sandboxes.create(BASE, OPERATOR) for _ in range(3)]
     ids = [box.id for box in boxes]
     for order, expected in (("asc", ids), ("desc", ids[::-1])):

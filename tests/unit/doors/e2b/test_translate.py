@@ -26,6 +26,7 @@ from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import Network, OnTimeout, VolumeMount
 from sandlot.model.states import State, is_terminal
 from sandlot.web.streams import Event
+from tests.support.cases import cases
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
@@ -56,12 +57,12 @@ def test_a_sandbox_is_asked_for_with_everything_that_was_said() -> None:
     assert translate.new_sandbox(body(templateID="x"), 300, snapshot="x").snapshot == "x"
 
 
-@pytest.mark.parametrize("name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("my:v2", "my:v2")])
+@cases("name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("my:v2", "my:v2")])
 def test_templates_have_two_names(name: str, ours: str) -> None:
     assert translate.ours(name) == ours
 
 
-@pytest.mark.parametrize(
+@cases(
     "more",
     [
         {"autoPauseMemory": False},
@@ -86,12 +87,12 @@ def test_what_is_not_enforced_is_refused(more: dict[str, Any]) -> None:
         translate.new_sandbox(body(**more), 300)
 
 
-@pytest.mark.parametrize("more", [{"mcp": None}, {"iam": {}}, {"secure": True}, {"network": {}}, {"network": {"allowPublicTraffic": False}}])
+@cases("more", [{"mcp": None}, {"iam": {}}, {"secure": True}, {"network": {}}, {"network": {"allowPublicTraffic": False}}])
 def test_what_does_nothing_is_taken(more: dict[str, Any]) -> None:
     assert translate.new_sandbox(body(**more), 300) == translate.new_sandbox(body(), 300)
 
 
-@pytest.mark.parametrize("more", [{"timeout": -1}, {"timeout": "60"}, {"envVars": {"a": 1}}, {"metadata": []}, {"other": 1}])
+@cases("more", [{"timeout": -1}, {"timeout": "60"}, {"envVars": {"a": 1}}, {"metadata": []}, {"other": 1}])
 def test_what_is_no_request_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises((ValidationError, InvalidRequestError)):
         translate.new_sandbox(body(**more), 300)
@@ -115,12 +116,12 @@ def test_a_filter_that_is_none_is_refused() -> None:
         metadata_filter("name")
 
 
-@pytest.mark.parametrize("state", State)
+@cases("state", State)
 def test_a_sandbox_that_lives_is_running_or_paused(state: State) -> None:
     assert (state in translate.STATES) == (not is_terminal(state) and state not in {State.CREATING, State.STOPPING})
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, inside",
     [
         ("/e2b/health", True),
@@ -142,7 +143,7 @@ def test_a_token_is_for_the_inside_alone(path: str, *, inside: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------------------------ code
 
 
-@pytest.mark.parametrize("text, told", [("'ab'", "ab"), ('"a\'b"', "a'b"), ("'", "'"), ("''", ""), ("[1]", "[1]"), ("'a", "'a"), ("", "")])
+@cases("text, told", [("'ab'", "ab"), ('"a\'b"', "a'b"), ("'", "'"), ("''", ""), ("[1]", "[1]"), ("'a", "'a"), ("", "")])
 def test_a_quoted_string_is_told_without_its_quotes(text: str, told: str) -> None:
     assert results.result(Display({"text/plain": text}, main=True)) == {"type": "result", "text": told, "is_main_result": True, "extra": {}}
 

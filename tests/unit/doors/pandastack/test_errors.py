@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from sandlot.doors.pandastack import DOOR
 from sandlot.model.errors import ErrorCode, class_of
 from sandlot.web.errors import answer
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@cases("code", ErrorCode)
 def test_error_is_a_sentence(code: ErrorCode) -> None:
     told = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
     body = json.loads(bytes(told.body))
@@ -20,8 +19,8 @@ def test_error_is_a_sentence(code: ErrorCode) -> None:
     assert ("retry-after" in told.headers) == (code in {ErrorCode.BUSY, ErrorCode.SERVICE_UNAVAILABLE})
 
 
-@pytest.mark.parametrize("code", ErrorCode)
-@pytest.mark.parametrize("word", ["connect: connection refused", "no route to host", "i/o timeout", "Timeout", "context deadline exceeded"])
+@cases("code", ErrorCode)
+@cases("word", ["connect: connection refused", "no route to host", "i/o timeout", "Timeout", "context deadline exceeded"])
 def test_a_server_error_has_no_word_that_means_something_else_to_the_client(code: ErrorCode, word: str) -> None:
     told = answer(class_of(code)(f"It said {word}.", code=code), "abc", teller=DOOR)
     error = json.loads(bytes(told.body))["error"].lower()
@@ -31,7 +30,7 @@ def test_a_server_error_has_no_word_that_means_something_else_to_the_client(code
         assert word.lower() in error
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, status",
     [
         (ErrorCode.INVALID_REQUEST, 400),

@@ -16,14 +16,15 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import inside, running
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
-from tests.support.service import Bench, tcp_client
+from tests.support.cases import cases
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/pandastack/v1"
 
 
 @pytest.fixture
-async def box(at: Bench) -> Sandbox:
+async def box(at: SharedBench) -> Sandbox:
     return await at.sandbox()
 
 
@@ -52,7 +53,7 @@ async def run(http: httpx.AsyncClient, url: str, cmd: str, **more: Any) -> dict[
     return ok(await http.post(f"{url}/exec", json={"cmd": cmd, **more}))
 
 
-@pytest.mark.parametrize("path", ["apps", "functions", "schedules", "databases", "me/tokens", "preview-repos"])
+@cases("path", ["apps", "functions", "schedules", "databases", "me/tokens", "preview-repos"])
 async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST"):
         assert "Sandlot does not have" in refused(await http.request(method, f"{HERE}/{path}", json={}), 501)
@@ -127,9 +128,9 @@ async def test_a_sandbox_that_has_ended_is_not_found_and_ends_again(http: httpx.
     assert (await http.get(f"{url}/logs")).status_code == 200  # the log outlives it
 
 
-async def test_what_is_anothers_is_not_found(at: Bench) -> None:
+async def test_what_is_anothers_is_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
-    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs, tcp_client(at.service) as stranger:
+    async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs, at.client() as stranger:
         refused(await stranger.get(f"{HERE}/me"), 401)
         made = ok(await mine.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
         refused(await theirs.delete(f"{HERE}/sandboxes/{made}"), 404)
@@ -326,6 +327,6 @@ async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.Asy
         await http.delete(f"{HERE}/{path}/{response.json()['id']}")
 
 
-async def test_what_was_made_is_there_for_the_operator_too(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_what_was_made_is_there_for_the_operator_too(http: httpx.AsyncClient, at: SharedBench) -> None:
     made = ok(await http.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
     assert [box.id for box in at.sandboxes.all(OPERATOR)] == [made]

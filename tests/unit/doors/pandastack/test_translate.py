@@ -25,6 +25,7 @@ from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User, VolumeMount
+from tests.support.cases import cases
 from tests.support.clock import ManualClock
 
 LONG = "x" * MAX_ARG_BYTES
@@ -100,7 +101,7 @@ def test_a_command_is_the_shells_and_roots() -> None:
         running.command("x" * (MAX_CODE_BYTES + 1), 5, "n")
 
 
-@pytest.mark.parametrize("more", [0, 1])
+@cases("more", [0, 1])
 def test_only_a_command_that_is_too_long_goes_by_a_file(more: int) -> None:
     cmd = "#" + "x" * (MAX_ARG_BYTES - 1 + more)
     made = running.command(cmd, 5, "n")
@@ -115,14 +116,12 @@ def test_the_code_of_a_long_word_is_that_of_run_code(code: str) -> None:
     assert running.word_of(f"bash -c {shlex.quote(text)}") == ("bash", text)
 
 
-@pytest.mark.parametrize(
-    "cmd", [f"python3 -c '{LONG}' more", f"python3 -c '{LONG}'; echo 'x'", f'python3 -c "{LONG}"', f"env python3 -c '{LONG}'", LONG]
-)
+@cases("cmd", [f"python3 -c '{LONG}' more", f"python3 -c '{LONG}'; echo 'x'", f'python3 -c "{LONG}"', f"env python3 -c '{LONG}'", LONG])
 def test_anything_else_is_the_shells(cmd: str) -> None:
     assert running.word_of(cmd) == ("sh", cmd)
 
 
-@pytest.mark.parametrize(
+@cases(
     "cmd, out",
     [
         ("python3 -c {word}", "['-c'] __main__\n"),
@@ -205,7 +204,7 @@ def test_a_character_that_is_cut_is_told_whole() -> None:
 # --------------------------------------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("kind, mode, is_dir", [("directory", "drwxr-x---", True), ("file", "-rwxr-x---", False), ("symlink", "lrwxr-x---", False)])
+@cases("kind, mode, is_dir", [("directory", "drwxr-x---", True), ("file", "-rwxr-x---", False), ("symlink", "lrwxr-x---", False)])
 def test_what_is_at_a_path_is_told(kind: str, mode: str, *, is_dir: bool) -> None:
     told = translate.entry(Entry("n", "/n", kind, 3, 0o750, 0, 0, 1_500_000_000, None))
     assert (told.name, told.is_dir, told.size, told.mode, told.mtime) == ("n", is_dir, 3, mode, 1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sandlot.doors.sandbase import DOOR
 from sandlot.model.errors import ErrorCode, class_of
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, status, message",
     [
         (ErrorCode.SANDBOX_NOT_FOUND, 404, "sandbox not found"),

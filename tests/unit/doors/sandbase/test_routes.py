@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from sandlot.doors.sandbase import inside, translate
 from sandlot.model.access import OPERATOR
 from sandlot.server.settings import Settings
-from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.cases import cases
+from tests.support.service import BASE, Bench, bench, client
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/sandbase"
 OBJECT = {
@@ -32,7 +34,7 @@ OBJECT = {
 
 
 @pytest.fixture
-async def box(at: Bench) -> str:
+async def box(at: SharedBench) -> str:
     """One that was made elsewhere: what the guest of the driver without isolation needs is said there."""
     return str((await at.sandbox()).id)
 
@@ -82,7 +84,7 @@ async def test_a_sandbox_is_made_and_told_with_the_vendors_fields_and_e2bs(http:
     assert ok(await http.get(f"{HERE}/sandboxes")) == []
 
 
-async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.AsyncClient, at: SharedBench) -> None:
     ids = [(await at.sandbox()).id for _ in range(2)]
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes"))] == ids[::-1]
     assert all(set(each) == OBJECT for each in ok(await http.get(f"{HERE}/sandboxes")))
@@ -92,7 +94,7 @@ async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.Async
     assert "invalid status filter: nope" in refused(await http.get(f"{HERE}/sandboxes", params={"status": "nope"}), 400)
 
 
-@pytest.mark.parametrize(
+@cases(
     "body",
     [
         *(
@@ -106,7 +108,7 @@ async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.Async
         *({"templateID": "base", "metadata": {"sandlot.door": "x"}}, [], None, "x", {"templateID": "\ud800"}, {"templateID": "base", "envVars": [1]}),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_nothing_is_made(http: httpx.AsyncClient, at: Bench, body: object) -> None:
+async def test_what_makes_no_sense_is_refused_and_nothing_is_made(http: httpx.AsyncClient, at: SharedBench, body: object) -> None:
     headers = {"Content-Type": "application/json"}
     refused(await http.post(f"{HERE}/sandboxes", content=json.dumps(body), headers=headers), 400)
     assert at.sandboxes.held == 0
@@ -158,7 +160,7 @@ async def test_a_command_is_killed_when_its_client_goes_away(http: httpx.AsyncCl
     await until(none_left)
 
 
-@pytest.mark.parametrize("where", ["files", "filesystem/upload"])
+@cases("where", ["files", "filesystem/upload"])
 async def test_a_file_is_uploaded_whichever_field_comes_first(http: httpx.AsyncClient, box: str, where: str) -> None:
     url, content = f"{HERE}/sandboxes/{box}/{where}", bytes(range(256)) * 2000
     first, second = "/workspace/a/first.bin", "/workspace/b/second.bin"
@@ -188,7 +190,7 @@ def form(*parts: tuple[str, str | None, bytes]) -> bytes:
     return made + b"--bound--\r\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "content",
     [
         form(("file", "x", b"x")),
@@ -349,7 +351,7 @@ async def test_templates_are_told_by_the_vendors_names(http: httpx.AsyncClient) 
     refused(await http.get(f"{HERE}/templates/aliases/claude"), 404)
 
 
-async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.AsyncClient, at: SharedBench) -> None:
     one, other = [(await at.sandbox()).id for _ in range(2)]
     await at.sandboxes.pause(one, OPERATOR)
     await at.sandboxes.kill(one, OPERATOR)
@@ -357,7 +359,7 @@ async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.A
     assert [each["type"] for each in told] == [f"sandbox.lifecycle.{word}" for word in ("killed", "paused", "created")]
     assert {each["sandboxID"] for each in told} == {one}
     whole = ok(await http.get(f"{HERE}/events/sandboxes"))
-    assert [each["sandboxID"] for each in whole] == [one, one, other, one]
+    assert [each["sandboxID"] for each in whole[:4]] == [one, one, other, one]
     assert ok(await http.get(f"{HERE}/events/sandboxes", params={"limit": 2})) == whole[:2]
     for limit in (0, 1001, "x"):
         refused(await http.get(f"{HERE}/events/sandboxes", params={"limit": limit}), 400)
@@ -444,7 +446,7 @@ async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) 
     assert ok(await http.post(f"{HERE}/events/webhooks", json={"url": url, "enabled": False}), 201)["enabled"] is False
 
 
-@pytest.mark.parametrize(
+@cases(
     "method, path",
     [
         *(("POST", f"/default/v1/{path}") for path in ("agents", "sessions", "sessions/x/events")),
@@ -457,9 +459,9 @@ async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient
     assert "Sandlot does not have" in refused(await http.request(method, HERE + path, json={}), 501)
 
 
-async def test_what_belongs_to_another_key_is_not_found(at: Bench) -> None:
+async def test_what_belongs_to_another_key_is_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
-    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs:
+    async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
         hook = ok(await mine.post(f"{HERE}/events/webhooks", json={"url": "https://example.com/"}), 201)["id"]
         url = f"{HERE}/sandboxes/{made}"
@@ -488,7 +490,7 @@ async def test_what_belongs_to_another_key_is_not_found(at: Bench) -> None:
         assert ok(await mine.get(url))["status"] == "running"
 
 
-@pytest.mark.parametrize("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20", "..%2f.."])
+@cases("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20", "..%2f.."])
 async def test_what_never_was_a_sandbox_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/files"), ("GET", "/envs")):
         refused(await http.request(method, f"{HERE}/sandboxes/{id_}{path}"), 404)
@@ -523,7 +525,7 @@ _PATHS = (
 )
 
 
-async def test_no_body_is_a_defect(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_no_body_is_a_defect(http: httpx.AsyncClient, at: SharedBench) -> None:
     box = (await at.sandboxes.create(replace(BASE, timeout_s=3600), OPERATOR)).id
     loop = asyncio.get_running_loop()
 

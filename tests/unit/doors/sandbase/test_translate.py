@@ -15,6 +15,7 @@ from sandlot.model.states import State
 from sandlot.model.webhooks import EVENT_TYPES
 from sandlot.testing.stores.bench import event
 from sandlot.testing.stores.hooks import webhook
+from tests.support.cases import cases
 
 KNOWN = ("base", "code-interpreter")
 
@@ -36,7 +37,7 @@ def test_a_sandbox_is_asked_for_as_core_makes_it() -> None:
     assert translate.new_sandbox(body(autoPause=True), KNOWN).on_timeout is OnTimeout.HIBERNATE
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "desktop", "hermes-agent", "opencode", "", "x" * 5000])
+@cases("name", ["claude", "codex", "desktop", "hermes-agent", "opencode", "", "x" * 5000])
 def test_a_template_that_there_is_not_is_said_with_those_that_there_are(name: str) -> None:
     with pytest.raises(NotFoundError) as refused:
         translate.ours(name, KNOWN)

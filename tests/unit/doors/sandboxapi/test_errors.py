@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from sandlot.doors.sandboxapi import DOOR
 from sandlot.doors.sandboxapi.errors import NO_SESSION
 from sandlot.model.errors import ErrorCode, class_of
 from sandlot.web.errors import answer
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize("code", ErrorCode)
+@cases("code", ErrorCode)
 def test_error_and_message_are_sentences(code: ErrorCode) -> None:
     told = json.loads(bytes(answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR).body))
     gone = code in {ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_ENDED}
@@ -21,7 +20,7 @@ def test_error_and_message_are_sentences(code: ErrorCode) -> None:
     assert told["request_id"] == "abc"
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, status",
     [
         (ErrorCode.INVALID_REQUEST, 400),

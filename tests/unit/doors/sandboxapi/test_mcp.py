@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
+from tests.support.cases import cases
 from tests.support.service import Bench
 from tests.support.until import until
 
@@ -20,7 +20,7 @@ async def post(http: httpx.AsyncClient, content: bytes, **headers: str) -> tuple
     return response.status_code, response.json() if response.content else None
 
 
-@pytest.mark.parametrize(
+@cases(
     "content, status, code",
     [
         (b"", 400, -32700),
@@ -48,7 +48,7 @@ async def test_what_is_no_message_is_an_error_of_json_rpc(http: httpx.AsyncClien
     assert told["error"]["message"]
 
 
-@pytest.mark.parametrize("content", [b'{"jsonrpc": "2.0", "method": "notifications/cancelled"}', b'{"jsonrpc": "2.0", "id": 1, "result": {}}'])
+@cases("content", [b'{"jsonrpc": "2.0", "method": "notifications/cancelled"}', b'{"jsonrpc": "2.0", "id": 1, "result": {}}'])
 async def test_what_wants_no_answer_is_taken(http: httpx.AsyncClient, content: bytes) -> None:
     assert await post(http, content) == (202, None)
 
@@ -64,7 +64,7 @@ async def test_a_revision_is_agreed_on_and_any_other_is_refused(http: httpx.Asyn
     assert (status, "2025-11-25" in told["error"]["message"]) == (400, True)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, arguments, word",
     [
         ("execute_code", {"language": "bash"}, "code"),

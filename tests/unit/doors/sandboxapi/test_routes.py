@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
+from tests.support.cases import cases
 from tests.support.clock import ManualClock
-from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.service import BASE, bench, client
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/sandboxapi"
 RESULT = {
@@ -56,7 +58,7 @@ async def run(http: httpx.AsyncClient, session: str, code: str, **more: Any) -> 
     return ok(await http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": code, **more}))
 
 
-@pytest.mark.parametrize("path", ["/v1/plans", "/v1/billing", "/v1/usage", "/v1/keys", "/v2/execute"])
+@cases("path", ["/v1/plans", "/v1/billing", "/v1/usage", "/v1/keys", "/v2/execute"])
 async def test_plans_and_billing_are_not_there(http: httpx.AsyncClient, path: str) -> None:
     refused(await http.get(HERE + path), 404)
     refused(await http.post(HERE + path, json={}), 404)
@@ -75,7 +77,7 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
 
 
 @pytest.mark.real_guest
-async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, at: SharedBench) -> None:
     done = ok(await http.post(f"{HERE}/v1/execute", json={"language": "python", "code": "print(input())", "stdin": "x\n"}))
     assert set(done) == RESULT
     assert (done["status"], done["language"], done["stdout"], done["stderr"], done["exit_code"]) == ("completed", "python3", "x\n", "", 0)
@@ -88,7 +90,7 @@ async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, a
     await until(lambda: at.sandboxes.held == 0)
 
 
-@pytest.mark.parametrize("expected, status", [("42", "completed"), ("42 \n\n", "completed"), ("43", "wrong_answer")])
+@cases("expected, status", [("42", "completed"), ("42 \n\n", "completed"), ("43", "wrong_answer")])
 async def test_a_program_is_graded(http: httpx.AsyncClient, expected: str, status: str) -> None:
     body = {"language": "bash", "code": "echo 42", "expected_output": expected}
     assert ok(await http.post(f"{HERE}/v1/execute", json=body))["status"] == status
@@ -152,12 +154,12 @@ async def all_gone(http: httpx.AsyncClient, session: str) -> None:
     gone(await http.post(f"{url}/packages", json={"manager": "pip", "packages": ["a"]}))
 
 
-@pytest.mark.parametrize("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20"])
+@cases("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20"])
 async def test_what_never_was_a_session_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
     await all_gone(http, id_)
 
 
-async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.AsyncClient, at: SharedBench) -> None:
     box = await at.sandbox()
     await all_gone(http, box.id)
     forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
@@ -167,19 +169,19 @@ async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.Async
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 
 
-async def test_a_session_of_another_key_is_not_found(at: Bench) -> None:
+async def test_a_session_of_another_key_is_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
-    async with tcp_client(at.service, secrets[0]) as mine, tcp_client(at.service, secrets[1]) as theirs:
+    async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/v1/sessions", json={"language": "bash"}), 201)["id"]
         await all_gone(theirs, made)
         assert ok(await theirs.get(f"{HERE}/v1/sessions"))["sessions"] == []
         assert ok(await mine.get(f"{HERE}/v1/sessions/{made}"))["id"] == made
 
 
-@pytest.mark.parametrize("header", ["X-API-Key", "X-RapidAPI-Key", "X-RapidAPI-Proxy-Secret"])
-async def test_a_key_is_taken_in_every_header_that_callers_send(at: Bench, header: str) -> None:
-    _, secret = await at.service.keys.create("somebody")
-    async with tcp_client(at.service) as stranger:
+@cases("header", ["X-API-Key", "X-RapidAPI-Key", "X-RapidAPI-Proxy-Secret"])
+async def test_a_key_is_taken_in_every_header_that_callers_send(at: SharedBench, header: str) -> None:
+    _, secret = await at.service.keys.create(f"somebody-{header.lower()}")
+    async with at.client() as stranger:
         ok(await stranger.get(f"{HERE}/v1/languages", headers={header: secret, "X-RapidAPI-Host": "there"}))
         refused(await stranger.get(f"{HERE}/v1/languages", headers={header: "wrong"}), 401)
         refused(await stranger.get(f"{HERE}/v1/languages"), 401)
@@ -204,7 +206,7 @@ async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(fol
         assert (await run(http, made[1], "print(1)"))["stdout"] == "1\n"
 
 
-async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.AsyncClient, session: str, at: Bench) -> None:
+async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.AsyncClient, session: str, at: SharedBench) -> None:
     box: Sandbox = at.sandboxes.find(session, OPERATOR)
     running = asyncio.create_task(http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": "import time; time.sleep(60)"}))
     await until(lambda: box.activity.held > 0)

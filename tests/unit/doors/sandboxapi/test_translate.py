@@ -13,19 +13,18 @@ from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import new_process_id
+from tests.support.cases import cases
 
 KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}
 WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
 
 
-@pytest.mark.parametrize(
-    "word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")]
-)
+@cases("word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")])
 def test_a_language_has_the_vendors_words(word: str, id_: str) -> None:
     assert translate.language(word).id == id_
 
 
-@pytest.mark.parametrize("word", ["typescript", "ts", "java", "jdk", "cpp", "c++", "c", "gcc", "go", "golang", "", "rust"])
+@cases("word", ["typescript", "ts", "java", "jdk", "cpp", "c++", "c", "gcc", "go", "golang", "", "rust"])
 def test_any_other_is_refused_with_the_list_of_what_there_is(word: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         translate.language(word)
@@ -40,13 +39,13 @@ def test_a_program_is_run_as_it_was_sent() -> None:
     assert shot.origin == "sandboxapi"
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 300.1, float("nan"), float("inf")])
+@cases("seconds", [0, -1, 300.1, float("nan"), float("inf")])
 def test_a_timeout_has_the_vendors_bounds(seconds: float) -> None:
     with pytest.raises(InvalidRequestError, match="timeout"):
         translate.timeout(seconds)
 
 
-@pytest.mark.parametrize("status", Status)
+@cases("status", Status)
 def test_a_status_is_one_that_callers_know(status: Status) -> None:
     told = translate.answer(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
     assert told.status in KNOWN
@@ -59,7 +58,7 @@ def test_what_nobody_measured() -> None:
     assert (told.execution_time_ms, told.memory_used_kb, told.exit_signal, told.id, told.stderr) == (1500, 0, None, "", "")
 
 
-@pytest.mark.parametrize(
+@cases(
     "status, error, told, code",
     [
         ("ok", None, "completed", 0),
@@ -100,6 +99,6 @@ def test_a_session_has_no_deadline_but_its_idle_timeout_unless_its_key_must() ->
             translate.new_session(spoken, wrong, WHO)
 
 
-@pytest.mark.parametrize("number, name", [(9, "SIGKILL"), (11, "SIGSEGV"), (63, "63")])
+@cases("number, name", [(9, "SIGKILL"), (11, "SIGSEGV"), (63, "63")])
 def test_a_signal_has_its_name(number: int, name: str) -> None:
     assert translate.signal_name(number) == name

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from sandlot.doors.door import Failure
 from sandlot.doors.tensorlake import errors
 from sandlot.model.errors import ErrorCode
+from tests.support.cases import cases
 
 
-@pytest.mark.parametrize("code", ErrorCode, ids=str)
+@cases("code", ErrorCode)
 def test_no_failure_looks_like_a_sandbox_that_was_made(code: ErrorCode) -> None:
     assert errors.TABLE[code].status not in {422, 502, 504}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +14,10 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sandlot.model.access import OPERATOR
 from sandlot.model.ports import Exit, ExitReason
-from tests.support.service import BASE, Bench, bench, client, tcp_client
+from tests.support.cases import cases
 from tests.support.until import until
+from tests.unit.doors.shared import SharedBench
 
 HERE = "/tensorlake"
 NAMED = f"{HERE}/v1/namespaces/default"
@@ -26,7 +25,7 @@ RESOURCES = {"cpus": 1.0, "memory_mb": 512}
 
 
 @pytest.fixture
-async def box(at: Bench) -> str:
+async def box(at: SharedBench) -> str:
     return str((await at.sandbox()).id)
 
 
@@ -67,13 +66,13 @@ async def test_there_is_one_namespace_and_both_ways_lead_to_it(http: httpx.Async
     assert [each["id"] for each in ok(await http.get(f"{HERE}/sandboxes"))["sandboxes"]] == [box]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "sandboxes.example.org:8443", "[::1]:80"])
+@cases("host", ["127.0.0.1:8080", "localhost", "sandboxes.example.org:8443", "[::1]:80"])
 async def test_the_address_of_the_inside_is_where_the_service_was_asked(http: httpx.AsyncClient, box: str, host: str) -> None:
     told = ok(await http.get(f"{NAMED}/sandboxes/{box}", headers={"Host": host}))
     assert told["sandbox_url"] == f"http://{host}{HERE}/sbx/{box}"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"nonsense": 1}', b'"x"', b"[" * 5000, b'{"timeout_secs": -1}', b"1"])
+@cases("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"nonsense": 1}', b'"x"', b"[" * 5000, b'{"timeout_secs": -1}', b"1"])
 async def test_what_is_no_request_for_a_sandbox_is_never_taken_for_an_answer(http: httpx.AsyncClient, content: bytes) -> None:
     for path in ("/sandboxes", "/sandbox-pools"):
         refused(await http.post(NAMED + path, content=content, headers={"Content-Type": "application/json"}), 400)
@@ -119,8 +118,8 @@ async def test_who_goes_away_takes_its_command_along(http: httpx.AsyncClient, bo
     await until(is_dead)
 
 
-@pytest.mark.parametrize("reason", [ExitReason.OOM, ExitReason.KILLED])
-async def test_a_sandbox_that_ends_under_a_run(http: httpx.AsyncClient, at: Bench, reason: ExitReason) -> None:
+@cases("reason", [ExitReason.OOM, ExitReason.KILLED])
+async def test_a_sandbox_that_ends_under_a_run(http: httpx.AsyncClient, at: SharedBench, reason: ExitReason) -> None:
     box = await at.sandbox()
     url = f"{HERE}/sbx/{box.id}/api/v1/processes/run"
     async with http.stream("POST", url, json={"command": "sh", "args": ["-c", "echo there; printf cut; sleep 1000"]}) as response:
@@ -157,9 +156,9 @@ async def until_ended(http: httpx.AsyncClient, inside: str, pid: int) -> None:
 
 
 @pytest.mark.real_guest
-async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: Bench) -> None:
+async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: SharedBench) -> None:
     _, secret = await at.service.keys.create("somebody")
-    async with tcp_client(at.service, secret) as http:
+    async with at.client(secret) as http:
         box, other = [ok(await http.post(f"{NAMED}/sandboxes", json={"image": "base"}))["sandbox_id"] for _ in range(2)]
         made = ok(await http.post(f"{HERE}/sbx/{box}/api/v1/pty", json={"command": "cat"}), 201)
         port = http.base_url.port
@@ -196,10 +195,10 @@ async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: Ben
             assert socket.close_code == 1008
 
 
-async def test_somebody_elses_is_not_there(at: Bench) -> None:
+async def test_somebody_elses_is_not_there(at: SharedBench) -> None:
     _, owner = await at.service.keys.create("owner")
     _, other = await at.service.keys.create("other")
-    async with tcp_client(at.service, other) as stranger:
+    async with at.client(other) as stranger:
         asked = {"image": "base", "name": "mine"}
         made = ok(await stranger.post(f"{NAMED}/sandboxes", json=asked, headers={"Authorization": f"Bearer {owner}"}))["sandbox_id"]
         for word in (made, "mine"):
@@ -266,21 +265,10 @@ _BODY = (
     ),
     content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
 )
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
-    fuzzed: tuple[httpx.AsyncClient, str], method: str, path: str, content: bytes
-) -> None:
-    http, box = fuzzed
+async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, box: str, method: str, path: str, content: bytes) -> None:
     response = await http.request(method, path.replace("{box}", box), content=content, headers={"Content-Type": "application/json"})
     assert response.status_code < 500 or response.status_code == 501, response.text
     assert response.status_code != 422
     assert response.status_code == 204 or response.headers["content-type"].partition(";")[0] in {"application/json", "text/event-stream"}
     if response.is_success and method == "POST" and path == f"{NAMED}/sandboxes":
         await http.delete(f"{NAMED}/sandboxes/{response.json()['sandbox_id']}")
-
-
-@pytest.fixture
-async def fuzzed(tmp_path: Path) -> Any:  # noqa: ANN401 - an async generator
-    folder = tmp_path / "fuzzed"
-    folder.mkdir()
-    async with bench(folder) as at, client(at.service) as http:
-        yield http, str((await at.service.sandboxes.create(BASE, OPERATOR)).id)

@@ -16,22 +16,21 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import MIB, Limits, Network, SnapshotKind, User, VolumeMount
 from sandlot.model.states import State
+from tests.support.cases import cases
 
 
 def test_every_state_has_a_word() -> None:
     assert set(translate.STATUSES) == set(State)
 
 
-@pytest.mark.parametrize(
-    "image, template", [(None, "code-interpreter"), ("", "code-interpreter"), ("tensorlake/ubuntu-minimal", "code-interpreter"), ("base", "base")]
-)
+@cases("image, template", [(None, "code-interpreter"), ("", "code-interpreter"), ("tensorlake/ubuntu-minimal", "code-interpreter"), ("base", "base")])
 def test_an_image_is_a_template_and_is_remembered(image: str | None, template: str) -> None:
     asked = translate.new_sandbox(CreateBody(image=image))
     assert (asked.template, asked.metadata.get(translate.IMAGE_WORD)) == (template, image or None)
     assert asked.metadata[translate.DOOR_WORD] == "tensorlake"
 
 
-@pytest.mark.parametrize("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
+@cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
 def test_no_timeout_is_said_by_zero(given: int | None, seconds: float | None) -> None:
     assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
 
@@ -77,7 +76,7 @@ def test_a_snapshot_holds_memory_unless_files_alone_are_asked_for() -> None:
     assert [translate.kind(word) for word in (None, "memory", "filesystem")] == kinds
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, user",
     [
         (None, User.USER),
@@ -93,18 +92,18 @@ def test_a_user_is_a_name_or_an_id(asked: str | dict[str, str | int | None] | No
     assert translate.user(asked) is user
 
 
-@pytest.mark.parametrize("asked", ["", "nobody", "0:5", {}, {"uid": 5}, {"name": "root", "uid": 0}, {"gid": 0}, {"name": "root", "x": "y"}])
+@cases("asked", ["", "nobody", "0:5", {}, {"uid": 5}, {"name": "root", "uid": 0}, {"gid": 0}, {"name": "root", "x": "y"}])
 def test_nobody_else_is_there(asked: str | dict[str, str | int | None]) -> None:
     with pytest.raises(InvalidRequestError):
         translate.user(asked)
 
 
-@pytest.mark.parametrize("word, pid", [("7", 7), ("0", 0), ("kitty", None), ("7a", None), ("-7", None), ("9" * 50, 1 << 31), ("", None)])
+@cases("word, pid", [("7", 7), ("0", 0), ("kitty", None), ("7a", None), ("-7", None), ("9" * 50, 1 << 31), ("", None)])
 def test_a_word_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
     assert inner.pid_of(word) == pid
 
 
-@pytest.mark.parametrize(
+@cases(
     "reason, signal, told",
     [
         ("exited", None, {"exit_code": 137, "reason": "exited"}),
@@ -118,7 +117,7 @@ def test_how_a_run_ended(reason: str, signal: int | None, told: dict[str, object
     assert inner.ended(Outcome(ProcessId("0" * 32), 137, signal, reason, 1.0)) == told
 
 
-@pytest.mark.parametrize("name", ["", "5", "a/b"])
+@cases("name", ["", "5", "a/b"])
 def test_what_is_no_name_of_a_process(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         inner.start(ProcessBody(command="true", name=name))

@@ -1,0 +1,46 @@
+"""A service that the tests of a module share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from sandlot.server.serve import answering
+from sandlot.web import listen
+from tests.support.service import Bench, bench, unix_client
+
+
+@dataclass
+class SharedBench(Bench):
+    """A service that is reachable by HTTP, with all rights on its unix socket and with a key on TCP.
+
+    Attributes:
+        port: Its TCP port on 127.0.0.1.
+        http: A client of its unix socket.
+    """
+
+    port: int
+    http: httpx.AsyncClient
+
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
+        """Return a client of the TCP port; without a key unless one is given."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=60, trust_env=False)
+
+
+@asynccontextmanager
+async def shared_bench(folder: Path) -> AsyncIterator[SharedBench]:
+    """Run a service and serve it.
+
+    Args:
+        folder: Where its data is.
+    """
+    listener = listen.tcp_socket("127.0.0.1", 0)
+    async with bench(folder) as made:
+        path = made.service.settings.socket
+        async with answering(made.service, [listen.unix_socket(path), listener]), unix_client(path) as http:
+            yield SharedBench(made.service, made.driver, int(listener.getsockname()[1]), http)
