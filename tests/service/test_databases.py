@@ -17,7 +17,7 @@ from tests.support.postgres import Cluster, cluster
 from tests.support.service import BASE, bench, client
 from tests.support.until import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.real_guest, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

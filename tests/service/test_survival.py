@@ -1,7 +1,7 @@
-"""SIGKILL of the service at any moment, and a new start: what a client was told of lives on, and once that is removed, nothing is left.
+"""After SIGKILL of the service at any moment, the next service finds every sandbox that a client was told of, and removing these leaves nothing.
 
-No process, mount, loop device, control group or folder: counted from outside, by ``tests/support/traces.py``, before and after. What lives
-on, and that it is what it was, is tried in ``test_killed_service.py``.
+No process, mount, loop device, control group or folder: ``tests/support/traces.py`` counts them from outside. One state directory goes through
+all kills of a test; the soak run tries more moments. ``test_killed_service.py`` checks that a sandbox is still what it was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,9 +43,8 @@ CREATE = Request("POST", "/v1/sandboxes", {"template": TEMPLATE})
 
 
 def moments(*milliseconds: int, soak: tuple[int, ...]) -> pytest.MarkDecorator:
-    """When to kill; the soak run tries more of them."""
-    more = [pytest.param(each, marks=pytest.mark.soak) for each in soak]
-    return pytest.mark.parametrize("delay_ms", [*milliseconds, *more])
+    """Parametrise a test with delays before the kill, in milliseconds: one list for each run, and one for the soak run."""
+    return pytest.mark.parametrize("delays_ms", [pytest.param(milliseconds, id="few"), pytest.param(soak, id="many", marks=pytest.mark.soak)])
 
 
 @pytest.fixture
@@ -54,111 +53,110 @@ def service() -> Iterator[LocalService]:
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     made = LocalService(folder)
     try:
+        made.start()
         yield made
+        url = create(made)
+        _, body = ask(made, Request("POST", url + "/processes", {"command": "echo fine"}))
+        assert json.loads(body)["stdout"] == "fine\n"
+        assert ask(made, Request("DELETE", url))[0] == 204
+        assert made.end() == 0, made.log()
+        settle(lambda: traces(folder), NOTHING)
+        assert {path.name for path in folder.iterdir()} == KEPT
+        assert "defect" not in made.log()
     finally:
         made.end(signal.SIGKILL)
         sweep(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 @moments(0, 50, 200, soak=(5, 10, 15, 20, 30, 40, 65, 80, 100, 130, 170, 250, 300, 400, 600, 800))
-def test_killed_while_sandboxes_are_created(service: LocalService, delay_ms: int) -> None:
-    service.start()
-    begin(service, CREATE, CREATE)
-    time.sleep(delay_ms / 1000)
-    nothing_is_left(service)
+def test_killed_while_sandboxes_are_created(service: LocalService, delays_ms: Sequence[int]) -> None:
+    for delay_ms in delays_ms:
+        begin(service, CREATE, CREATE)
+        time.sleep(delay_ms / 1000)
+        kill_and_clean_up(service)
 
 
+@pytest.mark.slow
 @moments(0, 100, soak=(1, 2, 5, 10, 20, 50, 300, 500, 1000, 1800))
-def test_killed_while_a_sandbox_is_deleted(service: LocalService, delay_ms: int) -> None:
-    service.start()
-    url = create(service)
-    begin(service, Request("DELETE", url))
-    time.sleep(delay_ms / 1000)
-    nothing_is_left(service)
+def test_killed_while_a_sandbox_is_deleted(service: LocalService, delays_ms: Sequence[int]) -> None:
+    for delay_ms in delays_ms:
+        begin(service, Request("DELETE", create(service)))
+        time.sleep(delay_ms / 1000)
+        kill_and_clean_up(service)
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        Request("POST", "/code", {"code": "while True: pass", "timeout": None}),
-        pytest.param(Request("POST", "/code", {"code": "import subprocess; subprocess.run(['sleep', '1000'])"}), marks=pytest.mark.soak),
-        pytest.param(Request("POST", "/processes", {"command": "yes", "timeout": None}, {"Accept": "text/event-stream"}), marks=pytest.mark.soak),
-        Request("POST", "/processes", {"command": ":(){ :|:& };:; sleep 100"}),
-        Request("PUT", "/files/content?path=/workspace/big", None),
-        Request("POST", "/processes", {"command": "head -c 300000000 /dev/zero > a; sync; sleep 100"}),
-        Request("POST", "/processes", {"command": "sleep 1000", "background": True}),
-    ],
-    ids=["a cell", "a cell with a child", "a flood that is read", "a fork bomb", "an upload", "a disk being filled", "in the background"],
-)
-def test_killed_while_something_runs(service: LocalService, work: Request) -> None:
-    service.start()
-    begin(service, *(replace(work, path=create(service) + work.path) for _ in range(2)))
-    time.sleep(1)
+WORK = {
+    "a cell": Request("POST", "/code", {"code": "while True: pass", "timeout": None}),
+    "a cell with a child": Request("POST", "/code", {"code": "import subprocess; subprocess.run(['sleep', '1000'])"}),
+    "output that is streamed": Request("POST", "/processes", {"command": "yes", "timeout": None}, {"Accept": "text/event-stream"}),
+    "a fork bomb": Request("POST", "/processes", {"command": ":(){ :|:& };:; sleep 100"}),
+    "an upload": Request("PUT", "/files/content?path=/workspace/big", None),
+    "a disk that fills": Request("POST", "/processes", {"command": "head -c 300000000 /dev/zero > a; sync; sleep 100"}),
+    "a background process": Request("POST", "/processes", {"command": "sleep 1000", "background": True}),
+}
+
+
+@pytest.mark.slow
+def test_killed_while_something_runs(service: LocalService) -> None:
+    urls = [create(service) for _ in WORK]
+    begin(service, *(replace(work, path=url + work.path) for url, work in zip(urls, WORK.values(), strict=True)))
+    time.sleep(1)  # the kill hits all of them wherever they are by then
     assert service.traces() != NOTHING
-    nothing_is_left(service)
+    kill_and_clean_up(service, urls)
 
 
-def test_killed_with_nothing_to_do(service: LocalService) -> None:
-    service.start()
-    nothing_is_left(service)
-
-
+@pytest.mark.slow
 @moments(0, 100, soak=(5, 20, 50, 200, 500, 1000))
-def test_killed_while_it_stops(service: LocalService, delay_ms: int) -> None:
-    service.start()
-    lives = {create(service) for _ in range(3)}
-    begin(service, Request("POST", "/v1/service/stop"))
-    time.sleep(delay_ms / 1000)
-    nothing_is_left(service, lives)
+def test_killed_while_it_stops(service: LocalService, delays_ms: Sequence[int]) -> None:
+    for delay_ms in delays_ms:
+        lives = {create(service) for _ in range(2)}
+        begin(service, Request("POST", "/v1/service/stop"))
+        time.sleep(delay_ms / 1000)
+        kill_and_clean_up(service, lives)
 
 
+@pytest.mark.slow
 @moments(400, 800, soak=(200, 600, 1000, 1500))
-def test_killed_while_it_takes_over(service: LocalService, delay_ms: int) -> None:
-    service.start()
-    lives = {create(service) for _ in range(3)}
-    service.end(signal.SIGKILL)
-    second = threading.Thread(target=start_quietly, args=(service,), daemon=True)
-    second.start()
-    time.sleep(delay_ms / 1000)
-    service.end(signal.SIGKILL)
-    second.join()
-    nothing_is_left(service, lives)
+def test_killed_while_it_takes_over(service: LocalService, delays_ms: Sequence[int]) -> None:
+    lives = {create(service) for _ in range(2)}
+    for delay_ms in delays_ms:
+        service.end(signal.SIGKILL)
+        second = threading.Thread(target=start_quietly, args=(service,), daemon=True)
+        second.start()
+        time.sleep(delay_ms / 1000)
+        service.end(signal.SIGKILL)
+        second.join()
+        service.start()
+    kill_and_clean_up(service, lives)
 
 
 def test_killed_again_and_again(service: LocalService) -> None:
-    for _ in range(3):
-        service.start()
-        begin(service, CREATE, CREATE, CREATE)
-        time.sleep(0.3)
+    for _ in range(2):
+        begin(service, CREATE, CREATE)
+        time.sleep(0.3)  # somewhere in the middle of a create, which takes about half a second
         service.end(signal.SIGKILL)
-    nothing_is_left(service)
+        service.start()
+    kill_and_clean_up(service)
 
 
-def nothing_is_left(service: LocalService, lives: Collection[str] = ()) -> None:
-    """Kill the service, start it again, remove what lives, and look; it must work, too.
+def kill_and_clean_up(service: LocalService, lives: Collection[str] = ()) -> None:
+    """Kill the service, start it again and remove what lives: nothing may be left on the host.
 
     Args:
-        service: It.
-        lives: Sandboxes that must be among what lives.
+        service: The service.
+        lives: URLs of sandboxes that must live on.
     """
     service.end(signal.SIGKILL)
     service.start()
     _, body = ask(service, Request("GET", "/v1/sandboxes"))
-    found = {f"/v1/sandboxes/{box['id']}" for box in json.loads(body)["sandboxes"]}
+    found = {f"/v1/sandboxes/{sandbox['id']}" for sandbox in json.loads(body)["sandboxes"]}
     assert found >= set(lives)
     for url in found:
         status, body = ask(service, Request("DELETE", url))
         assert status == 204, body
     settle(service.traces, NOTHING)
-    url = create(service)
-    _, body = ask(service, Request("POST", url + "/processes", {"command": "echo fine"}))
-    assert json.loads(body)["stdout"] == "fine\n"
-    assert ask(service, Request("DELETE", url))[0] == 204
-    assert service.end() == 0, service.log()
-    settle(lambda: traces(service.data_dir), NOTHING)
-    assert {path.name for path in service.data_dir.iterdir()} == KEPT
-    assert "defect" not in service.log()
 
 
 def start_quietly(service: LocalService) -> None:
