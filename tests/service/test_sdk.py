@@ -123,7 +123,7 @@ def test_standard_input_of_any_kind_arrives_whole(sandbox: Sandbox) -> None:
     for data in ("", b"\xff\x00\xfe", os.urandom(300_000), "é" * 100_000):
         raw = data.encode() if isinstance(data, str) else data
         received = bytearray()
-        result = sandbox.commands.run(["python3", "-c", ECHO], stdin=data, on_output=lambda piece, into=received: into.extend(piece.data))  # type: ignore[misc]
+        result = sandbox.commands.run(["python3", "-c", ECHO], stdin=data, on_output=lambda piece, into=received: into.extend(piece.data))
         assert result.exit_code == 0
         assert bytes(received) == raw
     assert sandbox.commands.run("cat", stdin=io.BytesIO(b"file")).stdout == "file"

@@ -1,4 +1,4 @@
-"""Trees, watches, changed files and signed URLs through the SDK, on both kinds of isolation."""
+"""Trees, watches, changed files and signed URLs through the SDK and the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.sdk import FileEvent, Progress
 from tests.support.archives import archive, entry
-from tests.support.localservice import EACH_ISOLATION, ISOLATIONS, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, ISOLATIONS, ON_GVISOR, LocalService, local_service
 from tests.support.traces import settle
 
 
@@ -46,13 +46,13 @@ def helpers(sandbox: Sandbox) -> int:
     return sum("from sandlot.guest.programs" in line for line in lines)
 
 
-def test_a_tree_goes_in_and_out_as_it_was(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: Path) -> None:
     tree, back = tmp_path / "tree", tmp_path / "back"
     deep = tree / "/".join(["deep"] * 100)
     deep.mkdir(parents=True)
     (deep / "last").write_text("last")
     (tree / "empty").mkdir()
-    (tree / "large").write_bytes(os.urandom(9_000_000))
+    (tree / "large").write_bytes(os.urandom(3_000_000))
     (tree / "run").write_text("#!/bin/sh\necho ran\n")
     (tree / "run").chmod(0o755)
     for number in range(300):
@@ -72,7 +72,8 @@ def test_a_tree_goes_in_and_out_as_it_was(sandbox: Sandbox, tmp_path: Path) -> N
     settle(lambda: helpers(sandbox), 0)
 
 
-def test_what_is_too_large_for_one_upload_is_said_and_what_is_not_goes_in_parts(sandbox: Sandbox, tmp_path: Path) -> None:
+@ON_GVISOR
+def test_file_above_the_upload_limit_is_refused_and_smaller_ones_are_copied(sandbox: Sandbox, tmp_path: Path) -> None:
     for name, size in (("a", 85), ("b", 1)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size << 20)
@@ -82,7 +83,8 @@ def test_what_is_too_large_for_one_upload_is_said_and_what_is_not_goes_in_parts(
     assert sandbox.files.exists("/workspace/parts/b"), "what fits was copied before"
 
 
-def test_a_tree_that_is_too_deep_is_refused_and_leaves_what_can_be_removed(sandbox: Sandbox, tmp_path: Path) -> None:
+@ON_GVISOR
+def test_tree_that_is_too_deep_is_refused_and_can_be_removed(sandbox: Sandbox, tmp_path: Path) -> None:
     made = sandbox.commands.run("mkdir -p pit/$(printf 'd/%.0s' $(seq 300)) && echo here > pit/$(printf 'd/%.0s' $(seq 300))file")
     assert made.exit_code == 0
     with pytest.raises(SandlotError) as refused:
@@ -92,7 +94,8 @@ def test_a_tree_that_is_too_deep_is_refused_and_leaves_what_can_be_removed(sandb
     sandbox.files.remove("/workspace/pit")
 
 
-def test_what_cannot_be_read_is_said_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+@ON_GVISOR
+def test_unreadable_file_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.files.write("/workspace/shut/in/secret", "x", user="root", mode=0o600)
     with pytest.raises(SandlotError) as refused:
         sandbox.files.download("/workspace/shut", tmp_path / "shut")
@@ -101,7 +104,7 @@ def test_what_cannot_be_read_is_said_by_name(sandbox: Sandbox, tmp_path: Path) -
     assert sandbox.files.download("/workspace/shut", tmp_path / "open", user="root") == 1
 
 
-def test_a_folder_is_watched_until_it_is_gone(sandbox: Sandbox) -> None:
+def test_watch_reports_changes_until_the_folder_is_removed(sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir -p seen/sub; echo old > seen/old")
     with sandbox.files.watch("/workspace/seen", recursive=True) as events:
         assert events.by == "inotify"
@@ -118,7 +121,8 @@ def test_a_folder_is_watched_until_it_is_gone(sandbox: Sandbox) -> None:
     settle(lambda: helpers(sandbox), 0)
 
 
-def test_a_folder_is_watched_for_whoever_asks_later(sandbox: Sandbox) -> None:
+@ON_GVISOR
+def test_watcher_keeps_changes_for_later(sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir -p later/sub")
     watchers = sandbox.files.watchers
     watched = watchers.create("/workspace/later", recursive=True)
@@ -147,7 +151,8 @@ def test_a_folder_is_watched_for_whoever_asks_later(sandbox: Sandbox) -> None:
     settle(lambda: helpers(sandbox), 0)
 
 
-def test_one_file_is_opened_by_a_url_that_needs_nothing_else(service: LocalService, sandbox: Sandbox) -> None:
+@ON_GVISOR
+def test_signed_url_needs_no_key(service: LocalService, sandbox: Sandbox) -> None:
     transport = httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock"))
     with httpx.Client(transport=transport, base_url="http://sandlot") as anybody:
         put = sandbox.files.sign_url("/workspace/signed", method="PUT", expires_in=60)
@@ -158,12 +163,14 @@ def test_one_file_is_opened_by_a_url_that_needs_nothing_else(service: LocalServi
         assert anybody.get(put).status_code == 403
 
 
-def test_sixty_four_megabytes_pass_through_and_are_never_held(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.slow
+@ON_GVISOR
+def test_large_file_passes_through_in_bounded_memory(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
     pass_through(service, sandbox, tmp_path, 64)
 
 
 @pytest.mark.soak
-def test_a_gibibyte_passes_through_and_is_never_held(tmp_path: Path) -> None:
+def test_gibibyte_passes_through_in_bounded_memory(tmp_path: Path) -> None:
     for isolation in ISOLATIONS:
         with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(2 << 30)}, isolation=isolation) as large, large.create(disk="4G") as box:
             pass_through(large, box, tmp_path / isolation, 1024)
@@ -203,7 +210,8 @@ def same(one: Path, other: Path) -> bool:
                 return True
 
 
-def test_the_command_line_has_all_of_it(
+@ON_GVISOR
+def test_command_line_has_all_file_operations(
     service: LocalService, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
@@ -234,7 +242,9 @@ def test_the_command_line_has_all_of_it(
     assert b"ID:PATH" in said("fs", "ls", "here", status=2)
 
 
-def test_a_watch_on_the_command_line_ends_with_the_folder(service: LocalService, sandbox: Sandbox) -> None:
+@pytest.mark.slow
+@ON_GVISOR
+def test_watch_command_ends_with_the_folder(service: LocalService, sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir told")
     environ = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
     command = [sys.executable, "-m", "sandlot.cli", "fs", "watch", "--json", f"{sandbox.id}:told"]
@@ -248,7 +258,7 @@ def test_a_watch_on_the_command_line_ends_with_the_folder(service: LocalService,
 
 
 @pytest.mark.parametrize("isolation", EACH_ISOLATION)
-def test_what_a_killed_service_ran_inside_is_ended_by_the_next_and_leaves_nothing_half(isolation: str) -> None:
+def test_upload_of_a_killed_service_is_ended_by_the_next_and_leaves_the_old_file(isolation: str) -> None:
     with local_service(isolation=isolation) as dying:
         sandbox = dying.create()
         sandbox.files.write("/workspace/in/big", "old")
