@@ -146,7 +146,7 @@ class MemoryInstance:
         del durable
         self._driver.require(Ability.SNAPSHOT)
         self._check_live()
-        if into.exists():
+        if await asyncio.to_thread(into.exists):
             raise ConflictError(f"There is something at {into}.", code=ErrorCode.CONFLICT)
         await self._driver.faults.at("snapshot")
         self._check_live()
@@ -421,16 +421,16 @@ class MemoryDriver:
             manifest = json.loads((snapshot / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError):
             return {}, "its manifest is missing or cannot be read"
-        if manifest["driver"] != self.name:
-            return {}, f"it was written by the {manifest['driver']} driver"
-        if manifest["version"] != self.version:
-            return {}, f"the build {manifest['version']} that wrote it is not here"
-        if shape is not None and manifest["root"] != shape.root.digest:
-            return {}, "it was written on another root file system"
-        if shape is not None and manifest["limits"] != _shown(shape.limits):
-            return {}, "it was written with other limits"
-        if manifest["token"] not in self._images:
-            return {}, "its files are missing"
+        misfits = {
+            f"it was written by the {manifest['driver']} driver": manifest["driver"] != self.name,
+            f"the build {manifest['version']} that wrote it is not here": manifest["version"] != self.version,
+            "it was written on another root file system": shape is not None and manifest["root"] != shape.root.digest,
+            "it was written with other limits": shape is not None and manifest["limits"] != _shown(shape.limits),
+            "its files are missing": manifest["token"] not in self._images,
+        }
+        for misfit, is_one in misfits.items():
+            if is_one:
+                return {}, misfit
         return self._images[manifest["token"]], ""
 
 

@@ -71,7 +71,7 @@ class MemoryFiles:
     def copy(self) -> MemoryFiles:
         """Return an independent copy, as a snapshot holds it."""
         other = copy.copy(self)
-        other._nodes = {path: copy.copy(node) for path, node in self._nodes.items()}
+        vars(other)["_nodes"] = {path: copy.copy(node) for path, node in self._nodes.items()}
         return other
 
     def read(self, path: str, uid: int) -> bytes:

@@ -206,9 +206,9 @@ class MemoryGuest:
         self._began_s = self.timers.time_s()
         self._is_frozen = False
         self._waiting_input = bytearray()
-        expire = lambda id_, name: self._rpc.expire(id_, name)  # noqa: E731 - the server is made below, with the handlers
-        self.processes = Processes(self.files, self.timers, self.scripts.programs, lambda: self.env, lambda: self.workspace, expire)
-        self.kernels = Kernels(self.files, self.timers, self.processes, self.scripts.cells, lambda: self.env, lambda: self.workspace, expire)
+        self._rpc: RpcServer
+        self.processes = Processes(self.files, self.timers, self.scripts.programs, lambda: self.env, lambda: self.workspace, self._expire)
+        self.kernels = Kernels(self.files, self.timers, self.processes, self.scripts.cells, lambda: self.env, lambda: self.workspace, self._expire)
         if not self.scripts.has_python:
             self.kernels.languages.discard("python")
         self._rpc = RpcServer(self.connection, self.flush, self._handlers(), self._intercept)
@@ -333,6 +333,9 @@ class MemoryGuest:
         service = self._services[stream] = ServiceStream(self, stream)
         self.flush()
         return service
+
+    def _expire(self, id_: str, name: str) -> None:
+        self._rpc.expire(id_, name)
 
     def _process(self, data: bytes) -> None:
         for event in self.connection.receive(data):
@@ -630,7 +633,7 @@ class MemoryStream:
                 return b""
             self.news.clear()
             await self.news.wait()
-        taken, size = [], 0
+        taken, size = list[bytes](), 0
         while self._pieces and (not taken or size + len(self._pieces[0]) <= max_bytes):
             taken.append(self._pieces.pop(0))
             size += len(taken[-1])

@@ -24,7 +24,7 @@ from typing import Any
 from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.testing.memory.files import MemoryFiles
 from sandlot.testing.memory.output import Follower, OutputLog
-from sandlot.testing.memory.process import UIDS, Processes
+from sandlot.testing.memory.process import UIDS, Processes, ProgramContext
 from sandlot.testing.memory.rpc import Call, RpcError
 from sandlot.testing.memory.shell import SAFE_MODULES, Shell
 from sandlot.testing.memory.timers import Timer, Timers
@@ -252,12 +252,12 @@ class Context:
             raise SyntaxError("The scripted guest runs console.log of a literal only. Register a script for this code.")
 
     async def _run_bash(self, cell: Cell) -> None:
-        shell = self.namespace.get("shell")
-        if shell is None:
-            shell = self.namespace["shell"] = self._kernels.new_shell(self.cwd, self.env)
-        shell.context.env.update(cell.args["env"])
-        shell.context.direct(cell)
-        status = await shell.run(cell.code)
+        if "shell" not in self.namespace:
+            self.namespace["shell"] = self._kernels.new_cell_context(self.cwd, self.env)
+        context: CellContext = self.namespace["shell"]
+        context.env.update(cell.args["env"])
+        context.cell = cell
+        status = await Shell(context).run(cell.code)
         if status:
             raise ExitStatus(status)
 
@@ -325,9 +325,9 @@ class Kernels:
             "kernel.restart": self._restart,
         }
 
-    def new_shell(self, cwd: str, env: Mapping[str, str]) -> Shell:
-        """Return the shell of a bash context."""
-        return Shell(CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd))
+    def new_cell_context(self, cwd: str, env: Mapping[str, str]) -> CellContext:
+        """Return what a bash context keeps between its cells."""
+        return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
 
     def forget_past(self) -> None:
         """Forget finished cells and abort waiting ones: they belonged to another sandbox."""
@@ -475,12 +475,15 @@ class Kernels:
         return context
 
 
-class CellContext:
-    """What a shell needs of a process, for bash cells."""
+class CellContext(ProgramContext):
+    """The process that a bash cell's shell believes to run in; it is none.
+
+    Attributes:
+        cell: The cell that output goes to.
+    """
 
     def __init__(self, processes: Processes, files: MemoryFiles, env: dict[str, str], cwd: str) -> None:
-        self._processes = processes
-        self._cell: Cell | None = None
+        self.cell: Cell | None = None
         self.files = files
         self.env = env
         self.cwd = cwd
@@ -488,39 +491,32 @@ class CellContext:
         self.user, self.uid, self.pid = "user", UIDS["user"], _FIRST_PID
         self.traps: dict[int, Callable[[], object]] = {}
         self.size = (0, 0)
-        self.stdin = None
         self.run_program = processes.run_nested
 
-    def direct(self, cell: Cell) -> None:
-        """Send output to a cell from now on."""
-        self._cell = cell
+    @property
+    def stdin(self) -> None:
+        """Nothing: a cell has no input."""
+        return
 
     async def write(self, data: bytes | str, channel: int = STDOUT) -> None:
         """Print in the cell."""
-        if self._cell is not None:
-            self._cell.write(data, channel)
-
-    async def error(self, data: bytes | str) -> None:
-        """Print on the cell's standard error."""
-        await self.write(data, STDERR)
-
-    async def read_all(self) -> bytes:
-        """Return nothing: a cell has no input."""
-        return b""
+        if self.cell is not None:
+            self.cell.write(data, channel)
 
     async def sleep(self, seconds: float) -> None:
         """Wait on the guest's clock."""
-        assert self._cell is not None
-        await self._cell.sleep(seconds)
+        if self.cell is not None:
+            await self.cell.sleep(seconds)
 
 
 class _Interruptible(ast.NodeTransformer):
     """Makes ``time.sleep`` and the turns of ``while`` loops outside of functions points where a cell can be interrupted."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return node
-
-    visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = visit_FunctionDef  # type: ignore[assignment]
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Leave functions and classes as they are."""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            return node
+        return super().visit(node)  # type: ignore[no-any-return]
 
     def visit_While(self, node: ast.While) -> ast.AST:
         self.generic_visit(node)
@@ -561,8 +557,8 @@ async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, st
     if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.code.rstrip().endswith(";"):
         tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("__value__", ast.Store())], last.value), last)
     namespace.pop("__value__", None)
-    tree = ast.fix_missing_locations(_Interruptible().visit(tree))
-    compiled = compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    interruptible = ast.fix_missing_locations(_Interruptible().visit(tree))
+    compiled = compile(interruptible, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if compiled.co_flags & inspect.CO_COROUTINE:
         await eval(compiled, namespace)  # noqa: S307 - a test's own code
     else:

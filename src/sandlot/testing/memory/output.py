@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 from sandlot.protocol.schema import OUTPUT_BUFFER_BYTES, STDERR, STDOUT
@@ -113,10 +114,10 @@ class OutputLog:
 
     def copy(self) -> OutputLog:
         """Return a copy without followers."""
-        other = OutputLog()
-        other._items, other._starts = list(self._items), list(self._starts)
-        other._first_kept, other._kept, other.ends, other.events = dict(self._first_kept), dict(self._kept), dict(self.ends), self.events
-        return other
+        other = copy.deepcopy({name: value for name, value in vars(self).items() if name not in {"followers", "_drained"}})
+        result = OutputLog()
+        vars(result).update(other)
+        return result
 
     def text(self, channel: int) -> str:
         """Return the kept bytes of a channel as text."""
@@ -150,8 +151,7 @@ class OutputLog:
         index = 0
         while self._kept[channel] > OUTPUT_BUFFER_BYTES + CHUNK_BYTES and index < len(self._items):
             kind, item = self._items[index]
-            if kind == channel and item:
-                assert isinstance(item, bytes)
+            if kind == channel and item and isinstance(item, bytes):
                 self._first_kept[channel] = self._starts[index] + len(item)
                 self._kept[channel] -= len(item)
                 self._items[index] = (channel, b"")

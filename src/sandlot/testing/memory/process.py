@@ -363,7 +363,7 @@ class Processes:
         if args["timeout_s"] is not None:
             process.timer = self._timers.after(args["timeout_s"], lambda: process.kill("timeout"))
         self.by_id[id_] = process
-        process.task = asyncio.get_running_loop().create_task(self._run(process, program))
+        process.task = asyncio.get_running_loop().create_task(self._run(process, program, process.context))
         return process
 
     def find(self, argv: list[str]) -> Program | None:
@@ -383,10 +383,9 @@ class Processes:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _run(self, process: Process, program: Program) -> None:
-        assert process.context is not None
+    async def _run(self, process: Process, program: Program, context: ProgramContext) -> None:
         try:
-            code = await program(process.context)
+            code = await program(context)
         except Killed as killed:
             process.end(None, killed.number)
         except asyncio.CancelledError:

@@ -22,7 +22,8 @@ from sandlot.testing.memory.files import FileError
 from sandlot.testing.memory.process import Killed, Program, ProgramContext
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t]+|\#[^\n]*)|(?P<operator>&&|\|\||;|\n|\||&)|(?P<redirect>[012]?>>|2>&1|1?>&2|[012]?>|<)|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>'"\\])+)"""
+    r"""(?P<space>[ \t]+|\#[^\n]*)|(?P<operator>&&|\|\||;|\n|\||&)|(?P<redirect>[012]?>>|2>&1|1?>&2|[012]?>|<)"""
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>'"\\])+)"""
 )
 _PIECE = re.compile(r"""'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escaped>.)|(?P<plain>[^'"\\]+)""", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+|[$?]))")
@@ -73,12 +74,14 @@ class Shell:
         return self.status
 
     async def run_line(self, parts: list[tuple[str, str]]) -> None:
+        """Run a parsed list of commands."""
         run_next, at = True, 0
         while at < len(parts):
             if parts[at] == ("word", "while"):
                 at = await self._while(parts, at)
                 continue
             pipeline: list[Command] = [Command()]
+            text = ";"
             while at < len(parts):
                 kind, text = parts[at]
                 at += 1
@@ -462,7 +465,7 @@ async def _test(context: ProgramContext) -> int:
     if words[:1] == ["!"]:
         context.argv = ["test", *words[1:]]
         return int(not await _test(context))
-    if len(words) == 3:
+    if len(words) > len(("-f", "path")):
         return int((words[0] == words[2]) != (words[1] in {"=", "==", "-eq"}))
     path = posixpath.normpath(posixpath.join(context.cwd, words[1]))
     checks = {"-e": context.files.exists, "-f": lambda each: context.files.exists(each) and not context.files.is_folder(each)}
@@ -559,17 +562,12 @@ def run_python(source: str, argv: list[str], env: dict[str, str], write: Callabl
     return 0
 
 
-async def _status(context: ProgramContext, code: int) -> int:
-    del context
-    return code
+async def _true(_context: ProgramContext) -> int:
+    return 0
 
 
-async def _true(context: ProgramContext) -> int:
-    return await _status(context, 0)
-
-
-async def _false(context: ProgramContext) -> int:
-    return await _status(context, 1)
+async def _false(_context: ProgramContext) -> int:
+    return 1
 
 
 _COMMANDS: dict[str, Program] = {

@@ -79,10 +79,10 @@ class Timers:
         if delay_s <= 0:
             await asyncio.sleep(0)
             return
-        over = asyncio.get_running_loop().create_future()
-        timer = self.after(delay_s, lambda: over.done() or over.set_result(None))
+        over = asyncio.Event()
+        timer = self.after(delay_s, over.set)
         try:
-            await over
+            await over.wait()
         finally:
             timer.cancel()
 

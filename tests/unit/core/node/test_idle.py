@@ -65,7 +65,6 @@ async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualCloc
 
 async def test_a_background_process_that_works_keeps_it_and_one_that_sleeps_does_not(at: Bench, clock: ManualClock) -> None:
     works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
-    await at.rest()
     busy, _ = await processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))
     await processes.launch(sleeps, ProcessSpec(argv=("sleep", "1000"), timeout_s=None))
     for _ in range(8):

@@ -62,7 +62,8 @@ async def refill(node: Node) -> None:
 
 
 async def create(node: Node, principal: Principal = OPERATOR, limits: Limits = LIMITS, env: Mapping[str, str] | None = None) -> Sandbox:
-    return await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits, env=env or {}), principal)
+    sandbox: Sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", limits=limits, env=env or {}), principal)
+    return sandbox
 
 
 async def create_pool(node: Node, principal: Principal = OPERATOR, *, warm: int, grow_to: int | None = None, limits: Limits = LIMITS) -> Pool:
