@@ -58,8 +58,9 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     folder = tmp_path / "wake.d"
     folder.mkdir()
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_mode & 0o055 != 0o055:
+            parent.chmod(0o755)  # scripts of uid 1000 are below pytest's folders
     monkeypatch.setattr(module, "LOG", str(tmp_path / "log/wake.log"))
     monkeypatch.setattr(module, "programs", lambda: programs(str(folder)))
     return Machine(folder)
