@@ -1,4 +1,4 @@
-"""Code and contexts through both clients, in real sandboxes of both kinds: streamed, interrupted by who leaves, carried over a killed service."""
+"""Code and contexts through both clients: streamed, interrupted, and over restarts of the service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandlot import AsyncSandbox, Sandbox
 from sandlot.sdk import AsyncClient, Execution, ExecutionError, Output, Result, Started
 from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
-TICKS = 30
+TICKS = 20
 SLOW = f"import time\nfor n in range({TICKS}):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('é')\nruns = globals().get('runs', 0) + 1\nruns"
 TICKED = "".join(f"{n}\n" for n in range(TICKS)) + "é\n"
 
@@ -47,15 +47,15 @@ def restarted_meanwhile(service: LocalService, work: Callable[[threading.Event],
     assert begun.wait(60)
     os.kill(service.pid, number)  # service.end() would hang up first
     while service.is_alive():
-        time.sleep(0.01)
+        time.sleep(0.02)
     service.start()
     thread.join(120)
     assert done, service.log()
     return done[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_streamed_run_goes_on_over_a_new_start_of_the_service(service: LocalService, sandbox: Sandbox, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_streamed_run_continues_over_a_restart_of_the_service(service: LocalService, sandbox: Sandbox, number: signal.Signals) -> None:
     told: list[str] = []
 
     def work(begun: threading.Event) -> Execution:
@@ -71,7 +71,8 @@ def test_a_streamed_run_goes_on_over_a_new_start_of_the_service(service: LocalSe
     assert "".join(told) == TICKED, "nothing was lost, and nothing was told twice"
 
 
-def test_a_run_without_callbacks_is_joined_and_not_done_twice(service: LocalService, sandbox: Sandbox) -> None:
+@pytest.mark.slow
+def test_collected_run_continues_over_a_restart_and_is_not_repeated(service: LocalService, sandbox: Sandbox) -> None:
     def work(begun: threading.Event) -> Execution:
         threading.Timer(1, begun.set).start()
         return sandbox.run_code(SLOW)
@@ -81,7 +82,8 @@ def test_a_run_without_callbacks_is_joined_and_not_done_twice(service: LocalServ
     assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
 
 
-def test_what_was_left_running_is_gone_back_to_after_a_new_start(service: LocalService, sandbox: Sandbox) -> None:
+@pytest.mark.slow
+def test_background_run_is_attached_to_after_a_restart(service: LocalService, sandbox: Sandbox) -> None:
     handle = sandbox.run_code(SLOW, background=True)
     service.end(signal.SIGKILL)
     service.start()
@@ -91,18 +93,24 @@ def test_what_was_left_running_is_gone_back_to_after_a_new_start(service: LocalS
     assert sandbox.attach_code(handle.id, stdout_from=len(TICKED.encode()) - 3).wait().stdout == "é\n"
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["one answer", "events"])
-def test_a_keyboard_interrupt_ends_the_cell_and_not_the_kernel(sandbox: Sandbox, streams: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize("streams", [pytest.param(False, id="collected", marks=pytest.mark.slow), pytest.param(True, id="streamed")])
+def test_keyboard_interrupt_ends_the_cell_and_keeps_the_kernel(sandbox: Sandbox, streams: bool) -> None:  # noqa: FBT001 - a parameter of the test
     sandbox.run_code("kept = 7")
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    watcher = threading.Thread(target=_interrupt_this_process_once, args=(sandbox, "/tmp/begun"))
+    watcher.start()
     with pytest.raises(KeyboardInterrupt):
-        sandbox.run_code("kept = 8\nwhile True: pass", timeout=None, on_stdout=print if streams else None)
-    timer.join()
+        sandbox.run_code("kept = 8; open('/tmp/begun', 'w').close()\nwhile True: pass", timeout=None, on_stdout=print if streams else None)
+    watcher.join()
     assert sandbox.run_code("kept").text == "8"
 
 
-async def test_a_cancelled_run_ends_the_cell_and_not_the_kernel(async_sandbox: AsyncSandbox) -> None:
+def _interrupt_this_process_once(sandbox: Sandbox, path: str) -> None:
+    """Send SIGINT to this process when a file is in the sandbox, and remove the file."""
+    sandbox.commands.run(f"until test -e {path}; do sleep 0.02; done; rm {path}")
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+async def test_cancelled_run_ends_the_cell_and_keeps_the_kernel(async_sandbox: AsyncSandbox) -> None:
     begun = asyncio.Event()
 
     async def heard(_: str) -> None:
@@ -117,7 +125,7 @@ async def test_a_cancelled_run_ends_the_cell_and_not_the_kernel(async_sandbox: A
     assert (await async_sandbox.run_code("kept")).text == "9"
 
 
-async def test_events_come_in_the_order_in_which_the_cell_gave_them(async_sandbox: AsyncSandbox) -> None:
+async def test_events_come_in_the_order_of_the_cell(async_sandbox: AsyncSandbox) -> None:
     code = "import sys\nprint('a')\ndisplay(1)\nprint('b', file=sys.stderr)\nprint('c')\n1 / 0"
     told = [event async for event in async_sandbox.stream_code(code)]
     assert isinstance(told[0], Started)
@@ -128,7 +136,7 @@ async def test_events_come_in_the_order_in_which_the_cell_gave_them(async_sandbo
     assert (told[6].exit_code, told[6].error, len(told)) == (1, told[5], 7)
 
 
-async def test_contexts_run_at_once_and_a_stream_that_is_left_interrupts_its_own(async_sandbox: AsyncSandbox) -> None:
+async def test_contexts_are_independent_and_an_abandoned_stream_interrupts_its_own(async_sandbox: AsyncSandbox) -> None:
     made = await async_sandbox.contexts.create(cwd="/tmp")
     async for event in async_sandbox.stream_code("x = 1\nprint(1, flush=True)\nwhile True: pass", context=made, timeout=None):
         if isinstance(event, Output):
@@ -142,7 +150,7 @@ async def test_contexts_run_at_once_and_a_stream_that_is_left_interrupts_its_own
     assert made.id not in [each.id for each in await async_sandbox.contexts.list()]
 
 
-def test_other_languages_keep_their_state_too(sandbox: Sandbox) -> None:
+def test_bash_and_javascript_keep_their_state(sandbox: Sandbox) -> None:
     assert sandbox.run_code("x=5; cd /tmp", "bash").exit_code == 0
     done = sandbox.run_code("echo $x $PWD; (exit 3)", "bash")
     assert (done.stdout, done.exit_code) == ("5 /tmp\n", 3)

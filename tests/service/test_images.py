@@ -1,4 +1,4 @@
-"""Images, really built: small ones, in seconds, in temporary folders.
+"""Small images that are really built, in temporary folders.
 
 Needs root, mmdebstrap and a Debian mirror.
 """
@@ -42,9 +42,18 @@ suite = "bookworm"
 variant = "extract"
 packages = ["busybox-static"]
 
+[env]
+PATH = "/bin"
+
 [[run]]
 argv = ["/bin/busybox", "--install", "-s", "/bin"]
 """
+"""The recipe ``TINY`` as a file."""
+
+
+def child(name: str, *argv: str) -> Recipe:
+    """Return a recipe that runs one step on the image ``tiny``: nothing is downloaded for it."""
+    return Recipe(name, parent="tiny", run=(Step(argv),), env={"PATH": "/bin"})
 
 
 def mounts_in(folder: Path) -> list[str]:
@@ -78,109 +87,90 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory with the small images and a root of one of them, for tests that only read."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A cache directory with the small images and a root of ``tiny``, for tests that only read; and what building them reported."""
     folder = tmp_path_factory.mktemp("tiny") / "cache"
     store = ImageStore(folder, KNOWN)
-    store.ensure("child")
+    progress: list[str] = []
+    store.ensure("child", progress.append)
     store.root("tiny")
-    return folder
+    return folder, progress
 
 
 @pytest.fixture
-def tiny(shelf: Path) -> ImageStore:
-    """The store in it."""
-    return ImageStore(shelf, KNOWN)
+def tiny(built: tuple[Path, list[str]]) -> ImageStore:
+    """The store of ``built``."""
+    return ImageStore(built[0], KNOWN)
 
 
 @pytest.fixture
-def furnished(cache: Path, shelf: Path) -> Path:
-    """A copy of it, for a test that takes things away: each file is the same one, so it costs nothing."""
-    subprocess.run(["cp", "--archive", "--link", shelf, cache], check=True)
+def furnished(cache: Path, built: tuple[Path, list[str]]) -> Path:
+    """A copy of ``built`` whose files are hard links, for a test that changes something."""
+    subprocess.run(["cp", "--archive", "--link", built[0], cache], check=True)
     return cache
 
 
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-def test_an_image_is_built_with_progress_then_found_without_a_word(cache: Path) -> None:
-    store = ImageStore(cache, KNOWN)
-    assert store.find("tiny") is None
-    said: list[str] = []
-    image = store.ensure("tiny", said.append)
-    assert said[0] == "tiny: installing Debian bookworm with mmdebstrap"
-    assert "tiny: running /bin/busybox" in said
-    assert left_in(cache) == []
+def test_image_is_built_with_progress_and_then_found(built: tuple[Path, list[str]], tiny: ImageStore, cache: Path) -> None:
+    assert ImageStore(cache, KNOWN).find("tiny") is None
+    assert built[1][0] == "tiny: installing Debian bookworm with mmdebstrap"
+    assert "tiny: running /bin/busybox" in built[1]
+    assert left_in(built[0]) == []
+    progress: list[str] = []
+    image = tiny.ensure("tiny", progress.append)
+    assert (image, progress) == (tiny.find("tiny"), [])
     assert (image.path / "bin/ls").is_symlink()
     assert image.env == {"PATH": "/bin"}
-
     summary = tree.summary(image.path)
     assert (image.digest, image.files, image.size_bytes) == (summary.digest, summary.files, summary.size_bytes)
-    again: list[str] = []
-    assert store.ensure("tiny", again.append) == image == store.find("tiny")
-    assert again == []
 
 
-def test_two_machines_build_the_same(cache: Path, tiny: ImageStore) -> None:
-    one, two = tiny.ensure("tiny"), ImageStore(cache, KNOWN).ensure("tiny")
-    assert one.path != two.path
-    assert one.digest == two.digest
-
-
-def test_a_recipe_begins_where_its_parent_ended_and_shares_its_files(tiny: ImageStore) -> None:
-    parent, child = tiny.ensure("tiny"), tiny.ensure("child")
-    assert (child.path / "etc/greeting").read_text(encoding="utf-8") == "hello\n"
-    assert (child.path / "home/user/me").read_text(encoding="utf-8") == "1000\n"
-    assert (child.path / "home/user/me").stat().st_uid == 1000
-    assert (child.path / "bin/busybox").samefile(parent.path / "bin/busybox")
+def test_child_starts_from_its_parent_shares_its_files_and_outlives_it(furnished: Path) -> None:
+    store = ImageStore(furnished, KNOWN)
+    parent, image = store.ensure("tiny"), store.ensure("child")
+    assert (image.path / "etc/greeting").read_text(encoding="utf-8") == "hello\n"
+    assert (image.path / "home/user/me").read_text(encoding="utf-8") == "1000\n"
+    assert (image.path / "home/user/me").stat().st_uid == 1000
+    assert (image.path / "bin/busybox").samefile(parent.path / "bin/busybox")
     assert not (parent.path / "etc/greeting").exists()
     assert parent.digest == tree.summary(parent.path).digest
+    store.remove(parent.key)
+    progress: list[str] = []
+    assert (store.ensure("child", progress.append), progress) == (image, [])
+    assert tree.summary(image.path).digest == image.digest
 
 
-def test_an_image_does_not_need_its_parent_any_more(furnished: Path) -> None:
-    store = ImageStore(furnished, KNOWN)
-    child = store.ensure("child")
-    store.remove(store.ensure("tiny").key)
-    said: list[str] = []
-    assert store.ensure("child", said.append) == child
-    assert said == []
-    assert tree.summary(child.path).digest == child.digest
-
-
-def test_steps_have_no_network_and_see_nothing_of_the_host(cache: Path) -> None:
-    look = Step(
-        ("/bin/sh", "-c", "ls /sys/class/net > /links; ls / > /top; env > /environment; hostname > /name; ps > /processes; cat /proc/net/dev > /net")
-    )
-    image = ImageStore(cache, {"look": Recipe("look", debian=BUSYBOX, run=(INSTALL, look))}).ensure("look")
+def test_steps_have_no_network_and_see_nothing_of_the_host(furnished: Path) -> None:
+    look = "ls / > /top; env > /environment; ps > /processes; cat /proc/net/dev > /net"
+    image = ImageStore(furnished, {**KNOWN, "look": child("look", "/bin/sh", "-c", look)}).ensure("look")
 
     def seen(name: str) -> str:
         return (image.path / name).read_text(encoding="utf-8")
 
     assert [line.split(":")[0].strip() for line in seen("net").splitlines()[2:]] == ["lo"]
-    assert "work" not in seen("top").split()
+    assert set(seen("top").split()) <= {path.name for path in image.path.iterdir()} | {"dev", "proc", "sys", "tmp"}
     assert {line.partition("=")[0] for line in seen("environment").splitlines()} <= {"PATH", "HOME", "USER", "LANG", "PYTHONHASHSEED", "PWD", "SHLVL"}
     assert len(seen("processes").splitlines()) <= 4
 
 
-def test_a_build_that_fails_shows_why_and_leaves_nothing(cache: Path) -> None:
-    store = ImageStore(cache, {"bad": Recipe("bad", debian=Debian("bookworm", "extract", ("no-such-package-anywhere",)))})
+def test_failed_build_shows_the_output_and_leaves_nothing(furnished: Path) -> None:
+    packages = Recipe("packages", debian=Debian("bookworm", "extract", ("no-such-package-anywhere",)))
+    step = child("step", "/bin/sh", "-c", "echo oh no; exit 7")
+    store = ImageStore(furnished, {**KNOWN, "packages": packages, "step": step})
     with pytest.raises(HostError, match=r"(?s)installing the Debian packages failed.*no-such-package-anywhere") as caught:
-        store.ensure("bad")
+        store.ensure("packages")
     log = Path(caught.value.fields["log"])
     assert str(log) in caught.value.hint
     assert "no-such-package-anywhere" in log.read_text(encoding="utf-8")
-    assert store.find("bad") is None
-    assert left_in(cache) == []
-
-
-def test_a_step_that_fails_shows_its_output(cache: Path) -> None:
-    store = ImageStore(cache, {"bad": Recipe("bad", debian=BUSYBOX, run=(INSTALL, Step(("/bin/sh", "-c", "echo oh no; exit 7"))))})
+    assert store.find("packages") is None
     with pytest.raises(HostError, match=r"(?s)running /bin/sh failed with status 7.*oh no"):
-        store.ensure("bad")
-    assert left_in(cache) == []
+        store.ensure("step")
+    assert left_in(furnished) == []
 
 
-def test_a_full_disk_is_told_as_one_and_leaves_nothing(cache: Path) -> None:
+def test_full_disk_is_reported_as_such_and_leaves_nothing(cache: Path) -> None:
     cache.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", cache], check=True)
     try:
@@ -192,7 +182,7 @@ def test_a_full_disk_is_told_as_one_and_leaves_nothing(cache: Path) -> None:
         subprocess.run(["umount", cache], check=True)
 
 
-def test_whoever_listens_can_end_a_build(cache: Path) -> None:
+def test_exception_of_the_progress_callback_ends_the_build(furnished: Path) -> None:
     class Enough(Exception):  # noqa: N818 - not an error
         pass
 
@@ -201,16 +191,16 @@ def test_whoever_listens_can_end_a_build(cache: Path) -> None:
             raise Enough
 
     with pytest.raises(Enough):
-        ImageStore(cache, KNOWN).ensure("tiny", listen)
-    assert left_in(cache) == []
+        ImageStore(furnished, {**KNOWN, "more": child("more", "/bin/true")}).ensure("more", listen)
+    assert left_in(furnished) == []
 
 
-# ----------------------------------------------------------------------------------------- more than one, and dying ones
+# ------------------------------------------------------------------------------------- several builders, and dying ones
 
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """``python -m sandlot.images build`` in a process of its own."""
+    """``python -m sandlot.images build`` as a process."""
 
     process: subprocess.Popen[str]
 
@@ -224,19 +214,29 @@ class Builder:
         return self.process.returncode, out, err
 
 
+SLOW_TOML = """
+from = "tiny"
+
+[env]
+PATH = "/bin"
+
+[[run]]
+argv = ["/bin/sh", "-c", "echo half > /half; sleep 600"]
+"""
+
+
 @pytest.fixture
 def shop(cache: Path, tmp_path: Path) -> Path:
-    """A folder with recipes for builders in processes of their own; their cache is in it as well."""
+    """A folder for builders: recipes in ``recipes``, and ``cache`` beside them."""
     assert cache.parent == tmp_path
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/tiny.toml").write_text(TINY_TOML, encoding="utf-8")
-    slow = TINY_TOML + '[[run]]\nargv = ["/bin/sh", "-c", "echo half > /half; sleep 600"]\n'
-    (tmp_path / "recipes/slow.toml").write_text(slow, encoding="utf-8")
+    (tmp_path / "recipes/slow.toml").write_text(SLOW_TOML, encoding="utf-8")
     return tmp_path
 
 
 def gone(folder: Path) -> None:
-    """Wait until no process is left in a folder: those of a killed builder are on their way, and hold its lock until the last moment."""
+    """Wait until no process is left in a folder: those of a killed builder take a moment to end, and hold its lock until then."""
     while processes_in(folder) or any(is_locked(each) for each in folder.iterdir()):
         time.sleep(0.02)
 
@@ -252,54 +252,66 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def test_two_builders_of_one_image_make_it_once(shop: Path) -> None:
+def test_concurrent_builders_make_an_image_once_and_it_equals_that_of_another_machine(shop: Path, tiny: ImageStore) -> None:
     builders = [Builder.start(shop, "tiny"), Builder.start(shop, "tiny")]
     ends = [builder.finish() for builder in builders]
     assert [status for status, _, _ in ends] == [0, 0], ends
     assert ends[0][1] == ends[1][1]
     assert Path(ends[0][1].strip()).is_dir()
-    said = ends[0][2] + ends[1][2]
-    assert said.count("tiny: installing Debian") == 1
-    assert "tiny: another process is building it; waiting for that" in said
+    progress = ends[0][2] + ends[1][2]
+    assert progress.count("tiny: installing Debian") == 1
+    assert "tiny: another process is building it; waiting for that" in progress
     assert left_in(shop / "cache") == []
+    image = ImageStore(shop / "cache", KNOWN).find("tiny")
+    assert image is not None
+    assert image.digest == tiny.ensure("tiny").digest
 
 
-MOMENTS = {"mmdebstrap works": "etc/apt/sources.list.d", "a step runs": "half"}
+MOMENTS = {"tiny": "etc/apt/sources.list.d", "slow": "half"}
+"""Recipe that is built -> file that its tree has at the moment of the kill: while mmdebstrap works, and while a step runs."""
 
 
 def wait_until(shop: Path, moment: str) -> None:
-    """Wait until a build has come so far that its tree has this."""
+    """Wait until the tree of a build has a file."""
     while not list((shop / "cache").glob(f"tmp/*/fresh/tree/{moment}")):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
-def test_a_killed_builder_leaves_nothing_that_is_used_and_the_next_one_sweeps(shop: Path, moment: str) -> None:
-    builder = Builder.start(shop, "slow")
-    wait_until(shop, moment)
+@pytest.mark.parametrize("recipe", MOMENTS)
+def test_killed_builder_leaves_nothing_that_is_used_and_the_next_one_sweeps(request: pytest.FixtureRequest, shop: Path, recipe: str) -> None:
+    if recipe == "slow":
+        request.getfixturevalue("furnished")
+    images = shop / "cache/images"
+    before = sorted(images.iterdir()) if images.exists() else []
+    builder = Builder.start(shop, recipe)
+    wait_until(shop, MOMENTS[recipe])
     builder.process.send_signal(signal.SIGKILL)
     builder.finish()
     gone(shop / "cache/tmp")
     assert mounts_in(shop) == []
-    assert list((shop / "cache/images").iterdir()) == []
+    assert sorted(images.iterdir()) == before
     assert len(left_in(shop / "cache")) == 1
 
-    ImageStore(shop / "cache", KNOWN).ensure("tiny")
+    # Whatever is built next removes what was left; this fails at once.
+    with pytest.raises(HostError):
+        ImageStore(shop / "cache", {"none": Recipe("none", debian=Debian("no-such-suite", "extract", ()))}).ensure("none")
     assert left_in(shop / "cache") == []
 
 
-@pytest.mark.parametrize("number, expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_builder_that_is_asked_to_stop_cleans_up_behind_itself(shop: Path, number: signal.Signals, expected: int) -> None:
-    builder = Builder.start(shop, "slow")
-    wait_until(shop, "half")
-    builder.process.send_signal(number)
-    status, _, _ = builder.finish()
-    assert status == expected
-    assert left_in(shop / "cache") == []
-    assert list((shop / "cache/images").iterdir()) == []
+@pytest.mark.usefixtures("furnished")
+def test_builder_that_is_told_to_stop_cleans_up(shop: Path) -> None:
+    images = sorted((shop / "cache/images").iterdir())
+    for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        builder = Builder.start(shop, "slow")
+        wait_until(shop, "half")
+        builder.process.send_signal(number)
+        status, _, _ = builder.finish()
+        assert status == expected
+        assert left_in(shop / "cache") == []
+        assert sorted((shop / "cache/images").iterdir()) == images
 
 
-def test_the_command_line_tells_an_unknown_template(shop: Path) -> None:
+def test_unknown_template_is_named(shop: Path) -> None:
     status, out, err = Builder.start(shop, "nope").finish()
     assert (status, out) == (1, "")
     assert err.startswith("sandlot: There is no template 'nope'. Known templates: base, code-interpreter, slow, tiny.")
@@ -308,7 +320,7 @@ def test_the_command_line_tells_an_unknown_template(shop: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- roots
 
 
-def test_a_root_is_an_image_with_the_guest_in_it_made_of_links(tiny: ImageStore) -> None:
+def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageStore) -> None:
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
     assert (root.path / "bin/busybox").samefile(image.path / "bin/busybox")
     assert not (image.path / ".sandlot").exists()
@@ -316,21 +328,15 @@ def test_a_root_is_an_image_with_the_guest_in_it_made_of_links(tiny: ImageStore)
     assert names == {"bin", "lib", "guest.zip", "programs", "volumes"}
     assert {path.name for path in (root.path / ".sandlot/programs").iterdir()} == {name.partition("/")[0] for name in payload.programs()}
     assert tiny.root("tiny") == root
-
-
-def test_every_image_has_a_root_of_its_own_digest(tiny: ImageStore) -> None:
-    assert tiny.root("tiny").digest != tiny.root("child").digest
-
-
-def test_the_guests_zip_holds_every_module_as_byte_code_and_nothing_else(tiny: ImageStore) -> None:
-    with zipfile.ZipFile(tiny.root("tiny").path / ".sandlot/guest.zip") as archive:
+    assert root.digest != tiny.root("child").digest
+    with zipfile.ZipFile(root.path / ".sandlot/guest.zip") as archive:
         assert set(archive.namelist()) == {f"{name}c" for name in payload.guest_sources()}
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
-        # PEP 552: byte code of hash kind that is not checked.
+        # PEP 552: byte code of the hash kind that is not checked.
         assert {archive.read(name)[4:8] for name in archive.namelist()} == {b"\x01\0\0\0"}
 
 
-def test_the_interpreter_finds_everything_it_promises_in_its_own_folder(tiny: ImageStore) -> None:
+def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: ImageStore) -> None:
     folder = tiny.root("tiny").path / ".sandlot"
     files = "[m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)]"
     code = f"import sys, {', '.join(interpreter.ROOTS)}; print(*sys.path, *{files})"
@@ -345,18 +351,18 @@ def test_the_interpreter_finds_everything_it_promises_in_its_own_folder(tiny: Im
         assert library.startswith(str(folder)), library
 
 
-def test_the_guest_imports_nothing_that_its_interpreter_lacks(tiny: ImageStore) -> None:
+def test_guest_imports_only_what_its_interpreter_has(tiny: ImageStore) -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
     folder = tiny.root("tiny").path / ".sandlot"
     interpreter.check_imports({**payload.guest_sources(), **own}, folder, beside=[name.removesuffix(".py") for name in payload.programs()])
 
 
-def test_the_interpreter_starts_in_a_sandbox_whose_image_has_no_python(tiny: ImageStore, tmp_path: Path) -> None:
+def test_guest_interpreter_starts_in_an_image_without_python(tiny: ImageStore, tmp_path: Path) -> None:
     done = inside(tiny.root("tiny"), {}, (*payload.INTERPRETER_ARGV, "-c", "import sys; print(sys.prefix, sys.version_info[:2])"), tmp_path)
     assert done.stdout == "/.sandlot (3, 11)\n"
 
 
-def test_what_is_not_used_is_pruned_and_what_is_kept_stays(furnished: Path) -> None:
+def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> None:
     store = ImageStore(furnished, {"tiny": KNOWN["tiny"]})
     store.prune()
     old = store.root("tiny")

@@ -59,8 +59,8 @@ def client_process(folder: Path, code: str = VERSION, **env: str) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept | env)
 
 
-def test_ten_clients_at_once_start_one_service(folder: Path) -> None:
-    clients = [client_process(folder / "new") for _ in range(10)]
+def test_concurrent_clients_start_one_service(folder: Path) -> None:
+    clients = [client_process(folder / "new") for _ in range(4)]
     told = [client.communicate() for client in clients]
     assert [error for _, error in told if error] == []
     assert len({pid for pid, _ in told}) == 1
@@ -70,14 +70,7 @@ def test_ten_clients_at_once_start_one_service(folder: Path) -> None:
     end(folder / "new", signal.SIGTERM)
 
 
-def test_an_empty_folder_that_is_open_to_others_is_made_private_and_used(folder: Path) -> None:
-    folder.chmod(0o755)
-    with Client(data_dir=folder) as client:
-        assert client.version()["pid"]
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
+def test_client_starts_the_service_again_after_a_kill(folder: Path) -> None:
     with Client(data_dir=folder) as client:
         first = client.version()["pid"]
         end(folder, signal.SIGKILL)
@@ -86,7 +79,8 @@ def test_a_client_goes_on_after_the_service_was_killed(folder: Path) -> None:
         assert client.version()["pid"] != first
 
 
-def test_a_client_that_comes_while_the_service_leaves_gets_the_next_one(folder: Path) -> None:
+@pytest.mark.slow
+def test_client_of_a_stopping_service_gets_the_next_one(folder: Path) -> None:
     with Client(data_dir=folder) as client:
         kept = Sandbox.create("base", client=client)
         first = client.stop_service().pid
@@ -97,7 +91,7 @@ def test_a_client_that_comes_while_the_service_leaves_gets_the_next_one(folder: 
             next_client.kill(kept.id)
 
 
-def test_a_service_that_does_not_start_shows_its_log(folder: Path) -> None:
+def test_service_that_does_not_start_shows_its_log(folder: Path) -> None:
     failed = client_process(folder, SANDLOT_LOG_LEVEL="loud")
     _, error = failed.communicate()
     assert failed.returncode == 1
@@ -105,18 +99,22 @@ def test_a_service_that_does_not_start_shows_its_log(folder: Path) -> None:
     assert str(folder / "service.log") in error
 
 
-def test_the_log_is_private_and_turned_over_when_it_is_long(folder: Path) -> None:
+def test_data_directory_and_log_become_private_and_a_long_log_is_rotated(folder: Path) -> None:
+    folder.chmod(0o755)
     log = folder / local.LOG
     log.write_bytes(b"x" * (local.LOG_ROTATE_BYTES + 1))
+    log.chmod(0o600)
     with Client(data_dir=folder) as client:
         client.version()
     assert (folder / f"{local.LOG}.1").stat().st_size == local.LOG_ROTATE_BYTES + 1
     assert log.stat().st_size < local.LOG_ROTATE_BYTES
     assert log.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["theirs", "nobodys"])
-def test_someone_else_is_told_what_to_do(folder: Path, place: str) -> None:
+def test_other_users_are_told_what_to_do(folder: Path, place: str) -> None:
     if place == "theirs":
         with Client(data_dir=folder) as client:
             client.version()
@@ -133,6 +131,6 @@ def test_someone_else_is_told_what_to_do(folder: Path, place: str) -> None:
     assert "root" in error
 
 
-def test_a_folder_that_is_too_deep_for_a_socket_is_said(tmp_path: Path) -> None:
+def test_data_directory_whose_path_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with Client(data_dir=tmp_path / ("x" * 100)) as client, pytest.raises(HostError, match="SANDLOT_DATA_DIR"):
         client.version()

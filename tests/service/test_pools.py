@@ -1,4 +1,4 @@
-"""Pools and template snapshots on a real host: bursts, deaths, kills at any moment, two services with one cache."""
+"""Warm pools and template snapshots: bursts, deaths, kills at any moment, and two services with one cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_for(condition: Callable[[], object], service: LocalService) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, (service.client.pools.list(), service.log())
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def half_made(cache: Path) -> list[Path]:
     return list((cache / "snapshots").glob(".making-*"))
 
 
-def test_a_burst_within_the_pool_is_answered_from_it_and_the_rest_is_answered_all_the_same(service: LocalService) -> None:
+def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService) -> None:
     with pool(service, 3) as made:
         with ThreadPoolExecutor(5) as threads:
             boxes = list(threads.map(lambda _: create(service), range(5)))
@@ -86,7 +86,8 @@ def test_a_burst_within_the_pool_is_answered_from_it_and_the_rest_is_answered_al
             box.kill()
 
 
-def test_a_blank_takes_the_snapshot_of_its_template(service: LocalService) -> None:
+@pytest.mark.slow
+def test_prepared_sandbox_is_restored_from_the_snapshot_of_its_template(service: LocalService) -> None:
     made = service.client.pools.create(TEMPLATE, warm=0, max=0, blank=1, **SMALL)  # type: ignore[arg-type] # options
     wait_for(lambda: service.client.pools.get(made.id).blank_ready == 1, service)
     with create(service) as box:
@@ -97,7 +98,8 @@ def test_a_blank_takes_the_snapshot_of_its_template(service: LocalService) -> No
     service.client.pools.remove(made.id)
 
 
-def test_what_was_killed_while_it_waited_is_noticed_and_replaced(service: LocalService) -> None:
+@pytest.mark.slow
+def test_warm_sandbox_that_dies_is_replaced(service: LocalService) -> None:
     with pool(service, 1) as made:
         before = service.refs()
         for pids in Path("/sys/fs/cgroup").glob(f"**/{next(iter(before))}/cgroup.procs"):
@@ -110,6 +112,7 @@ def test_what_was_killed_while_it_waited_is_noticed_and_replaced(service: LocalS
         assert service.refs() - before
 
 
+@pytest.mark.slow
 def test_two_services_make_a_snapshot_once_and_both_use_it(cache: Path) -> None:
     env = {"SANDLOT_CACHE_DIR": str(cache)}
     with local_service(env) as one, local_service(env) as other:
@@ -129,7 +132,8 @@ def test_two_services_make_a_snapshot_once_and_both_use_it(cache: Path) -> None:
             each.client.pools.remove(made.id)
 
 
-def test_one_that_is_stale_or_broken_is_not_used_and_made_anew(cache: Path) -> None:
+@pytest.mark.slow
+def test_stale_or_broken_snapshot_is_made_anew(cache: Path) -> None:
     env = {"SANDLOT_CACHE_DIR": str(cache)}
     with local_service(env) as first, pool(first, 1):
         pass
@@ -147,8 +151,9 @@ def test_one_that_is_stale_or_broken_is_not_used_and_made_anew(cache: Path) -> N
     assert (now / IMAGE / "pages.img").stat().st_size > 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["build", pytest.param("refill", marks=pytest.mark.soak), "claim"])
-def test_a_service_that_is_killed_leaves_nothing_and_no_half_made_snapshot_is_used(cache: Path, moment: str) -> None:
+def test_killed_service_leaves_nothing_and_no_half_made_snapshot_is_used(cache: Path, moment: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     service = LocalService(folder, {"SANDLOT_CACHE_DIR": str(cache)})
     try:
@@ -192,7 +197,8 @@ def _ask(service: LocalService, told: list[str]) -> None:
         told.append(create(service).id)
 
 
-def test_an_owners_pool_is_back_after_a_kill_and_gone_with_his_key(cache: Path) -> None:
+@pytest.mark.slow
+def test_private_pool_is_refilled_after_a_kill_and_deleted_with_its_key(cache: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     service = TcpService(folder, {"SANDLOT_CACHE_DIR": str(cache), "SANDLOT_POOLS": "none"})
     try:
@@ -220,7 +226,8 @@ def test_an_owners_pool_is_back_after_a_kill_and_gone_with_his_key(cache: Path) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_service_that_ends_takes_its_pool_along_and_leaves_its_sandboxes(cache: Path) -> None:
+@pytest.mark.slow
+def test_stopped_service_ends_its_warm_sandboxes_and_leaves_claimed_ones(cache: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     service = LocalService(folder, {"SANDLOT_CACHE_DIR": str(cache), "SANDLOT_POOLS": f"{TEMPLATE}=1:1"})
     try:

@@ -1,4 +1,4 @@
-"""The README's programs run as they stand, each in a process of its own with a service of its own."""
+"""The programs of the README run as they stand."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SAY = {
     "A first program": r"6\n.*Linux .*",
     "Pause, hibernate, snapshot, fork": r"45\n\n\['0\\n', '45\\n', '90\\n'\]\n45\n\n",
 }
-"""What each of them writes."""
+"""Output of each program, as a regular expression."""
 
 
-def test_every_program_is_run_here() -> None:
+def test_every_program_of_the_readme_is_run() -> None:
     assert set(PROGRAMS) == set(SAY)
 
 
 @pytest.mark.parametrize("heading", SAY)
-def test_a_program_says_what_it_should_and_leaves_nothing(service: LocalService, heading: str) -> None:
+def test_program_of_the_readme_prints_its_output_and_leaves_nothing(service: LocalService, heading: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(service.data_dir)}
     done = subprocess.run([sys.executable, "-c", PROGRAMS[heading]], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What a service keeps, on a real one that is killed and started anew: files, what ran, what happened; by the SDK and the command line."""
+"""Stored files, executions and events: by the SDK, by the command line, and over a kill of the service."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def command(service: LocalService, *arguments: str) -> str:
 
 def ended(service: LocalService, execution: str) -> ExecutionInfo:
     while (found := service.client.executions.get(execution)).status == "running":
-        time.sleep(0.05)
+        time.sleep(0.02)
     return found
 
 
-def test_files_go_from_here_into_a_sandbox_and_back(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_file_is_uploaded_injected_kept_downloaded_and_deleted(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
     source = tmp_path / "data set.csv"
     source.write_bytes(os.urandom(3 * MIB))
     moved: list[int] = []
@@ -58,7 +58,8 @@ def test_files_go_from_here_into_a_sandbox_and_back(service: LocalService, sandb
     assert gone.value.code is ErrorCode.FILE_NOT_FOUND
 
 
-def test_the_command_line_has_all_of_it(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_command_line_has_files_executions_and_events(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("content")
     id_ = command(service, "files", "upload", str(tmp_path / "a.txt")).strip()
     assert "a.txt" in command(service, "files", "ls")
@@ -76,7 +77,7 @@ def test_the_command_line_has_all_of_it(service: LocalService, sandbox: Sandbox,
     assert "sandbox.created" in command(service, "events", "-f", "--after", "0", "--limit", "1")
 
 
-def test_what_was_kept_is_there_after_the_service_was_killed(service: LocalService, sandbox: Sandbox) -> None:
+def test_files_executions_and_events_survive_a_kill(service: LocalService, sandbox: Sandbox) -> None:
     kept = service.client.files.upload(b"x" * MIB, filename="kept")
     sandbox.commands.run("mkfifo /tmp/go")
     handle = sandbox.commands.run("echo begun; read -r x < /tmp/go; echo $x; exit 7", background=True)

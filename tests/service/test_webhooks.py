@@ -1,4 +1,4 @@
-"""Webhooks of a service of its own that is killed: what happened, and what was not taken yet, is sent by the next one."""
+"""Webhooks over a kill of the service: events that were not delivered are sent by the next service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tcpservice import tcp_service
 
 
 class Receiver(ThreadingHTTPServer):
-    """Answers what it is told to, and remembers what came."""
+    """Responds with ``status`` and records requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
@@ -47,7 +47,8 @@ def receiving() -> Iterator[Receiver]:
         server.shutdown()
 
 
-def test_what_was_not_taken_before_a_kill_is_sent_after_it() -> None:
+@pytest.mark.slow
+def test_events_that_were_not_delivered_before_a_kill_are_sent_after_it() -> None:
     with receiving() as receiver, tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_POOLS": "none"}) as service:
         key = service.key("hooked")
         with Client(url=service.url, api_key=key) as client:
@@ -68,7 +69,7 @@ def test_what_was_not_taken_before_a_kill_is_sent_after_it() -> None:
             client.webhooks.remove(hook.id)
 
 
-def test_one_that_is_disabled_is_told_after_a_kill_what_happened_meanwhile_at_its_new_address() -> None:
+def test_disabled_webhook_gets_missed_events_at_its_new_address_after_a_kill() -> None:
     with (
         receiving() as before,
         receiving() as after,
