@@ -43,6 +43,8 @@ BOUNDLESS = Reading(has=_ENDLESS, free=_ENDLESS, held_disk_bytes=0)
 """A host that is never full: without isolation sandboxes take next to nothing, whatever they were promised."""
 
 
+PLAIN_ABILITIES = frozenset(Ability) - {Ability.SNAPSHOT, Ability.CONFIGURE_DISK, Ability.CONFIGURE_VOLUMES, Ability.SHOW_LIMITS}
+"""Without snapshots and what else not every driver has, so that tests see it refused; ``tests/support/node.py`` has all of it."""
 _DATABASES: WeakKeyDictionary[Any, MemoryDatabase] = WeakKeyDictionary()
 """Driver -> rows of its services."""
 
@@ -86,7 +88,7 @@ async def bench(
         read_host: Reads the host's resources.
         packages: Package indexes; None is none.
     """
-    driver: MemoryDriver | BareDriver = MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
+    driver: MemoryDriver | BareDriver = MemoryDriver(abilities=PLAIN_ABILITIES)
     if marks.real_guest:
         (folder / "driver").mkdir(parents=True)
         driver = BareDriver(folder / "driver")

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.ports import Ability
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
-from tests.support.service import Bench, bench
+from tests.support.service import PLAIN_ABILITIES, Bench, bench
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ async def box(at: Bench) -> Sandbox:
 async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver | BareDriver]:
     below = tmp_path / "driver"
     below.mkdir()
-    made = BareDriver(below) if marks.real_guest else MemoryDriver(abilities=set(Ability) - {Ability.SNAPSHOT})
+    made = BareDriver(below) if marks.real_guest else MemoryDriver(abilities=PLAIN_ABILITIES)
     yield made
     for instance in made.booted:
         await instance.destroy()

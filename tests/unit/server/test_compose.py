@@ -40,6 +40,7 @@ async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
     assert box.exit.detail == "the service was stopped"
 
 
+@pytest.mark.real_guest
 async def test_another_database_removes_nothing_unless_that_is_meant(folder: Path) -> None:
     below, data = folder / "driver", folder / "data"
     below.mkdir()

@@ -16,6 +16,7 @@ ROOT_UID, USER_UID = 0, 1000
 _MAX_LINKS = 40
 """Symbolic links that are followed in one path, as in Linux."""
 _FOLDERS = {"/": ROOT_UID, "/bin": ROOT_UID, "/etc": ROOT_UID, "/home": ROOT_UID, "/home/user": USER_UID, "/opt": ROOT_UID, "/root": ROOT_UID}
+_FILES = {"/bin/bash": 0o755, "/bin/python3": 0o755, "/bin/sh": 0o755, "/etc/passwd": 0o644, "/etc/shadow": 0o600}
 _STICKY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - paths inside a sandbox
 
 
@@ -65,8 +66,8 @@ class MemoryFiles:
             for parent in (posixpath.dirname(path), path):
                 self._nodes.setdefault(parent, Node("directory", ROOT_UID, 0o755, now_ns()))
             self._nodes[path].mode = 0o1777
-        for name in ("sh", "bash", "python3"):
-            self._nodes[f"/bin/{name}"] = Node("file", ROOT_UID, 0o755, now_ns())
+        for path, mode in _FILES.items():
+            self._nodes[path] = Node("file", ROOT_UID, mode, now_ns(), b"#\n")
 
     def copy(self) -> MemoryFiles:
         """Return an independent copy, as a snapshot holds it."""

@@ -557,8 +557,8 @@ async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, st
     if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.code.rstrip().endswith(";"):
         tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("__value__", ast.Store())], last.value), last)
     namespace.pop("__value__", None)
-    interruptible = ast.fix_missing_locations(_Interruptible().visit(tree))
-    compiled = compile(interruptible, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    _Interruptible().visit(tree)
+    compiled = compile(ast.fix_missing_locations(tree), "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if compiled.co_flags & inspect.CO_COROUTINE:
         await eval(compiled, namespace)  # noqa: S307 - a test's own code
     else:

@@ -351,9 +351,13 @@ class Processes:
             if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
                 raise RpcError("invalid_request", f"A terminal has no {args[name]} {name}.", f"Use 1 to {LIMITS['screen']}.")
         cwd = args["cwd"] or self._workspace()
+        if not self.files.is_folder(cwd) and self.files.exists(cwd):
+            raise RpcError("path_invalid", f"The working folder {cwd!r} cannot be entered: Not a directory.", "Name a folder.")
         if not self.files.is_folder(cwd):
             raise RpcError("path_not_found", f"The working folder {cwd!r} cannot be entered: No such file or directory.", "Make the folder first.")
         program = self.find(argv)
+        if program is None and self.files.exists(argv[0]):
+            raise RpcError("permission_denied", f"{argv[0][:200]!r} cannot be run: Permission denied.", "It must be an executable file.")
         if program is None:
             raise RpcError("path_not_found", f"There is no program {argv[0][:200]!r} in the sandbox.", "Check its name, or install it.")
         process = Process(id_, next(self._pids), args, self._timers)

@@ -80,6 +80,7 @@ async def test_an_upload_that_breaks_off_leaves_the_old_file(at: Bench, http: ht
     assert at.sandboxes.held == 1
 
 
+@pytest.mark.real_guest
 async def test_a_download_that_nobody_reads_holds_no_memory_and_ends_with_its_client(http: httpx.AsyncClient, url: str) -> None:
     await http.post(url + "/processes", json={"command": "head -c 200000000 /dev/zero > big"})
     before = resident()
@@ -92,6 +93,7 @@ async def test_a_download_that_nobody_reads_holds_no_memory_and_ends_with_its_cl
     assert (await http.get(url + "/files/stat?path=/workspace/big")).json()["size"] == 200_000_000
 
 
+@pytest.mark.real_guest
 async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     await http.post(url + "/processes", json={"command": "head -c 200000000 /dev/zero > big"})
 

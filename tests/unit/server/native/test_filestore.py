@@ -103,6 +103,7 @@ async def test_a_body_needs_a_name_that_goes_nowhere(http: httpx.AsyncClient) ->
         problem(await http.post("/v1/files", params=query, content=b"x"), 400, "invalid_request")
 
 
+@pytest.mark.real_guest
 async def test_more_than_the_server_takes_is_refused_to_the_byte(folder: Path) -> None:
     async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
         for size, status in ((MIB, 201), (MIB + 1, 413)):

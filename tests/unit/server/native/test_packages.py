@@ -65,6 +65,7 @@ async def put_manager(http: httpx.AsyncClient, url: str, name: str, script: str)
     assert made.json()["exit_code"] == 0
 
 
+@pytest.mark.real_guest
 async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx.AsyncClient, url: str) -> None:
     await put_manager(http, url, "uv", '#!/bin/sh\npwd; id -un; for word; do echo "<$word>"; done; echo "no such thing" >&2; exit 7\n')
     body = {"manager": "pip", "packages": ["requests>=2, <3", "tabulate[widechars]"]}
@@ -84,6 +85,7 @@ async def test_what_a_manager_says_is_the_answer_whatever_came_of_it(http: httpx
     assert [(run["kind"], run["argv"], run["exit_code"]) for run in logged] == [("command", ["pip", "install", *body["packages"]], 7)] * 2
 
 
+@pytest.mark.real_guest
 async def test_one_that_takes_too_long_is_ended(http: httpx.AsyncClient, url: str) -> None:
     await put_manager(http, url, "uv", "#!/bin/sh\necho begun; sleep 60\n")
     done = (await http.post(f"{url}/packages", json={"packages": ["a"], "timeout": 1})).json()
@@ -110,6 +112,7 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
     assert (await http.get(f"{url}/processes")).json()["processes"] == []
 
 
+@pytest.mark.real_guest
 async def test_a_sandbox_reads_the_indexes_by_default(http: httpx.AsyncClient, url: str, index: Index) -> None:
     done = await http.post(f"{url}/processes", json={"argv": ["python3", "-c", SAYS]})
     assert (done.json()["stderr"], done.json()["stdout"]) == ("", "open\n")
@@ -117,6 +120,7 @@ async def test_a_sandbox_reads_the_indexes_by_default(http: httpx.AsyncClient, u
     assert index.asked_by == {url.rpartition("/")[2]}
 
 
+@pytest.mark.real_guest
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
     box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), OPERATOR)
     url = f"/v1/sandboxes/{box.id}"
@@ -139,6 +143,7 @@ async def ended(box: Sandbox) -> bool:
     return not box.installs
 
 
+@pytest.mark.real_guest
 async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
     record, secret = await at.service.keys.create("closed", quota=Quota(installs=False))
     who = Principal(owner=record.id, name="closed", quota=record.quota)

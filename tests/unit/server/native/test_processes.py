@@ -16,6 +16,7 @@ from tests.support.service import Bench
 from tests.support.until import until
 
 
+@pytest.mark.real_guest
 async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     done = (await http.post(url + "/processes", json={"command": "cat; echo $A >&2; exit 3", "stdin": "in é", "env": {"A": "b"}})).json()
     assert set(done) == {
@@ -36,6 +37,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.post(url + "/processes", json=argv)).json()["stdout"] == "/tmp 0\n"
 
 
+@pytest.mark.real_guest
 async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     all_told = await told(http, url + "/processes", {"command": "printf 'a\\377b'; printf é; echo err >&2; exit 1"})
     assert all_told[0][0] == "started"
@@ -58,6 +60,7 @@ async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.post(f"{url}/{'0' * 32}/restart")).status_code == 404
 
 
+@pytest.mark.real_guest
 async def test_a_flood_comes_whole(http: httpx.AsyncClient, url: str) -> None:
     all_told = await told(http, url + "/processes", {"command": "head -c 20000000 /dev/urandom | tee /tmp/f; sha256sum < /tmp/f >&2"})
     assert output(all_told, "stderr").decode().startswith(hashlib.sha256(output(all_told)).hexdigest())
@@ -228,6 +231,7 @@ async def no_process(http: httpx.AsyncClient, url: str) -> bool:
     return not any(info["running"] for info in (await http.get(url + "/processes")).json()["processes"])
 
 
+@pytest.mark.real_guest
 async def test_one_is_looked_at_and_waited_for(http: httpx.AsyncClient, url: str) -> None:
     body = {"command": "read x; echo $x; exit 3", "background": True, "stdin_open": True}
     process = (await http.post(url + "/processes", json=body)).json()["process"]
@@ -269,6 +273,7 @@ async def test_events_say_where_to_go_on(http: httpx.AsyncClient, url: str) -> N
     assert nothing == whole, "an id that is none of ours says nothing"
 
 
+@pytest.mark.real_guest
 async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: str) -> None:
     await http.post(url + "/processes", json={"command": "echo 1 > /workspace/old; echo 1 > /workspace/same"})
     body = {"command": "mkdir -p /workspace/d; echo 2 > /workspace/old; echo new > /workspace/d/new; echo no > /tmp/else", "track": ["/workspace"]}
@@ -284,6 +289,7 @@ async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: 
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+@pytest.mark.real_guest
 async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
     box = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     body = {"command": "until [ -e /workspace/go ]; do sleep 0.05; done; echo important; exit 3", "track": ["/workspace"]}

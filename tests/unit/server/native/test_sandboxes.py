@@ -143,6 +143,7 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
     assert used["pids"] in {0, 1}  # the kernel that is kept ready may be there by now
 
 
+@pytest.mark.real_guest
 async def test_what_can_be_changed_is_told(http: httpx.AsyncClient) -> None:
     (driver,) = (await http.get("/v1/capabilities")).json()["drivers"]
     assert {name: verdict["ok"] for name, verdict in driver["abilities"].items() if name.startswith("configure.")} == {
@@ -338,6 +339,7 @@ async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: htt
         assert changed["metadata"] == {"sandlot.use": "session", "a": "b"}, "a change takes none of them, and may say them again"
 
 
+@pytest.mark.real_guest
 async def test_what_listens_inside_is_told(http: httpx.AsyncClient, url: str) -> None:
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 8000)); print(flush=True); time.sleep(60)"
     async with http.stream("POST", f"{url}/processes", json={"argv": ["python3", "-c", listen]}, headers={"Accept": "text/event-stream"}) as ran:

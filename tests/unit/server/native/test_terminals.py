@@ -22,6 +22,7 @@ from tests.support.service import Bench
 from tests.support.until import until
 
 
+@pytest.mark.real_guest
 async def test_used_resized_and_ended(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty -echo; stty size; read name; echo hello $name; read x; stty size; exit 4", rows=30, cols=90)
     async with opened(at, f"{url}/processes/{process}/terminal?stdout_from=0") as screen:
@@ -44,6 +45,7 @@ async def test_used_resized_and_ended(at: Bench, http: httpx.AsyncClient, url: s
     assert (known["pty"], known["running"], known["stdin_open"]) == (True, False, False)
 
 
+@pytest.mark.real_guest
 async def test_signals_and_the_end_of_the_input(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "trap 'echo caught' USR1; echo ready; while :; do sleep 0.1; [ -n \"$a\" ] && break; read -t 0.1 a; done")
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:
@@ -58,6 +60,7 @@ async def test_signals_and_the_end_of_the_input(at: Bench, http: httpx.AsyncClie
         assert (await event(screen, "exit"))["exit_code"] == 5
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_leaves_leaves_it_running_and_comes_back_where_it_was(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty -echo; echo one; read x; echo two; read x")
     address = f"{url}/processes/{process}/terminal"
@@ -73,6 +76,7 @@ async def test_a_client_that_leaves_leaves_it_running_and_comes_back_where_it_wa
     assert (await http.post(f"{url}/processes/{process}/resize", json={"rows": 9, "cols": 9})).json() == {"running": True}
 
 
+@pytest.mark.real_guest
 async def test_a_slow_reader_holds_up_its_program_only_and_takes_bounded_memory(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty -opost; head -c 50000000 /dev/zero; echo end")
     screen = await connect(at, f"{url}/processes/{process}/terminal", max_queue=1)
@@ -138,6 +142,7 @@ async def test_a_visit_whose_typing_nobody_takes_ends_in_the_end(
     assert (await http.get(f"{url}/processes/{process}")).json()["running"]
 
 
+@pytest.mark.real_guest
 async def test_much_that_is_typed_comes_whole(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty raw -echo; echo ready; sleep 1; head -c 4000000 | sha256sum")
     content = os.urandom(4_000_000)

@@ -44,6 +44,7 @@ async def box(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator[San
 
 @pytest.mark.usefixtures("box")
 @pytest.mark.parametrize("form", ["tar", "tar.gz"])
+@pytest.mark.real_guest
 async def test_a_tree_goes_in_and_comes_out(http: httpx.AsyncClient, url: str, form: str) -> None:
     content = os.urandom(1_000_000)
     raw = archive(
@@ -67,6 +68,7 @@ async def test_a_tree_goes_in_and_comes_out(http: httpx.AsyncClient, url: str, f
 
 
 @pytest.mark.usefixtures("box")
+@pytest.mark.real_guest
 async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.AsyncClient, url: str) -> None:
     where = {"path": "/workspace"}
     bad = problem(await http.post(url + ARCHIVE, params=where, content=archive(entry("../out", content=b"x"))), 400, "invalid_request")
@@ -80,6 +82,7 @@ async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.As
 
 
 @pytest.mark.usefixtures("box")
+@pytest.mark.real_guest
 async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient, url: str) -> None:
     for rights, what in (("0", "d/b"), ("600", "d")):
         await http.post(url + "/processes", json={"command": f"mkdir -p d; echo a > d/a; echo b > d/b; chmod {rights} {what}"})
@@ -88,6 +91,7 @@ async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient
     assert (await http.get(url + ARCHIVE, params={"path": "/workspace/d", "user": "root"})).status_code == 200
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_file(
     at: Bench, http: httpx.AsyncClient, url: str, box: Sandbox
 ) -> None:
@@ -118,6 +122,7 @@ async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_fi
     assert at.sandboxes.held == 1
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_still(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     raw = archive(entry("big", content=bytes(5_000_000)))
     begun, stopped = asyncio.Event(), asyncio.Event()

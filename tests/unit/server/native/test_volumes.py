@@ -123,6 +123,7 @@ async def test_a_volume_that_is_not_there_is_said_before_anything_is_made(at: Be
     assert at.driver.leftovers() == []
 
 
+@pytest.mark.real_guest
 async def test_a_sandbox_has_its_volumes_and_tells_of_them(http: httpx.AsyncClient) -> None:
     first, second = await made(http, "data"), await made(http, "sets")
     asked = [{"volume": "data", "path": "/data"}, {"volume": second["id"], "path": "/srv/sets", "read_only": True}]

@@ -49,6 +49,7 @@ async def taken(http: httpx.AsyncClient, watcher: str, *wanted: tuple[str, str])
     return told
 
 
+@pytest.mark.real_guest
 async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await run(http, url, "mkdir -p w/sub")
     watcher = await watched(http, url, recursive=True)
@@ -64,6 +65,7 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
     assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
 
 
+@pytest.mark.real_guest
 async def test_the_last_word_is_that_the_folder_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
@@ -81,6 +83,7 @@ async def cut(box: Sandbox) -> None:
             await link.signal(program.process, int(signal.SIGKILL))
 
 
+@pytest.mark.real_guest
 async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
@@ -95,6 +98,7 @@ async def test_one_that_was_cut_begins_anew_and_says_so(http: httpx.AsyncClient,
     assert box.watchers == {}
 
 
+@pytest.mark.real_guest
 async def test_they_and_what_they_keep_are_bounded(http: httpx.AsyncClient, url: str, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "MOST", 2)
     monkeypatch.setattr(watchers, "EVENTS", 5)

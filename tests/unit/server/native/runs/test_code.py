@@ -132,6 +132,7 @@ def test_an_event_id_of_somebody_else_is_none(id_: str) -> None:
     assert gone_on(id_) is None
 
 
+@pytest.mark.real_guest
 async def test_flags_reach_the_kernel(http: httpx.AsyncClient, url: str) -> None:
     done = (await http.post(url + "/code", json={"code": "x = 1\nx", "silent": True})).json()
     assert done["results"] == []
@@ -156,6 +157,7 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
 
 
 @pytest.mark.parametrize("accept", ["application/json", EVENTS, LINES])
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClient, url: str, accept: str) -> None:
     async def ask() -> None:
         code = {"code": "y = 5\nopen('/tmp/begun', 'w').close()\nwhile True: pass", "timeout": None}

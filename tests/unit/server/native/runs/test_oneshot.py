@@ -26,6 +26,7 @@ def program(code: str, language: str = "bash", **more: Any) -> dict[str, Any]:  
     return {"language": language, "code": code, "template": "base", "limits": {"pids": 32768}, **more}
 
 
+@pytest.mark.real_guest
 async def test_one_with_everything(http: httpx.AsyncClient, at: Bench) -> None:
     body = program(
         "import os, sys\nprint(sys.stdin.read(), os.environ['A'], open('a.txt').read(), open('/tmp/b.bin', 'rb').read())",
