@@ -67,7 +67,12 @@ async def _done(work: asyncio.Future[ResultT]) -> ResultT:
 
 
 async def finished(work: asyncio.Future[ResultT]) -> None:
-    """Wait until some work is over, however it ends and whoever is cancelled meanwhile: it is not."""
+    """Wait until ``work`` is over, however it ends. Neither ``work`` nor this wait is cancelled with the caller.
+
+    An error of ``work`` counts as seen: a caller that raises another error need not ask for it.
+    """
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.shield(work)
+    if not work.cancelled():
+        work.exception()  # asyncio reports an error that nobody has asked for; work that ended before the call had none to ask

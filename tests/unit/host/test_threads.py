@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -69,3 +70,18 @@ async def test_work_is_waited_for_whoever_is_cancelled_and_however_it_ends() -> 
     may_end.set()
     await waiting
     assert isinstance(going.exception(), OSError)
+
+
+async def test_error_of_work_that_is_over_already_counts_as_seen() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+
+    async def work() -> None:
+        raise OSError("of no interest")
+
+    over = asyncio.ensure_future(work())
+    await asyncio.wait([over])
+    await finished(over)
+    del over
+    gc.collect()
+    assert reported == []
