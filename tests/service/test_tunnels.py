@@ -294,12 +294,12 @@ def test_forward_command_listens_until_it_is_interrupted(service: LocalService, 
 def test_traffic_keeps_a_sandbox_alive_and_an_open_tunnel_does_not(service: LocalService) -> None:
     with listening_in(service) as box:
         assert [each.running for each in box.commands.list()] == [True], "it listens in the background and does nothing"
-        box.set_idle_timeout(3)
+        box.set_idle_timeout(5)
         with say(box, "echo") as tunnel:
-            for _ in range(14):
+            for _ in range(16):
                 tunnel.send(b"x")
                 assert tunnel.receive() == b"x"
-                time.sleep(0.3)  # longer than the idle timeout in all
+                time.sleep(0.4)  # longer than the idle timeout in all
             assert box.info().state == "running"
             with pytest.raises(SandlotError):  # its sandbox is ended under it
                 tunnel.receive()
