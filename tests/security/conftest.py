@@ -1,11 +1,12 @@
-"""For each file of promises and each kind of isolation one service, and one sandbox to try from.
+"""Sandboxes of each isolation type to attack from, on one service per test process.
 
-A test that harms its sandbox makes one of its own: ``service.create()`` makes it of the isolation whose turn it is. Where a
-promise differs between the two, the test asks ``isolation`` and says in its docstring what is true of which, and why.
+A test that harms its sandbox makes its own: ``service.create()`` makes a sandbox of the isolation type that the test runs for. Where a
+promise differs between the two types, the test asks ``isolation``, and its docstring says what holds for which type, and why.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,19 +14,36 @@ import pytest
 from sandlot import Sandbox
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.planted import Planted, plant
+from tests.support.traces import NOTHING, settle
 
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
 def isolation(request: pytest.FixtureRequest) -> str:
-    """What the sandboxes of this test's service are."""
+    """Isolation type of the sandboxes of this test."""
     chosen: str = request.param
     return chosen
 
 
-@pytest.fixture(scope="module")
-def service(isolation: str) -> Iterator[LocalService]:
-    with local_service(isolation=isolation) as running:
+@pytest.fixture(scope="session")
+def shared_service() -> Iterator[LocalService]:
+    """The service of all modules that need no settings or templates of their own."""
+    with local_service(isolation=ISOLATIONS[0]) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def service(shared_service: LocalService, isolation: str) -> Iterator[LocalService]:
+    """The shared service, without sandboxes of other modules; each module has to leave it alive and the host clean."""
+    if not shared_service.is_alive():
+        shared_service.start()
+    shared_service.isolation = isolation
+    opened = shared_service.descriptors()
+    yield shared_service
+    assert shared_service.is_alive(), shared_service.log()
+    for left in shared_service.client.sandboxes():
+        shared_service.client.kill(left.id)
+    settle(shared_service.traces, NOTHING)
+    settle(lambda: shared_service.descriptors() - opened, Counter[str]())
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +54,7 @@ def sandbox(service: LocalService) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
-    """Files of the host for the sandbox to look for, those in its own folder on the host among them."""
+    """Files of the host for the sandbox to look for, also in the sandbox's own folder on the host."""
     assert sandbox.is_running()
     with plant(service.data_dir, *(service.data_dir / "sandboxes").iterdir()) as files:
         yield files
