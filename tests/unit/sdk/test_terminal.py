@@ -35,6 +35,7 @@ def test_the_key_goes_along_and_proxies_are_for_others() -> None:
     assert options(Target("http://sandlot", socket=Path("/s")))["proxy"] is None
 
 
+@pytest.mark.real_guest
 async def test_asynchronous_and_synchronous(tmp_path: Path) -> None:
     async with bench(tmp_path) as at, answering(at.service, [listen.unix_socket(at.service.settings.socket)]):
         id_ = (await at.sandbox()).id

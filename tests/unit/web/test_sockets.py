@@ -167,6 +167,7 @@ CLOSE = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
 """Masked, as a client's are (RFC 6455 5.3)."""
 
 
+@pytest.mark.real_guest
 @pytest.mark.parametrize("how", ["answers", "silent"])
 async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_or_silent(
     at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, how: str
@@ -187,6 +188,7 @@ async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_o
     writer.close()
 
 
+@pytest.mark.real_guest
 async def test_what_is_cut_after_its_client_has_said_close_is_not_told_as_a_clean_end(at: Bench, http: httpx.AsyncClient) -> None:
     url = f"/v1/sandboxes/{(await at.sandbox()).id}"
     port = await listening(http, url, "ANSWERS = False" + HALVES)
@@ -214,6 +216,7 @@ connection.close()
 """
 
 
+@pytest.mark.real_guest
 async def test_a_close_while_its_client_takes_nothing_loses_nothing(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     full, left = asyncio.Event(), asyncio.Event()
     pause, leave = sockets.Socket.pause_writing, sockets.Socket.handle_close
