@@ -17,8 +17,12 @@ from sandlot.cli.main import dispatch
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.specs import GIB
 from sandlot.sdk import AsyncClient, Client, ConflictError, ForbiddenError, NotFoundError
+from sandlot.server.compose import open_service
 from sandlot.server.serve import answering
+from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.web import listen
+from tests.support.node import MemoryTemplates, NoPackages
 from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
@@ -146,9 +150,12 @@ async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_i
 
 def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Path, keys: Command) -> None:
     async def seen() -> None:
-        async with bench(tmp_path) as at:  # it answers on no socket, so that the command takes the store
+        settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pools=())
+        drivers = {"gvisor": MemoryDriver()}
+        # It listens on no socket, so the command writes to the database.
+        async with open_service(settings, drivers=drivers, templates=MemoryTemplates(), packages=NoPackages()) as service:
             secret = (await asyncio.to_thread(keys, "create", "--name", "late")).splitlines()[-1]
-            while at.service.keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
+            while service.keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.01)
 
     asyncio.run(seen())

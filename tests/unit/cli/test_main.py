@@ -52,10 +52,11 @@ def test_the_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert [command for command in COMMANDS if f" {command} " not in done.stdout] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch([command, "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for command in COMMANDS:
+        with subtests.test(command=command):
+            assert dispatch([command, "--help"]) == 0
+            assert "Usage" in capsys.readouterr().out
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +64,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"sandlot {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments, status",
-    [
+def test_an_error_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for arguments, status in (
         (["nonsense"], 2),
         (["ls", "--nonsense"], 2),
         (["rm"], 2),
@@ -87,16 +87,14 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (["exec"], 125),
         (["exec", "sb-x", "--"], 125),
         (["exec", "sb-x", "true"], 125),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_an_error_is_a_line_and_a_status(arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(arguments) == status
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("sandlot: ")
-    assert "Traceback" not in err
-    assert len(err.splitlines()) <= 2
+    ):
+        with subtests.test(arguments=arguments, status=status):
+            assert dispatch(arguments) == status
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert err.startswith("sandlot: ")
+            assert "Traceback" not in err
+            assert len(err.splitlines()) <= 2
 
 
 def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,13 +106,8 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
         dispatch(["ls"])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["info", "sb-x"], ["set-timeout", "sb-x", "5"], ["usage", "sb-x"], ["limit", "sb-x", "--pids", "20"], ["rm", "sb-x"], ["capacity"]],
-    ids=lambda words: words[0],
-)
 def test_no_service_is_started_only_to_be_asked(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     def started(folder: Path) -> None:
         raise AssertionError(f"a service was started in {folder}")
@@ -122,9 +115,11 @@ def test_no_service_is_started_only_to_be_asked(
     monkeypatch.delenv("SANDLOT_URL")
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr("sandlot.sdk.local.ensure", started)
-    assert dispatch(arguments) == 1
-    assert "sandlot create" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()
+    for command in ("info sb-x", "set-timeout sb-x 5", "usage sb-x", "limit sb-x --pids 20", "rm sb-x", "capacity"):
+        with subtests.test(command=command):
+            assert dispatch(command.split()) == 1
+            assert "sandlot create" in capsys.readouterr().err
+            assert not (tmp_path / "data").exists()
 
 
 PLAIN = {

@@ -20,24 +20,22 @@ def test_pairs() -> None:
     assert pairs(None, "--env") == {}
 
 
-@pytest.mark.parametrize("word", ["A", "=1", ""])
-def test_what_is_no_pair_is_refused_by_the_options_name(word: str) -> None:
-    with pytest.raises(typer.BadParameter, match="--env"):
-        pairs([word], "--env")
+def test_what_is_no_pair_is_refused_by_the_options_name(subtests: pytest.Subtests) -> None:
+    for word in ("A", "=1", ""):
+        with subtests.test(word=word), pytest.raises(typer.BadParameter, match="--env"):
+            pairs([word], "--env")
 
 
-@pytest.mark.parametrize(
-    "ago, text", [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172799, "47h"), (172800, "2d"), (-300, "5m")]
-)
-def test_age(ago: int, text: str) -> None:
-    assert age(NOW - timedelta(seconds=ago), NOW) == text
+def test_age(subtests: pytest.Subtests) -> None:
+    for ago, text in ((0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172799, "47h"), (172800, "2d"), (-300, "5m")):
+        with subtests.test(ago=ago, text=text):
+            assert age(NOW - timedelta(seconds=ago), NOW) == text
 
 
-@pytest.mark.parametrize(
-    "value, text", [(0, "0"), (1023, "1023"), (1024, "1K"), (1 << 20, "1M"), (1536 << 20, "1.5G"), (5 << 30, "5G"), (5 << 40, "5T")]
-)
-def test_size(value: int, text: str) -> None:
-    assert size(value) == text
+def test_size(subtests: pytest.Subtests) -> None:
+    for value, text in ((0, "0"), (1023, "1023"), (1024, "1K"), (1 << 20, "1M"), (1536 << 20, "1.5G"), (5 << 30, "5G"), (5 << 40, "5T")):
+        with subtests.test(value=value, text=text):
+            assert size(value) == text
 
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2Ja\r\nsandlot: all is well\x9b31m\x7f\u202e\u2028\ud800\x00"
@@ -50,12 +48,13 @@ def test_nothing_commands_the_terminal_and_nothing_is_lost() -> None:
     assert visible("plain 😀 ñ \\ '") == "plain 😀 ñ \\ '"
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 1000])
-def test_lines_of_a_sandbox_are_shown_without_what_commands_the_terminal(step: int) -> None:
-    raw = "plain é 😀\ttab\r\n\x1b]52;c;cm0=\x07 \x9b2J \u202eback".encode() + b" \xff\n\xf0\x9f"
-    shown = Legible()
-    got = b"".join(shown.feed(raw[at : at + step]) for at in range(0, len(raw), step)) + shown.feed(b"", last=True)
-    assert got.decode() == "plain é 😀\ttab\r\n\\x1b]52;c;cm0=\\x07 \\x9b2J \\u202eback \\xff\n\\xf0\\x9f"
+def test_lines_of_a_sandbox_are_shown_without_what_commands_the_terminal(subtests: pytest.Subtests) -> None:
+    for step in (1, 2, 3, 1000):
+        with subtests.test(step=step):
+            raw = "plain é 😀\ttab\r\n\x1b]52;c;cm0=\x07 \x9b2J \u202eback".encode() + b" \xff\n\xf0\x9f"
+            shown = Legible()
+            got = b"".join(shown.feed(raw[at : at + step]) for at in range(0, len(raw), step)) + shown.feed(b"", last=True)
+            assert got.decode() == "plain é 😀\ttab\r\n\\x1b]52;c;cm0=\\x07 \\x9b2J \\u202eback \\xff\n\\xf0\\x9f"
 
 
 def test_what_a_guest_wrote_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,32 +12,29 @@ import anyio
 import pytest
 
 from sandlot.cli.passthrough import exit_status, failure_status, standard_input, write_all
-from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, from_code
+from sandlot.model.errors import ErrorCode, NotFoundError, from_code
 from sandlot.sdk.results import CommandResult
 
 
-@pytest.mark.parametrize(
-    "result, status",
-    [
+def test_the_status_is_the_programs_own(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for result, status in (
         (CommandResult(0), 0),
         (CommandResult(7), 7),
         (CommandResult(143, reason="signalled", signal=15), 143),
         (CommandResult(137, reason="timeout", signal=9), 124),
         (CommandResult(137, reason="pids", signal=9), 137),
         (CommandResult(137, reason="oom", signal=9), 137),
-    ],
-)
-def test_the_status_is_the_programs_own(result: CommandResult, status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_status(result, 5) == status
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert bool(err) == (result.reason in {"timeout", "pids", "oom"})
-    assert not err or err.startswith("sandlot: ")
+    ):
+        with subtests.test(result=result, status=status):
+            assert exit_status(result, 5) == status
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert bool(err) == (result.reason in {"timeout", "pids", "oom"})
+            assert not err or err.startswith("sandlot: ")
 
 
-@pytest.mark.parametrize(
-    "error, own_folder, status",
-    [
+def test_what_kept_a_program_from_running(subtests: pytest.Subtests) -> None:
+    for error, own_folder, status in (
         (from_code("path_not_found", "x"), False, 127),
         (from_code("permission_denied", "x"), False, 126),
         (from_code("path_not_found", "x"), True, None),
@@ -45,11 +42,9 @@ def test_the_status_is_the_programs_own(result: CommandResult, status: int, caps
         (from_code("sandbox_ended", "x", fields={"reason": "oom"}), False, 137),
         (from_code("sandbox_ended", "x", fields={"reason": "killed"}), False, None),
         (from_code("service_unavailable", "x"), False, None),
-    ],
-    ids=["not there", "not executable", "no folder", "no sandbox", "out of memory", "killed", "no service"],
-)
-def test_what_kept_a_program_from_running(error: SandlotError, own_folder: bool, status: int | None) -> None:  # noqa: FBT001 - a parameter
-    assert failure_status(error, own_folder=own_folder) == status
+    ):
+        with subtests.test(error=error, own_folder=own_folder, status=status):
+            assert failure_status(error, own_folder=own_folder) == status
 
 
 async def collected(descriptor: int) -> bytes:
@@ -127,14 +122,15 @@ def test_the_status_of_what_ends_by_itself_is_its_own() -> None:
     assert running.returncode == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_cleans_up_and_becomes_the_status(number: signal.Signals) -> None:
-    with program("await asyncio.sleep(100)") as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
-        running.send_signal(number)
-        assert running.communicate()[1] == "cleaned\n"
-    assert running.returncode == 128 + number
+def test_a_signal_cleans_up_and_becomes_the_status(subtests: pytest.Subtests) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with subtests.test(number=number):
+            with program("await asyncio.sleep(100)") as running:
+                assert running.stdout is not None
+                assert running.stdout.readline() == "ready\n"
+                running.send_signal(number)
+                assert running.communicate()[1] == "cleaned\n"
+            assert running.returncode == 128 + number
 
 
 def test_a_signal_stays_the_status_where_cleaning_up_fails() -> None:

@@ -16,11 +16,10 @@ from sandlot.cli.progress import Waiting, announce_build, unbuilt
 TEMPLATES = [{"name": "base", "built": True}, {"name": "code-interpreter", "built": False}]
 
 
-@pytest.mark.parametrize(
-    "asked, waited_for", [("base", None), ("unknown", None), (None, "code-interpreter"), ("code-interpreter", "code-interpreter")]
-)
-def test_only_what_is_not_built_is_waited_for(asked: str | None, waited_for: str | None) -> None:
-    assert unbuilt(TEMPLATES, asked) == waited_for
+def test_only_what_is_not_built_is_waited_for(subtests: pytest.Subtests) -> None:
+    for asked, waited_for in (("base", None), ("unknown", None), (None, "code-interpreter"), ("code-interpreter", "code-interpreter")):
+        with subtests.test(asked=asked, waited_for=waited_for):
+            assert unbuilt(TEMPLATES, asked) == waited_for
 
 
 def test_a_build_is_announced_on_standard_error_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,13 +21,12 @@ def test_a_file_is_copied_in_and_run_with_its_arguments(tmp_path: Path) -> None:
     assert job == Job(("python3", "/workspace/it is.py", "-v", "x"), ((script, "/workspace/it is.py"),))
 
 
-@pytest.mark.parametrize(
-    "ending, program", [(".py", "python3"), (".sh", "bash"), (".JS", "node"), (".mjs", "node"), ("", "python3"), (".txt", "python3")]
-)
-def test_the_ending_tells_the_interpreter(tmp_path: Path, ending: str, program: str) -> None:
-    script = tmp_path / f"run{ending}"
-    script.touch()
-    assert planned(str(script)).argv[0] == program
+def test_the_ending_tells_the_interpreter(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for ending, program in ((".py", "python3"), (".sh", "bash"), (".JS", "node"), (".mjs", "node"), ("", "python3"), (".txt", "python3")):
+        with subtests.test(ending=ending, program=program):
+            script = tmp_path / f"run{ending}"
+            script.touch()
+            assert planned(str(script)).argv[0] == program
 
 
 def test_code_takes_every_word_as_an_argument() -> None:
@@ -45,20 +44,18 @@ def test_output_comes_at_once_for_a_person_and_only_python_has_a_word_for_it(tmp
     assert planned(str(tmp_path / "a.sh"), unbuffered=True).argv == ("bash", "/workspace/a.sh")
 
 
-@pytest.mark.parametrize(
-    "guest, target",
-    [
+def test_where_a_file_goes(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for guest, target in (
         (":in.csv", "/workspace/in.csv"),
         (":/data/in.csv", "/data/in.csv"),
         (":", "/workspace/d.csv"),
         (":/data/", "/data/d.csv"),
         ("", "/workspace/d.csv"),
-    ],
-)
-def test_where_a_file_goes(tmp_path: Path, guest: str, target: str) -> None:
-    data = tmp_path / "d.csv"
-    data.touch()
-    assert planned(None, "1", files=(f"{data}{guest}",)).uploads == ((data, target),)
+    ):
+        with subtests.test(guest=guest, target=target):
+            data = tmp_path / "d.csv"
+            data.touch()
+            assert planned(None, "1", files=(f"{data}{guest}",)).uploads == ((data, target),)
 
 
 def test_a_colon_in_a_name_here_needs_the_other_side(tmp_path: Path) -> None:
@@ -67,10 +64,10 @@ def test_a_colon_in_a_name_here_needs_the_other_side(tmp_path: Path) -> None:
     assert planned(None, "1", files=(f"{data}:c",)).uploads == ((data, "/workspace/c"),)
 
 
-@pytest.mark.parametrize("file", ["/no/such/file", None], ids=["missing", "nothing"])
-def test_nothing_to_run_is_said(file: str | None) -> None:
-    with pytest.raises(typer.BadParameter):
-        planned(file)
+def test_nothing_to_run_is_said(subtests: pytest.Subtests) -> None:
+    for file in ("/no/such/file", None):
+        with subtests.test(file=file), pytest.raises(typer.BadParameter):
+            planned(file)
 
 
 def test_a_folder_is_no_program(tmp_path: Path) -> None:

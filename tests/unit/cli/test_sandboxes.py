@@ -95,13 +95,15 @@ def test_info_tells_all_that_is_known(there: Script, capsys: pytest.CaptureFixtu
     assert (told["id"], told["ends-in"], told["idle"], told["node"]) == (BOX["id"], "never", "60s", "abcd")
 
 
-@pytest.mark.parametrize("word, body", [("90", {"timeout": 90.0}), ("never", {"persistent": True})])
-def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], word: str, body: dict[str, object]) -> None:
-    there.say(Reply(200, BOX))
-    assert dispatch(["set-timeout", str(BOX["id"]), word]) == 0
-    (changed,) = [seen for seen in there.seen if seen.method == "PATCH"]
-    assert changed.json() == body
-    assert capsys.readouterr().out.splitlines()[1].split() == [BOX["id"], "never"]
+def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for word, body in (("90", {"timeout": 90.0}), ("never", {"persistent": True})):
+        with subtests.test(word=word, body=body):
+            there.seen.clear()
+            there.say(Reply(200, BOX))
+            assert dispatch(["set-timeout", str(BOX["id"]), word]) == 0
+            (changed,) = [seen for seen in there.seen if seen.method == "PATCH"]
+            assert changed.json() == body
+            assert capsys.readouterr().out.splitlines()[1].split() == [BOX["id"], "never"]
 
 
 def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

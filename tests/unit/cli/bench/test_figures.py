@@ -53,12 +53,10 @@ def test_the_page_describes_every_row_and_its_yardstick() -> None:
     assert [key for key, kind in KINDS.items() if kind.yardstick is not None and described[key] in {"", "-"}] == []
 
 
-@pytest.mark.parametrize(
-    "percent, value",
-    [(0, 10.0), (50, 25.0), (100, 40.0), (25, 17.5), (99, 39.7)],
-)
-def test_a_percentile_lies_between_the_two_nearest(percent: float, value: float) -> None:
-    assert percentile([40.0, 10.0, 30.0, 20.0], percent) == pytest.approx(value)
+def test_a_percentile_lies_between_the_two_nearest(subtests: pytest.Subtests) -> None:
+    for percent, value in ((0, 10.0), (50, 25.0), (100, 40.0), (25, 17.5), (99, 39.7)):
+        with subtests.test(percent=percent, value=value):
+            assert percentile([40.0, 10.0, 30.0, 20.0], percent) == pytest.approx(value)
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=30), st.floats(0, 100), st.floats(0, 100))

@@ -44,18 +44,17 @@ def test_it_reads_the_columns_that_it_is_told() -> None:
     assert 'groupby("wine")' in code_of(answer([Outcome("(1, 2) ['colour', 'wine']", FAILED.traceback)]))
 
 
-@pytest.mark.parametrize(
-    "told", [Outcome("", "NameError: name 'wine' is not defined"), Outcome("['x']", "KeyError: 'class'")], ids=["state", "column"]
-)
-def test_it_has_no_answer_to_anything_else(told: Outcome) -> None:
-    with pytest.raises(ValueError, match=r"NameError|columns"):
-        answer([FAILED, told])
+def test_it_has_no_answer_to_anything_else(subtests: pytest.Subtests) -> None:
+    for told in (Outcome("", "NameError: name 'wine' is not defined"), Outcome("['x']", "KeyError: 'class'")):
+        with subtests.test(told=told), pytest.raises(ValueError, match=r"NameError|columns"):
+            answer([FAILED, told])
 
 
-@pytest.mark.parametrize("code", [LOCATE, ATTEMPT, DRAW, code_of(answer([FAILED]))], ids=["locate", "attempt", "draw", "repair"])
-def test_its_code_is_python(code: str) -> None:
-    ast.parse(code)
-    assert max(len(line) for line in code.splitlines()) <= 104, "it fits into the frame in which it is shown"
+def test_its_code_is_python(subtests: pytest.Subtests) -> None:
+    for code in (LOCATE, ATTEMPT, DRAW, code_of(answer([FAILED]))):
+        with subtests.test(code=code):
+            ast.parse(code)
+            assert max(len(line) for line in code.splitlines()) <= 104, "it fits into the frame in which it is shown"
 
 
 def test_the_table_gets_its_names() -> None:

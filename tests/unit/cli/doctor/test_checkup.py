@@ -23,14 +23,16 @@ def required(found: list[Finding]) -> set[str]:
     return {each.name for each in found if each.required}
 
 
-@pytest.mark.parametrize(
-    "default, needs",
-    [("gvisor", {"gvisor", "cgroups"}), ("container", {"container", "cgroups", "shared-roots"}), ("microvm", {"microvm", "kvm"})],
-)
-def test_what_is_required_is_what_the_default_needs(default: str, needs: set[str]) -> None:
-    found = [finding("cgroups", ok=False), finding("shared-roots", ok=False), finding("kvm", ok=False)]
-    found += [finding(name, ok=False, group="isolation") for name in ("gvisor", "container", "microvm")]
-    assert required(settle(found, default, (default,))) == needs
+def test_what_is_required_is_what_the_default_needs(subtests: pytest.Subtests) -> None:
+    for default, needs in (
+        ("gvisor", {"gvisor", "cgroups"}),
+        ("container", {"container", "cgroups", "shared-roots"}),
+        ("microvm", {"microvm", "kvm"}),
+    ):
+        with subtests.test(default=default, needs=needs):
+            found = [finding("cgroups", ok=False), finding("shared-roots", ok=False), finding("kvm", ok=False)]
+            found += [finding(name, ok=False, group="isolation") for name in ("gvisor", "container", "microvm")]
+            assert required(settle(found, default, (default,))) == needs
 
 
 def test_a_part_that_looks_bad_while_its_driver_works_does_not_decide() -> None:
@@ -67,16 +69,19 @@ def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
     assert not check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.LIMIT_DISK: Verdict(ok=False, reason="no disk")})).ok
 
 
-@pytest.mark.parametrize(
-    "built, builder, ok, is_required",
-    [(["a", "b"], False, True, True), ([], True, True, True), (["a"], True, True, False), ([], False, False, True), (["a"], False, False, False)],
-    ids=["all", "none yet", "some", "none and no way", "some and no way"],
-)
-def test_images_are_there_or_can_be_made(built: list[str], *, builder: bool, ok: bool, is_required: bool) -> None:
-    found = check_images(built, ["a", "b"], builder=builder)
-    assert found.ok is ok
-    assert Report((found,)).able == (ok or not is_required)
-    assert bool(found.fix) is not ok
+def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:
+    for built, builder, ok, is_required in (
+        (["a", "b"], False, True, True),
+        ([], True, True, True),
+        (["a"], True, True, False),
+        ([], False, False, True),
+        (["a"], False, False, False),
+    ):
+        with subtests.test(built=built, builder=builder, ok=ok, is_required=is_required):
+            found = check_images(built, ["a", "b"], builder=builder)
+            assert found.ok is ok
+            assert Report((found,)).able == (ok or not is_required)
+            assert bool(found.fix) is not ok
 
 
 def test_an_isolation_without_a_driver_is_told(tmp_path: Path) -> None:

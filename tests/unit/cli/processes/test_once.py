@@ -57,21 +57,19 @@ def test_what_is_given_is_sent_and_what_it_wrote_is_shown(there: Script, program
     ]
 
 
-@pytest.mark.parametrize(
-    "told, status, said",
-    [
+def test_what_became_of_it_is_said_and_is_the_exit_status(
+    there: Script, program: Path, capfd: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for told, status, said in (
         ({"status": "wrong_answer"}, 1, "sandlot: wrong answer\n"),
         ({"status": "runtime_error", "exit_code": 3}, 3, "sandlot: runtime error\n"),
         ({"status": "timeout", "exit_code": 137, "detail": "It was killed."}, 124, "sandlot: timeout: It was killed.\n"),
         ({"status": "memory_exceeded", "exit_code": 137}, 137, "sandlot: memory exceeded\n"),
-    ],
-)
-def test_what_became_of_it_is_said_and_is_the_exit_status(
-    there: Script, program: Path, capfd: pytest.CaptureFixture[str], told: dict[str, Any], status: int, said: str
-) -> None:
-    there.say(done(**told))
-    assert dispatch(["execute", str(program)]) == status
-    assert capfd.readouterr() == ("42\n", f"oops\n{said}")
+    ):
+        with subtests.test(told=told, status=status, said=said):
+            there.say(done(**told))
+            assert dispatch(["execute", str(program)]) == status
+            assert capfd.readouterr() == ("42\n", f"oops\n{said}")
 
 
 def test_all_of_it_as_json(there: Script, program: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from sandlot.sdk import AsyncTerminal
 
 
-@pytest.mark.parametrize("text,code", [("ctrl-]", 0x1D), ("ctrl-p", 0x10), ("Ctrl-P", 0x10), ("ctrl-\\", 0x1C), ("ctrl-_", 0x1F), ("none", None)])
-def test_a_key_and_the_byte_that_it_sends(text: str, code: int | None) -> None:
-    assert shell.key_code(text) == code
+def test_a_key_and_the_byte_that_it_sends(subtests: pytest.Subtests) -> None:
+    for text, code in (("ctrl-]", 0x1D), ("ctrl-p", 0x10), ("Ctrl-P", 0x10), ("ctrl-\\", 0x1C), ("ctrl-_", 0x1F), ("none", None)):
+        with subtests.test(text=text, code=code):
+            assert shell.key_code(text) == code
 
 
-@pytest.mark.parametrize("text", ["", "ctrl-", "ctrl-ab", "alt-x", "x", "ctrl-1", "ctrl-é"])
-def test_what_is_no_key(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        shell.key_code(text)
+def test_what_is_no_key(subtests: pytest.Subtests) -> None:
+    for text in ("", "ctrl-", "ctrl-ab", "alt-x", "x", "ctrl-1", "ctrl-é"):
+        with subtests.test(text=text), pytest.raises(typer.BadParameter):
+            shell.key_code(text)
 
 
 class Screen:
@@ -43,24 +44,23 @@ class Screen:
         self.ended = True
 
 
-@pytest.mark.parametrize(
-    "typed,code,sent,detached",
-    [
+async def test_what_is_typed_reaches_the_program_up_to_the_key(subtests: pytest.Subtests) -> None:
+    for typed, code, sent, detached in (
         ([b"ls\n", b"\x1d"], 0x1D, b"ls\n", True),
         ([b"ls\x1drest"], 0x1D, b"ls", True),
         ([b"a\x1db", b"c"], None, b"a\x1dbc", False),
         ([b"\x03\x1a\x13\xff\x00"], 0x1D, b"\x03\x1a\x13\xff\x00", False),
         ([], 0x1D, b"", False),
-    ],
-)
-async def test_what_is_typed_reaches_the_program_up_to_the_key(typed: list[bytes], code: int | None, sent: bytes, *, detached: bool) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for piece in typed:
-            yield piece
+    ):
+        with subtests.test(typed=typed, code=code, sent=sent, detached=detached):
+            screen = Screen()
+            assert await shell._type(cast("AsyncTerminal", screen), _pieces(typed), code) == detached  # noqa: SLF001 - what the keys do
+            assert (screen.sent, screen.ended) == (sent, not detached)
 
-    screen = Screen()
-    assert await shell._type(cast("AsyncTerminal", screen), pieces(), code) == detached  # noqa: SLF001 - what the keys do
-    assert (screen.sent, screen.ended) == (sent, not detached)
+
+async def _pieces(typed: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for piece in typed:
+        yield piece
 
 
 def _fail_in(terminal: int) -> None:

@@ -45,20 +45,21 @@ def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(
     assert "of my own" not in told
 
 
-@pytest.mark.parametrize("command", [["create", "https://example.com/"], ["update", HOOK["id"]]])
 def test_a_secret_that_is_none_is_told_and_nothing_is_asked(
-    there: Script, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    there: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    (tmp_path / "empty").write_text(" \n")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
-    wrong = {"missing": "cannot be read: No such file", "": "cannot be read: Is a directory", "empty": "has no secret", "bytes": "is no text"}
-    for name, words in wrong.items():
-        assert dispatch(["webhooks", *command, "--secret-file", str(tmp_path / name)]) == 2
-        assert words in " ".join(capsys.readouterr().err.split())
-    assert dispatch(["webhooks", *command, "--secret-file", "-"]) == 2
-    assert "Standard input has no secret" in " ".join(capsys.readouterr().err.split())
-    assert there.seen == []
+    for command in (["create", "https://example.com/"], ["update", HOOK["id"]]):
+        with subtests.test(command=command):
+            (tmp_path / "empty").write_text(" \n")
+            (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+            wrong = {"missing": "cannot be read: No such file", "": "cannot be read: Is a directory", "empty": "has no secret", "bytes": "is no text"}
+            for name, words in wrong.items():
+                assert dispatch(["webhooks", *command, "--secret-file", str(tmp_path / name)]) == 2
+                assert words in " ".join(capsys.readouterr().err.split())
+            assert dispatch(["webhooks", *command, "--secret-file", "-"]) == 2
+            assert "Standard input has no secret" in " ".join(capsys.readouterr().err.split())
+            assert there.seen == []
 
 
 def test_ls_tells_how_they_fare(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ from sandlot.cli.repl import editor
 from sandlot.cli.repl.editor import indentation, whole
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_what_is_run(subtests: pytest.Subtests) -> None:
+    for code in (
         "",
         "1 + 1",
         "x = [1,\n 2]",
@@ -31,28 +30,28 @@ from sandlot.cli.repl.editor import indentation, whole
         "x = '\ud800'",
         "\0",
         "(" * 300 + ")" * 300,
-    ],
-)
-def test_what_is_run(code: str) -> None:
-    assert whole(code, "python")
+    ):
+        with subtests.test(code=code):
+            assert whole(code, "python")
 
 
-@pytest.mark.parametrize("code", ["if x:", "if x:\n    y", "def f(", "'''a", "x = \\", "@a", "%%time", "%%time\nx", "async def f():"])
-def test_what_goes_on(code: str) -> None:
-    assert not whole(code, "python")
+def test_what_goes_on(subtests: pytest.Subtests) -> None:
+    for code in ("if x:", "if x:\n    y", "def f(", "'''a", "x = \\", "@a", "%%time", "%%time\nx", "async def f():"):
+        with subtests.test(code=code):
+            assert not whole(code, "python")
 
 
-@pytest.mark.parametrize("language", ["bash", "javascript"])
-def test_other_languages_go_on_after_a_backslash(language: str) -> None:
-    assert not whole("echo \\", language)
-    assert whole("echo \\\nb", language)
+def test_other_languages_go_on_after_a_backslash(subtests: pytest.Subtests) -> None:
+    for language in ("bash", "javascript"):
+        with subtests.test(language=language):
+            assert not whole("echo \\", language)
+            assert whole("echo \\\nb", language)
 
 
-@pytest.mark.parametrize(
-    "code, indent", [("x", ""), ("if x:", "    "), ("if x:\n    y", "    "), ("if x:\n    if y:  ", "        "), ("", ""), ("a:\n  b", "  ")]
-)
-def test_the_next_line_begins_where_its_block_does(code: str, indent: str) -> None:
-    assert indentation(code, "python") == indent
+def test_the_next_line_begins_where_its_block_does(subtests: pytest.Subtests) -> None:
+    for code, indent in (("x", ""), ("if x:", "    "), ("if x:\n    y", "    "), ("if x:\n    if y:  ", "        "), ("", ""), ("a:\n  b", "  ")):
+        with subtests.test(code=code, indent=indent):
+            assert indentation(code, "python") == indent
 
 
 def test_a_colon_means_nothing_elsewhere() -> None:

@@ -187,18 +187,15 @@ async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
     assert "no context" in err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_what_makes_no_sense_is_told(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for arguments in (
         ("run", "--context", "default", "-c", "1"),
         ("run", "--sandbox", "sb", "-c", "1", "argument"),
         ("run", "--sandbox", "sb"),
         ("run", "--sandbox", "sb", "-c", "1", "-t", "base"),
         ("run", "--sandbox", "sb", "/there/is/none.py"),
         ("repl", "sb", "-t", "base"),
-    ],
-    ids=" ".join,
-)
-def test_what_makes_no_sense_is_told(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(list(arguments)) == 125
-    assert capsys.readouterr().err.startswith("sandlot: ")
+    ):
+        with subtests.test(arguments=arguments):
+            assert dispatch(list(arguments)) == 125
+            assert capsys.readouterr().err.startswith("sandlot: ")

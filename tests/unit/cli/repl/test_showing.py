@@ -29,9 +29,8 @@ def result(**data: str) -> Result:
     return Result({names.get(name, name): text for name, text in data.items()})
 
 
-@pytest.mark.parametrize(
-    "given, expected",
-    [
+def test_the_form_that_says_most(subtests: pytest.Subtests) -> None:
+    for given, expected in (
         (result(plain="42"), "text"),
         (result(plain="   a\n0  1", html=TABLE), "text"),
         (result(plain="<Figure size 640x480 with 1 Axes>", png=PNG), "nothing"),
@@ -45,10 +44,9 @@ def result(**data: str) -> Result:
         (Result({"application/javascript": "x()"}), "javascript"),
         (Result({"application/x-unknown": "x"}), "nothing"),
         (Result({}), "nothing"),
-    ],
-)
-def test_the_form_that_says_most(given: Result, expected: str) -> None:
-    assert form(given) == expected
+    ):
+        with subtests.test(given=given, expected=expected):
+            assert form(given) == expected
 
 
 def test_images_are_new_files_in_their_best_form(tmp_path: Path) -> None:
@@ -70,23 +68,21 @@ def test_what_is_no_image_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("width", [None, 60])
-@pytest.mark.parametrize(
-    "given",
-    [
-        result(plain="a\x1b]0;title\x07b"),
-        result(md="a\x1b]8;;http://x\x07b [c](http://y\x1b[2J)"),
-        result(html=TABLE.replace("1", "\x1b[2J")),
-        result(html="<b>\x1b[2J</b>"),
-        result(json='"\\u001b[2J"'),
-        Result({CHART: json.dumps({"type": "bar", "title": "\x1b[2J", "elements": [{"label": "\x1b[2J", "value": 1}]})}),
-    ],
-)
-def test_nothing_commands_the_terminal(given: Result, width: int | None) -> None:
-    text = shown(given, [], width=width)
-    plain = COLOURS.sub("", text) if width else text
-    assert "\x1b" not in plain
-    assert "\x07" not in plain
+def test_nothing_commands_the_terminal(subtests: pytest.Subtests) -> None:
+    for width in (None, 60):
+        for given in (
+            result(plain="a\x1b]0;title\x07b"),
+            result(md="a\x1b]8;;http://x\x07b [c](http://y\x1b[2J)"),
+            result(html=TABLE.replace("1", "\x1b[2J")),
+            result(html="<b>\x1b[2J</b>"),
+            result(json='"\\u001b[2J"'),
+            Result({CHART: json.dumps({"type": "bar", "title": "\x1b[2J", "elements": [{"label": "\x1b[2J", "value": 1}]})}),
+        ):
+            with subtests.test(width=width, given=given):
+                text = shown(given, [], width=width)
+                plain = COLOURS.sub("", text) if width else text
+                assert "\x1b" not in plain
+                assert "\x07" not in plain
 
 
 def test_markup_of_rich_is_text() -> None:

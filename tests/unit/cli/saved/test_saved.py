@@ -50,18 +50,21 @@ def asked(there: Script) -> list[tuple[str, str, Any]]:
     return [(seen.method, seen.path, seen.json() if seen.body else None) for seen in there.seen if seen.method != "GET" or seen.path.count("/") != 3]
 
 
-@pytest.mark.parametrize(
-    "words, verb, body",
-    [("pause", "pause", None), ("hibernate", "hibernate", None), ("resume", "resume", {}), ("wake --timeout 60", "wake", {"timeout": 60})],
-)
-def test_rests_go_on_after_a_failure_and_print_what_was_done(
-    there: Script, capsys: pytest.CaptureFixture[str], words: str, verb: str, body: object
-) -> None:
-    there.say(found(lambda seen: Reply(200, BOX) if "sb-2" in seen.path else problem(409, "conflict")))
-    assert dispatch([*words.split(), "sb-1", "sb-2"]) == 1
-    assert capsys.readouterr() == ("sb-2\n", "sandlot: sb-1: it is conflict do this\n")
-    assert asked(there) == [("POST", f"/v1/sandboxes/sb-{number}/{verb}", body) for number in (1, 2)]
-    assert dispatch([*words.split(), "sb-2"]) == 0
+def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for words, verb, body in (
+        ("pause", "pause", None),
+        ("hibernate", "hibernate", None),
+        ("resume", "resume", {}),
+        ("wake --timeout 60", "wake", {"timeout": 60}),
+    ):
+        with subtests.test(words=words, verb=verb, body=body):
+            there.seen.clear()
+            there.say(found(lambda seen: Reply(200, BOX) if "sb-2" in seen.path else problem(409, "conflict")))
+            assert dispatch([*words.split(), "sb-1", "sb-2"]) == 1
+            assert capsys.readouterr() == ("sb-2\n", "sandlot: sb-1: it is conflict do this\n")
+            assert asked(there) == [("POST", f"/v1/sandboxes/sb-{number}/{verb}", body) for number in (1, 2)]
+            assert dispatch([*words.split(), "sb-2"]) == 0
+            capsys.readouterr()
 
 
 def test_a_snapshot_is_taken_and_its_id_alone_is_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

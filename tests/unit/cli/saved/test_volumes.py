@@ -57,11 +57,12 @@ def test_a_sandbox_is_made_with_volumes(there: Script) -> None:
     ]
 
 
-@pytest.mark.parametrize("words", [["data"], ["data:data"], [":/data"], ["a:/x", "b:/x"]])
-def test_what_says_no_volume_and_no_place_is_refused(there: Script, words: list[str]) -> None:
-    options = [part for word in words for part in ("--volume", word)]
-    assert dispatch(["create", "-t", "base", *options]) == 2
-    assert there.seen == []
+def test_what_says_no_volume_and_no_place_is_refused(there: Script, subtests: pytest.Subtests) -> None:
+    for words in (["data"], ["data:data"], [":/data"], ["a:/x", "b:/x"]):
+        with subtests.test(words=words):
+            options = [part for word in words for part in ("--volume", word)]
+            assert dispatch(["create", "-t", "base", *options]) == 2
+            assert there.seen == []
 
 
 def test_one_is_attached_to_a_sandbox_and_detached(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
