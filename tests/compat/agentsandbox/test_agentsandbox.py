@@ -153,6 +153,7 @@ def test_files_are_injected_into_a_session(page: Page) -> None:
     assert page.names["result"].stdout == "data content\n"
 
 
+@pytest.mark.smoke
 def test_file_operations(page: Page, client: AgentSandbox, tmp_path: Path) -> None:
     source, target = tmp_path / "data.csv", tmp_path / "save.csv"
     source.write_bytes(b"a,b\n1,2\n")
@@ -209,6 +210,7 @@ def test_sessions_are_listed_looked_at_and_deleted(client: AgentSandbox) -> None
         client.run("1", session_id=made.session_id)
 
 
+@pytest.mark.smoke
 def test_a_run_is_a_fresh_process_in_the_workspace(client: AgentSandbox, session: str) -> None:
     looks = "import os, sys; print(os.getcwd(), sys.argv == [__file__], repr(sys.stdin.read()), os.listdir('.'), __name__, 'x' in globals()); x = 1"
     for _ in range(2):
@@ -325,6 +327,31 @@ def test_all_files_are_listed_page_by_page(client: AgentSandbox, session: str) -
     for id_ in made:
         client.files.delete(id_)
     assert {file.file_id for file in client.files.list_all()} == before
+
+
+def test_large_tree_is_searched_for_files_that_a_run_made(client: AgentSandbox, session: str) -> None:
+    def run(code: str) -> agentsandbox.ExecuteResponse:
+        return client.run(code, language="bash", session_id=session)
+
+    assert len(run("for i in $(seq 40); do mkdir -p d$i; echo $i > d$i/f$i; done").files) == 40
+    few = run("echo new > d7/new; echo changed > d8/f8; rm d9/f9; touch d1/.hidden; mkfifo pipe; mv d10/f10 moved")
+    assert sorted(file.filename for file in few.files) == ["f8", "moved", "new"]
+    killed = run("pkill -KILL -fx '.*changes.*'; echo done > d1/done; echo $?")
+    assert (killed.stdout, killed.return_code, killed.files) == ("0\n", 0, [])
+    assert "there may be others" in killed.stderr
+    over = run("rm -r /workspace/*; cd /output; for i in $(seq 60); do echo $i > $i; done")
+    assert len(over.files) == 50
+    assert "50 of 60 files" in over.stderr
+    run("rm /output/*")
+    for file in client.files.list_all():
+        client.files.delete(file.file_id)
+
+
+def test_background_process_outlives_its_run(client: AgentSandbox, session: str) -> None:
+    begun = client.run("sleep 1000 & echo $! > /tmp/pid; echo out", language="bash", session_id=session)  # it holds the run's output open as well
+    assert (begun.stdout, begun.return_code) == ("out\n", 0)
+    ended = client.run("kill $(cat /tmp/pid)", language="bash", session_id=session)
+    assert (ended.return_code, ended.stderr) == (0, "")
 
 
 def test_the_log_of_a_run(client: AgentSandbox, session: str) -> None:

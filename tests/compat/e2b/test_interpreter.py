@@ -43,6 +43,7 @@ def sandbox(opts: Opts) -> Iterator[Sandbox]:
     made.kill()
 
 
+@pytest.mark.smoke
 def test_variables_and_files_stay_between_runs(sandbox: Sandbox) -> None:
     assert sandbox.get_info().template_id == "code-interpreter-v1"
     first = sandbox.run_code("x = 41\nprint('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1")

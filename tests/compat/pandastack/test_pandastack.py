@@ -106,6 +106,7 @@ def test_one_sandbox_for_a_session_of_the_guide(program: Callable[[str], str]) -
 # ---------------------------------------------------------------------------------------------------------------------- sandboxes
 
 
+@pytest.mark.smoke
 def test_a_sandbox_is_made_listed_looked_at_and_ended(client: Client, sb: Sandbox) -> None:
     made = client.sandboxes.create(template="base", ttl_seconds=120, metadata={"job": "demo"})
     assert (made.template, made.status, made.persistent, made.metadata, made.cpu, made.memory_mb) == (
@@ -262,6 +263,7 @@ def test_several_ways_are_tried_and_the_best_is_kept(client: Client, sb: Sandbox
 # ------------------------------------------------------------------------------------------------------------------------ commands
 
 
+@pytest.mark.smoke
 def test_a_command_is_the_shells_and_roots(sb: Sandbox) -> None:
     done = sb.exec("cd /root && echo $0 $(id -u) $PWD; echo bad >&2; exit 3", timeout_seconds=20)
     assert (done.stdout, done.stderr, done.exit_code) == ("/bin/sh 0 /root\n", "bad\n", 3)
@@ -357,6 +359,7 @@ def test_a_session_keeps_its_variables_and_shows_charts(sb: Sandbox, wire: httpx
 # --------------------------------------------------------------------------------------------------------- files, ports, logs
 
 
+@pytest.mark.smoke
 def test_files_are_written_read_listed_and_looked_at(sb: Sandbox, wire: httpx.Client, tmp_path: Path) -> None:
     fs = sb.filesystem
     content = bytes(range(256)) * 4096

@@ -103,6 +103,7 @@ def test_a_sandbox_is_looked_at_listed_and_prolonged(api: Api, box: str) -> None
     assert 0 < used["mem_used"] < used["mem_total"]
 
 
+@pytest.mark.smoke
 def test_commands_have_the_environment_the_folder_and_no_shell(api: Api, box: str) -> None:
     def run(*argv: str, status: int = 200, **more: object) -> dict[str, Any]:
         told: dict[str, Any] = api("POST", f"{box}/processes", status, json={"cmd": argv[0], "args": list(argv[1:]), **more}).json()
@@ -120,6 +121,7 @@ def test_commands_have_the_environment_the_folder_and_no_shell(api: Api, box: st
     assert "1 seconds" in run("sleep", "30", timeout=1, status=502)["message"]
 
 
+@pytest.mark.smoke
 def test_files_by_both_sets_of_paths(api: Api, box: str) -> None:
     content = bytes(range(256)) * 4000
     api("POST", f"{box}/files", data={"path": "/workspace/deep/data.bin"}, files={"file": ("data.bin", content)})

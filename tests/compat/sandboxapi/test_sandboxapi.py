@@ -207,6 +207,7 @@ def test_the_languages_are_those_of_the_template(sb: SandboxAPI) -> None:
 # ------------------------------------------------------------------------------------------------------------------------ sessions
 
 
+@pytest.mark.smoke
 def test_state_stays_between_calls_also_after_an_exception(sb: SandboxAPI, session: Session) -> None:
     assert sb.sessions.execute(session.id, code="import math\nx = 20\nopen('note', 'w').write('kept')").stderr == ""
     failed = sb.sessions.execute(session.id, code="x += 1\nraise ValueError('no')")
@@ -251,6 +252,7 @@ def test_code_that_takes_too_long_is_interrupted_and_its_session_goes_on(sb: San
     assert sb.sessions.execute(session.id, code="print(here)").stdout == "1\n"
 
 
+@pytest.mark.smoke
 def test_sessions_are_listed_looked_at_and_closed(sb: SandboxAPI, session: Session) -> None:
     made = sb.sessions.create(language="bash", idle_ttl=60)
     assert (made.status, made.language, made.idle_ttl) == ("active", "bash", 60)

@@ -37,6 +37,7 @@ from tests.support.tcpservice import TcpService
 # -------------------------------------------------------------------------------------------------------------- processes
 
 
+@pytest.mark.smoke
 def test_a_command_is_run_to_its_end(box: Sandbox) -> None:
     done = box.run("sh", ["-c", "echo out; echo; echo err >&2; printf end; exit 3"])
     assert (done.exit_code, done.stdout, done.stderr, done.reason) == (3, "out\n\nend", "err", CommandExitReason.EXITED)
@@ -134,6 +135,7 @@ def test_who_asks_for_a_terminal_that_is_not_there_is_told_before_the_upgrade(bo
 # ------------------------------------------------------------------------------------------------------------------ files
 
 
+@pytest.mark.smoke
 def test_files_go_in_and_out(box: Sandbox, tmp_path: Path) -> None:
     content = os.urandom(3 * MIB)
     box.write_file("/workspace/deep/er/a.bin", content)
@@ -153,6 +155,7 @@ def test_files_go_in_and_out(box: Sandbox, tmp_path: Path) -> None:
     assert status(lambda: box.list_directory("/nowhere")) == 404
 
 
+@pytest.mark.smoke
 def test_a_sandbox_says_how_it_is(box: Sandbox) -> None:
     assert box.health().healthy
     box.run("true")

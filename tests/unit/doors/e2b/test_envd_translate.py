@@ -16,7 +16,7 @@ from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFL
 from sandlot.core.notes import NOTHING, Note
 from sandlot.core.runs.outcomes import Outcome
 from sandlot.doors.e2b.envd import errors, signatures, translate
-from sandlot.doors.e2b.envd.wire import Input, Pty, Size, StartMessage, StreamInputMessage
+from sandlot.doors.e2b.envd.wire import Input, Pty, Size, StartMessage, StreamInputMessage, WatcherMessage, WatchMessage
 from sandlot.link.types import Entry, ProcessInfo
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, SandlotError, UnsupportedError
 from sandlot.model.ids import ProcessId
@@ -195,6 +195,14 @@ def test_an_interval_is_whole_seconds(given_s: str, meant: float) -> None:
 def test_bytes_are_base64_of_either_alphabet_padded_or_not(data: bytes) -> None:
     for text in (base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode(), base64.b64encode(data).rstrip(b"=").decode()):
         assert Input.model_validate({"stdin": text}).data == data
+
+
+def test_proto3s_other_names_and_nulls_are_taken() -> None:
+    asked = WatchMessage.model_validate({"path": "", "include_entry": True, "allowNetworkMounts": False, "recursive": None})
+    assert (asked.path, asked.include_entry, asked.allow_network_mounts, asked.recursive) == ("", True, False, False)
+    assert WatcherMessage.model_validate({"watcher_id": "w"}) == WatcherMessage.model_validate({"watcherId": "w"})
+    started = StartMessage.model_validate({"process": {"cmd": "echo"}, "tag": None, "pty": None})
+    assert (started.tag, started.pty) == (None, None)
 
 
 def test_of_some_fields_there_is_one() -> None:
