@@ -13,8 +13,10 @@ Laws:
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -101,7 +103,7 @@ def dispatch(arguments: list[str]) -> int:
     """Run the command line; its exit status."""
     ours = OURS if arguments[:1] in (["run"], ["exec"], ["repl"], ["install"], ["execute"], ["shell"]) else None
     try:
-        return app(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
+        return _command()(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
     except typer.Abort:
         return INTERRUPTED
     except typer.TyperException as error:
@@ -112,6 +114,12 @@ def dispatch(arguments: list[str]) -> int:
             raise
         _say(*_described(error))
         return ours or 1
+
+
+@functools.cache
+def _command() -> Any:  # noqa: ANN401 - typer has no public type for it
+    """Build the tree of commands, which takes a tenth of a second: once per process, however often it dispatches."""
+    return typer.main.get_command(app)
 
 
 def _fill_descriptors() -> None:
