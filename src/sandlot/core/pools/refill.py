@@ -122,7 +122,7 @@ class Refill:
 
     async def run(self) -> None:
         """Keep them full, until it is cancelled."""
-        await self._clock.sleep_until(self._clock.monotonic_s() + START_S)
+        await asyncio.create_task(self._clock.sleep_until(self._clock.monotonic_s() + START_S))
         while True:
             self._kicked.clear()
             try:

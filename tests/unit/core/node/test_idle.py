@@ -63,6 +63,7 @@ async def test_a_follower_keeps_it_until_he_lets_go(at: Bench, clock: ManualCloc
     await box.ended.wait()
 
 
+@pytest.mark.real_guest
 async def test_a_background_process_that_works_keeps_it_and_one_that_sleeps_does_not(at: Bench, clock: ManualClock) -> None:
     works, sleeps = await at.sandboxes.create(IDLE, OPERATOR), await at.sandboxes.create(IDLE, OPERATOR)
     busy, _ = await processes.launch(works, ProcessSpec(argv=("sh", "-c", "while :; do :; done"), timeout_s=None))

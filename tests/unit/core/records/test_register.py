@@ -17,7 +17,7 @@ from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.states import State
-from sandlot.store.sandboxes import Sandboxes as Table
+from sandlot.testing.memory.store import MemorySandboxRepository as Table
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench, bench
 from tests.support.until import until

@@ -29,6 +29,7 @@ async def test_a_signal_is_told_as_a_shell_tells_it(box: Sandbox) -> None:
     assert (done.outcome.exit_code, done.outcome.signal, done.outcome.reason) == (143, 15, "signalled")
 
 
+@pytest.mark.real_guest
 async def test_a_timeout_kills_the_whole_group(box: Sandbox) -> None:
     done = await processes.run(box, sh("sleep 1234 & sleep 1234", timeout_s=0.3))
     assert (done.outcome.reason, done.outcome.exit_code) == ("timeout", 137)
@@ -73,6 +74,7 @@ async def test_the_end_is_told_also_while_somebody_reads_slowly(box: Sandbox) ->
         await slow.detach()
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_takes_its_processes_along(box: Sandbox) -> None:
     running = asyncio.create_task(processes.run(box, sh("sleep 4321 & sleep 4321")))
     await until_alive(box, "4321")

@@ -1,0 +1,167 @@
+"""Named snapshots: names, owners, idempotency, quotas, deletion while in use, and a restart. Their content is tested in ``tests/service``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.admission import NewSandbox
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError
+from sandlot.model.ids import SnapshotId
+from sandlot.model.records import SnapshotRecord
+from sandlot.model.specs import MIB, Limits
+from sandlot.model.states import State
+from tests.support.node import Node, NodeState, open_node, settled
+
+ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
+BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
+BASE = NewSandbox(template="base", limits=Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> NodeState:
+    """The parts that survive a restart of the service."""
+    return NodeState(tmp_path)
+
+
+@pytest.fixture
+async def node(state: NodeState) -> AsyncIterator[Node]:
+    async with open_node(state) as node:
+        yield node
+
+
+@pytest.fixture
+async def source(node: Node) -> Sandbox:
+    """A sandbox from which snapshots are taken."""
+    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, env={"FIRST": "1"}), OPERATOR)
+    return sandbox
+
+
+async def start(node: Node, snapshot: str, principal: Principal = OPERATOR, **fields: Any) -> Sandbox:  # noqa: ANN401
+    return await node.core.snapshots.create(NewSandbox(snapshot=snapshot, **fields), principal)
+
+
+async def events(node: Node, type_: str) -> list[dict[str, object]]:
+    page = await node.store.events.page(owner=None, sandbox=None, after=0, limit=1000)
+    return [dict(each.event.data) for each in page if each.event.type == type_]
+
+
+async def kept(node: Node) -> list[SnapshotRecord]:
+    return list(await node.store.snapshots.of_node(node.service.node))
+
+
+async def test_snapshot_starts_sandboxes_by_name_and_by_id(node: Node, source: Sandbox) -> None:
+    taken = await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
+    page, more = await node.core.snapshots.page(OPERATOR, after=None, limit=1)
+    assert ([each.id for each in page], more) == ([taken.id], False)
+    assert {(await node.core.snapshots.look(word, OPERATOR)).id for word in ("set-up", taken.id)} == {taken.id}
+    (event,) = await events(node, "snapshot.created")
+    assert event == {"snapshot": taken.id, "name": "set-up", "kind": "memory", "size_bytes": taken.size_bytes}
+    for word in ("set-up", taken.id):
+        sandbox = await start(node, word)
+        assert (sandbox.spec.snapshot, sandbox.spec.restored, sandbox.spec.parent) == (taken.id, "memory", None)
+        assert sandbox.spec.limits == source.spec.limits
+    assert source.state is State.RUNNING
+
+
+async def test_name_is_used_once_per_owner(node: Node, source: Sandbox) -> None:
+    taken = await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
+    with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
+        await node.core.snapshots.take(source.id, OPERATOR, name="set-up")
+    assert refused.value.hint
+    for name in ("", "-x", "a b", "snap-mine", "x" * 64):
+        with pytest.raises(InvalidRequestError, match="no name for a snapshot"):
+            await node.core.snapshots.take(source.id, OPERATOR, name=name)
+    hers = await node.sandboxes.create(BASE, ALICE)
+    assert (await node.core.snapshots.take(hers.id, ALICE, name="set-up")).id != taken.id
+
+
+async def test_snapshot_belongs_to_the_owner_of_its_sandbox(node: Node) -> None:
+    sandbox = await node.sandboxes.create(BASE, ALICE)
+    record = await node.core.snapshots.take(sandbox.id, OPERATOR, name="hers")
+    assert record.owner == ALICE.owner
+    for word in (record.id, "hers"):
+        with pytest.raises(NotFoundError):
+            await node.core.snapshots.look(word, BOB)
+        with pytest.raises(NotFoundError):
+            await node.core.snapshots.delete(word, BOB)
+        with pytest.raises(NotFoundError):
+            await start(node, word, BOB)
+    with pytest.raises(NotFoundError):
+        await node.core.snapshots.take(sandbox.id, BOB)
+    assert await node.core.snapshots.page(BOB, after=None, limit=9) == ([], False)
+    await node.core.snapshots.delete("hers", ALICE)
+    assert await kept(node) == []
+
+
+async def test_repeated_request_takes_one_snapshot_and_creates_one_sandbox(node: Node, source: Sandbox) -> None:
+    snapshots = node.core.snapshots
+    first, again = await asyncio.gather(*(snapshots.take(source.id, OPERATOR, name="once", key="k") for _ in range(2)))
+    assert first.id == again.id == (await snapshots.take(source.id, OPERATOR, name="once", key="k")).id
+    with pytest.raises(ConflictError, match="Another request"):
+        await snapshots.take(source.id, OPERATOR, name="twice", key="k")
+    params = NewSandbox(snapshot="once")
+    made = await snapshots.create(params, OPERATOR, key="create")
+    await snapshots.delete("once", OPERATOR)
+    assert (await snapshots.create(params, OPERATOR, key="create")).id == made.id, "also when the snapshot is deleted"
+    with pytest.raises(ConflictError, match="Another request"):
+        await snapshots.create(replace(params, env={"A": "B"}), OPERATOR, key="create")
+    with pytest.raises(NotFoundError):
+        await snapshots.create(params, OPERATOR, key="another")
+
+
+async def test_quotas_limit_number_and_size_of_snapshots(node: Node, source: Sandbox) -> None:
+    await node.core.snapshots.take(source.id, OPERATOR)
+    number, size_bytes = await node.store.snapshots.totals(OPERATOR.owner)
+    assert number == 1
+    for quota in (Quota(snapshots=number), Quota(snapshot_bytes=1), Quota(snapshot_bytes=size_bytes + 1)):
+        with pytest.raises(LimitError) as refused:
+            await node.core.snapshots.take(source.id, replace(OPERATOR, quota=quota))
+        assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert len(await kept(node)) == number
+    assert source.state is State.RUNNING
+
+
+async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(node: Node, source: Sandbox) -> None:
+    record = await node.core.snapshots.take(source.id, OPERATOR)
+    await node.core.snapshots.verifier.settled()
+    folder = node.state.data_dir / "saved" / record.id
+    node.driver.hold("restore")
+    starting = [asyncio.create_task(start(node, record.id)) for _ in range(3)]
+    await settled(lambda: sum(sandbox.state is State.CREATING for sandbox in node.sandboxes.list(OPERATOR)) == 3)
+    await node.core.snapshots.delete(record.id, OPERATOR)
+    with pytest.raises(NotFoundError):
+        await start(node, record.id)
+    assert folder.is_dir()
+    node.driver.faults.release("restore")
+    assert {sandbox.state for sandbox in await asyncio.gather(*starting)} == {State.RUNNING}
+    await settled(lambda: not folder.exists())
+    assert {"snapshot": record.id, "name": None, "kind": "memory"} in await events(node, "snapshot.deleted")
+
+
+async def test_ended_sandbox_has_no_snapshot(node: Node, source: Sandbox) -> None:
+    await node.sandboxes.kill(source.id, OPERATOR)
+    with pytest.raises(SandboxEndedError):
+        await node.core.snapshots.take(source.id, OPERATOR)
+    with pytest.raises(NotFoundError):
+        await node.core.snapshots.look(SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), OPERATOR)
+
+
+async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: NodeState) -> None:
+    async with open_node(state) as first:
+        sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        record = await first.core.snapshots.take(sandbox.id, OPERATOR, name="kept")
+        await first.store.snapshots.save(replace(record, id=SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), name=None, ready=False))
+    saved = state.data_dir / "saved"
+    (saved / "snap-half").mkdir()
+    async with open_node(state) as second:
+        assert [each.id for each in await kept(second)] == [record.id]
+        assert [path.name for path in saved.iterdir()] == [record.id]
+        assert (await start(second, "kept")).spec.snapshot == record.id
