@@ -1,4 +1,7 @@
-"""Forks on a real driver: children that go on from where their parent is and are themselves from then on; and the trees that they grow into."""
+"""Forks on gVisor: children continue from their parent and are independent of it.
+
+Inheritance, repeated requests, failures and trees are tested on the in-memory driver, in ``tests/unit/core/saved``.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,10 @@ import pytest
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.saved.forks import NewFork
-from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, UnavailableError
-from sandlot.model.errors import UnsupportedError as Unsupported
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.specs import MIB, Network, OnTimeout
-from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
-from tests.support.saving import BASE, IN_CONTAINER, SMALL, State, cell, check, fill, gone, make, place, real_service, saved, shell
+from tests.support.saving import BASE, SMALL, State, cell, check, fill, gone, make, place, real_service, saved, shell
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def live(service: Service) -> set[str]:
     return {box.id for box in service.sandboxes.all(OPERATOR)}
 
 
-async def test_children_are_what_their_parent_was_and_then_themselves(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
+async def test_children_continue_from_their_parent_and_are_independent(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
     box, state = parent
     await cell(box, DRAWS)  # every generator has been used
     children = await fork(service, box, 3, env={"BOTH": "2"}, name="child", timeout_s=77.0)
@@ -94,90 +94,9 @@ async def test_children_are_what_their_parent_was_and_then_themselves(service: S
     await end(service, *children)
 
 
-async def test_a_fork_of_one_that_rests_leaves_it_at_rest(service: Service, parent: tuple[Sandbox, State]) -> None:
+async def test_cancelled_fork_leaves_no_child(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
     box, state = parent
-    for rest, word in ((service.sandboxes.pause, Life.PAUSED), (service.sandboxes.hibernate, Life.HIBERNATED)):
-        await rest(box.id, OPERATOR)
-        (child,) = await fork(service, box)
-        assert box.state is word
-        await check(child, state)
-        assert child.spec.timeout_s == box.spec.timeout_s
-        await end(service, child)
-        await check(box, state)
-
-
-async def test_a_request_that_is_sent_again_makes_nothing_twice(service: Service, parent: tuple[Sandbox, State]) -> None:
-    box = parent[0]
-    first, again = await asyncio.gather(*(fork(service, box, 2, key="k") for _ in range(2)))
-    assert [each.id for each in first] == [each.id for each in again]
-    assert live(service) == {box.id, *(each.id for each in first)}
-    with pytest.raises(ConflictError, match="Another request"):
-        await fork(service, box, 3, key="k")
-    await end(service, *first)
-    assert [each.id for each in await fork(service, box, 2, key="k")] == [each.id for each in first], "also when they have ended"
-    mortal = await make(service)
-    made = await fork(service, mortal, key="last")
-    await end(service, mortal)
-    assert [each.id for each in await fork(service, mortal, key="last")] == [each.id for each in made], "also when their parent has"
-    await end(service, *made)
-
-
-async def test_what_an_earlier_service_half_made_is_ended_when_it_is_asked_for_again(service: Service, parent: tuple[Sandbox, State]) -> None:
-    box = parent[0]
-    made = await fork(service, box, 3, key="half")
-    lost = await service.store.sandboxes.get(made[1].id)
-    assert lost is not None
-    await end(service, made[1])
-    await until(lambda: made[1].id not in {each.id for each in service.sandboxes.all(OPERATOR)})
-    await service.store.sandboxes.forget(ended_before=service.core.clock.now().replace(year=9999))  # as if it had never come to be told of
-    again = await fork(service, box, 3, key="half")
-    assert {each.id for each in made} & {each.id for each in again} == set()
-    assert live(service) == {box.id, *(each.id for each in again)}
-    await end(service, *again)
-
-
-async def test_all_or_none(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
-    box, state = parent
-    for count in (0, -1, 101):
-        with pytest.raises(InvalidRequestError, match="count"):
-            NewFork(count)
-    quota = replace(OPERATOR, quota=Quota(sandboxes=3))
-    with pytest.raises(LimitError) as over:
-        await fork(service, box, 3, quota)
-    assert dict(over.value.fields) == {"quota": "sandboxes", "limit": 3, "used": 1, "asked": 3, "retry_after_s": 5}
-    with pytest.raises(UnavailableError) as full:
-        await fork(service, box, 100)
-    assert full.value.code is ErrorCode.BUSY
-    assert live(service) == {box.id}
-    await until(lambda: saved(folder) == [])
-    await check(box, state)
-
-
-async def test_a_child_that_cannot_start_takes_its_siblings_along(
-    service: Service, parent: tuple[Sandbox, State], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    box, state = parent
-    runs, told = service.sandboxes._register.runs, 0  # noqa: SLF001 - the last step that can fail
-
-    async def failing(child: Sandbox) -> None:
-        nonlocal told
-        told += 1
-        if told == 2:
-            raise UnavailableError("The database cannot be reached.", code=ErrorCode.SERVICE_UNAVAILABLE)
-        await runs(child)
-
-    monkeypatch.setattr(service.sandboxes._register, "runs", failing)  # noqa: SLF001
-    with pytest.raises(UnavailableError, match="database"):
-        await fork(service, box, 3)
-    monkeypatch.undo()
-    assert live(service) == {box.id}
-    await until(lambda: saved(folder) == [])
-    await check(box, state)
-
-
-async def test_a_client_that_goes_away_leaves_none(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
-    box, state = parent
-    for conceived in (0, 1, 3):
+    for conceived in (0, 2):
         forking = asyncio.create_task(fork(service, box, 3))
         await until(lambda wanted=conceived: len(live(service)) >= 1 + wanted)  # type: ignore[misc]
         forking.cancel()
@@ -186,50 +105,6 @@ async def test_a_client_that_goes_away_leaves_none(service: Service, parent: tup
         await until(lambda: live(service) == {box.id})
         await until(lambda: saved(folder) == [])
     await check(box, state)
-
-
-async def test_a_container_says_why_it_cannot_be_forked(service: Service) -> None:
-    box = await make(service, IN_CONTAINER)
-    with pytest.raises(Unsupported, match="container"):
-        await fork(service, box)
-    await end(service, box)
-    with pytest.raises(SandboxEndedError):
-        await fork(service, box)
-
-
-async def test_a_tree_grows_and_is_pruned(service: Service) -> None:
-    forks, root = service.core.forks, await make(service)
-    lone = await make(service)
-    a, b, c = await fork(service, root, 3)
-    (a1, a2), (b1,) = await fork(service, a, 2), await fork(service, b, 1, metadata={"set": "2"})
-    (b11,) = await fork(service, b1)
-    everybody = {each.id for each in (root, a, b, c, a1, a2, b1, b11)}
-    for member in (root, b11, c):
-        tree = await forks.tree(member.id, OPERATOR)
-        assert (tree.root, tree.sandboxes[0].id, {each.id for each in tree.sandboxes}) == (root.id, root.id, everybody)
-    assert [each.id for each in (await forks.tree(lone.id, OPERATOR)).sandboxes] == [lone.id]
-
-    await end(service, b)  # what was forked from it lives on, and ends with its siblings all the same
-    with pytest.raises(SandboxEndedError):
-        await forks.promote(b.id, OPERATOR)
-    assert (await forks.promote(a.id, OPERATOR, among={"set": "none"})).ended == ()
-    promoted = await forks.promote(a.id, OPERATOR)
-    assert (promoted.kept, set(promoted.ended), promoted.failed) == (a.id, {c.id, b1.id, b11.id}, {})
-    assert (await forks.promote(a.id, OPERATOR)).ended == ()
-    assert live(service) >= {root.id, lone.id, a.id, a1.id, a2.id}
-    assert live(service) & {b.id, c.id, b1.id, b11.id} == set()
-    tree = await forks.tree(a2.id, OPERATOR)
-    assert {each.id: each.state for each in tree.sandboxes} == dict.fromkeys((root.id, a.id, a1.id, a2.id), Life.RUNNING) | dict.fromkeys(
-        (b.id, c.id, b1.id, b11.id), Life.STOPPED
-    ), "those that have ended are remembered"
-    for stranger in (root, lone):
-        with pytest.raises(ConflictError, match="nobody's fork"):
-            await forks.promote(stranger.id, OPERATOR)
-    with pytest.raises(NotFoundError):
-        await forks.tree(root.id, ALICE)
-    with pytest.raises(NotFoundError):
-        await forks.promote(a.id, ALICE)
-    await end(service, root, lone, a, a1, a2)
 
 
 @pytest.mark.parametrize("generations", [pytest.param(3), pytest.param(10, marks=pytest.mark.soak)])
@@ -253,7 +128,7 @@ async def test_generations_of_forks_keep_everything(service: Service, generation
 
 
 @pytest.mark.soak
-async def test_many_children_at_once(service: Service, folder: Path) -> None:
+async def test_many_children_start_at_once(service: Service, folder: Path) -> None:
     box = await make(service)
     await cell(box, "word = 'first'")
     children = await fork(service, box, 40)
@@ -263,7 +138,7 @@ async def test_many_children_at_once(service: Service, folder: Path) -> None:
     await until(lambda: saved(folder) == [])
 
 
-async def test_forks_of_one_that_is_being_woken_do_not_wait_for_each_other(service: Service) -> None:
+async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(service: Service) -> None:
     """Children that are prepared ahead, and a parent that needs a turn to be written, must not hold each other up."""
     box = await make(service)
     await cell(box, "word = 'first'")

@@ -102,26 +102,19 @@ async def _loops(folder: Path, number: int) -> bool:
     return len(loops_below(folder / "volumes")) == number
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["exec 3>>/data/word", "exec 3</data/word", "cd /data/folder", "cp /bin/sleep /data/sleep; /data/sleep 1000 &"],
-    ids=["open for writing", "open for reading", "working folder", "a program of it runs"],
-)
-async def test_one_that_is_in_use_inside_is_not_taken_away(command: str) -> None:
+IN_USE = {
+    "open for writing": "exec 3>>/data/word",
+    "open for reading": "exec 3</data/word",
+    "working folder": "cd /data/folder",
+    "a program of it runs": "cp /bin/sleep /data/sleep; /data/sleep 1000 &",
+}
+
+
+async def test_volume_in_use_inside_is_not_detached() -> None:
     with place() as folder:
         async with real_service(folder) as service:
             await made(service)
             box = await make(service)
-            await attach(service, box)
-            await shell(box, "echo 1 > /data/word; mkdir /data/folder")
-            async with running(command, box):
-                with pytest.raises(ConflictError, match="in use"):
-                    await detach(service, box)
-                assert await shell(box, "cat /data/word") == "1\n"
-                assert [(each.path, each.moving) for each in box.spec.volumes] == [("/data", False)]
-                with pytest.raises(ConflictError):
-                    await service.core.volumes.remove(OPERATOR, "data")
-            await shell(box, "pkill -x sleep; true")
 
             async def let_go() -> bool:
                 try:
@@ -130,7 +123,18 @@ async def test_one_that_is_in_use_inside_is_not_taken_away(command: str) -> None
                     return False
                 return True
 
-            await until(let_go)
+            for use, command in IN_USE.items():
+                await attach(service, box)
+                await shell(box, "echo 1 > /data/word; mkdir -p /data/folder")
+                async with running(command, box):
+                    with pytest.raises(ConflictError, match="in use"):
+                        await detach(service, box)
+                    assert await shell(box, "cat /data/word") == "1\n", use
+                    assert [(each.path, each.moving) for each in box.spec.volumes] == [("/data", False)], use
+                    with pytest.raises(ConflictError):
+                        await service.core.volumes.remove(OPERATOR, "data")
+                await shell(box, "pkill -x sleep; true")
+                await until(let_go)
             await service.core.volumes.remove(OPERATOR, "data")
             await all_let_go(folder)
 
@@ -409,7 +413,7 @@ async def _nothing(_living: Living) -> None:
     return None
 
 
-def test_a_client_attaches_and_detaches_and_the_service_after_this_one_knows() -> None:
+def test_client_attaches_and_detaches_volumes_over_a_restart() -> None:
     with local_service({"SANDLOT_POOLS": "none"}) as service, service.create("base") as box:
         service.client.volumes.create("later", "16M")
         box.attach_volume("later", "/later")

@@ -1,4 +1,4 @@
-"""A node looks after itself: it promises no more than it has, and keeps a place for its service that sandboxes cannot take."""
+"""Capacity of a node, and the control group of its service."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def half(service: LocalService) -> dict[str, Any]:
     }
 
 
-def test_beyond_capacity_it_is_busy_until_the_last_trace_of_another_is_gone(service: LocalService) -> None:
+def test_full_node_is_busy_until_another_sandbox_is_removed(service: LocalService) -> None:
     body = half(service)
     with http(service) as client:
         made = [client.post("/v1/sandboxes", json=body).json()["id"] for _ in range(2)]
@@ -77,7 +77,7 @@ def test_beyond_capacity_it_is_busy_until_the_last_trace_of_another_is_gone(serv
     settle(lambda: capacity(service)["promised"], {"memory_bytes": 0, "disk_bytes": 0, "pids": 0})
 
 
-def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(service: LocalService) -> None:
+def test_request_above_the_capacity_is_invalid(service: LocalService) -> None:
     with http(service) as client:
         most = {"memory_bytes": capacity(service)["total"]["memory_bytes"], "disk_bytes": shutil.disk_usage(service.data_dir).total}
         for name, has in most.items():
@@ -88,7 +88,7 @@ def test_what_can_never_fit_is_refused_for_good_and_says_what_there_is(service: 
         assert capacity(service)["sandboxes"] == 0
 
 
-def test_the_sdk_comes_back_until_there_is_room(service: LocalService) -> None:
+def test_sdk_retries_until_there_is_room(service: LocalService) -> None:
     limits = half(service)["limits"]
     options = {"memory": limits["memory_bytes"], "disk": limits["disk_bytes"], "pids": limits["pids"]}
     boxes = [service.create(**options) for _ in range(2)]
@@ -96,14 +96,14 @@ def test_the_sdk_comes_back_until_there_is_room(service: LocalService) -> None:
         third = pool.submit(service.create, **options)
         while not any(record.get("status") == 503 for record in service.records()):
             assert not third.done()
-            time.sleep(0.05)
+            time.sleep(0.02)
         boxes[0].kill()
         with third.result() as made:
             assert made.commands.run("echo there").stdout == "there\n"
     boxes[1].kill()
 
 
-def test_the_service_has_a_place_of_its_own_and_its_children_do_not_keep_it(service: LocalService) -> None:
+def test_service_has_its_own_control_group_and_children_leave_it(service: LocalService) -> None:
     group = f"/sandlot/{PREFIX}{node_of(service.data_dir)}"
     layout = detect_layout()
     setting = weight(layout.version)
@@ -121,7 +121,8 @@ def test_the_service_has_a_place_of_its_own_and_its_children_do_not_keep_it(serv
     assert not any("group" in what for what in missing), missing
 
 
-def test_nothing_is_left_of_its_place_when_it_has_ended_also_after_it_was_killed(folder: Path) -> None:
+@pytest.mark.slow
+def test_control_group_is_removed_also_after_a_kill(folder: Path) -> None:
     killed = LocalService(folder)
     killed.start()
     name = f"sandlot/{PREFIX}{node_of(folder)}"

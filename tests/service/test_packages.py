@@ -43,39 +43,34 @@ def typed(sandbox: Sandbox, command: str, user: str = "user") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "user, command, module",
-    [
+def test_pip_installs_for_all_users(sandbox: Sandbox) -> None:
+    for user, command, module in (
         ("user", "pip install six", "six"),
         ("user", "uv pip install tabulate", "tabulate"),
-        ("user", "python3 -m pip install 'idna>=3'", "idna"),
-        ("root", "pip install colorama", "colorama"),
-        ("root", "uv pip install toolz", "toolz"),
-    ],
-)
-def test_pip_that_is_typed(sandbox: Sandbox, user: str, command: str, module: str) -> None:
-    typed(sandbox, command, user)
-    ran = sandbox.run_code(f"import {module}; print({module}.__name__, kept)")
-    assert (ran.error, ran.stdout) == (None, f"{module} kept\n")
-    for who in ("user", "root"):
-        assert typed(sandbox, f"python3 -c '{IMPORTED.format(module)}'", who) == f"{module}\n"
+        ("root", "python3 -m pip install colorama", "colorama"),
+    ):
+        typed(sandbox, command, user)
+        ran = sandbox.run_code(f"import {module}; print({module}.__name__, kept)")
+        assert (ran.error, ran.stdout) == (None, f"{module} kept\n")
+        for other in ("user", "root"):
+            assert typed(sandbox, f"python3 -c '{IMPORTED.format(module)}'", other) == f"{module}\n"
 
 
-@pytest.mark.parametrize("user, package", [("user", "left-pad"), ("root", "is-number")])
-def test_npm_that_is_typed(sandbox: Sandbox, user: str, package: str) -> None:
-    typed(sandbox, f"npm install -g {package}", user)
-    assert typed(sandbox, f"node -p 'typeof require(\"{package}\")'") == "function\n"
-    typed(sandbox, f"mkdir -p /tmp/{user}/project && cd /tmp/{user}/project && npm init -y > /dev/null && npm install {package}", user)
-    assert typed(sandbox, f"cd /tmp/{user}/project && node -p 'Object.keys(require(\"./package.json\").dependencies)[0]'", user) == f"{package}\n"
+def test_npm_installs_globally_and_into_projects(sandbox: Sandbox) -> None:
+    for user, package in (("user", "left-pad"), ("root", "is-number")):
+        typed(sandbox, f"npm install -g {package}", user)
+        assert typed(sandbox, f"node -p 'typeof require(\"{package}\")'") == "function\n"
+    typed(sandbox, "mkdir -p /tmp/project && cd /tmp/project && npm init -y > /dev/null && npm install left-pad")
+    assert typed(sandbox, "cd /tmp/project && node -p 'Object.keys(require(\"./package.json\").dependencies)[0]'") == "left-pad\n"
 
 
-@pytest.mark.parametrize("user, command, program", [("user", "apt-get install tree", "tree"), ("root", "apt-get install -y hello", "hello")])
-def test_apt_get_that_is_typed(sandbox: Sandbox, user: str, command: str, program: str) -> None:
-    typed(sandbox, command, user)
-    typed(sandbox, f"{program} --version")
+def test_apt_get_installs_for_user_and_root(sandbox: Sandbox) -> None:
+    for user, command, program in (("user", "apt-get install tree", "tree"), ("root", "apt-get install -y hello", "hello")):
+        typed(sandbox, command, user)
+        typed(sandbox, f"{program} --version")
 
 
-def test_install_makes_packages_of_each_manager_usable_at_once(sandbox: Sandbox) -> None:
+def test_installed_packages_are_usable_at_once(sandbox: Sandbox) -> None:
     said: list[str] = []
     failed = sandbox.run_code("import more_itertools")
     assert failed.error is not None
@@ -95,61 +90,60 @@ def test_install_makes_packages_of_each_manager_usable_at_once(sandbox: Sandbox)
     assert typed(sandbox, "echo 6*7 | bc") == "42\n"
 
 
-@pytest.mark.parametrize("left", ["an update that was not taken over", "a package that is not configured", "a dependency that is not there"])
-def test_what_an_apt_that_was_killed_left_is_healed_by_the_next_install(sandbox: Sandbox, left: str) -> None:
-    # What dpkg keeps of bc is made what it is in the middle of it; socat needs a library that the image does not have.
-    make = {
-        "an update that was not taken over": "dpkg -s bc | sed 's/install ok installed/install ok unpacked/' > /var/lib/dpkg/updates/0001",
-        "a package that is not configured": "sed -i '/^Package: bc$/,/^$/s/install ok installed/install ok half-configured/' /var/lib/dpkg/status",
-        "a dependency that is not there": "cd /tmp && apt-get -q download socat && dpkg --force-depends --unpack socat_*.deb",
-    }[left]
-    typed(sandbox, "apt-get install -y bc", "root")
-    typed(sandbox, make, "root")
-    if left != "a package that is not configured":
-        assert sandbox.commands.run("apt-get install -y hello", user="root", timeout=100).exit_code == 100
-    done = sandbox.install("tree", manager="apt")
-    assert done.exit_code == 0, (done.stdout, done.stderr)
-    assert "half done is finished first" in done.stdout
-    assert typed(sandbox, "dpkg --audit; ls -A /var/lib/dpkg/updates", "root") == ""
-    assert "half done" not in sandbox.install("tree", manager="apt").stdout
+BROKEN = {
+    "an update that was not taken over": "dpkg -s bc | sed 's/install ok installed/install ok unpacked/' > /var/lib/dpkg/updates/0001",
+    "a package that is not configured": "sed -i '/^Package: bc$/,/^$/s/install ok installed/install ok half-configured/' /var/lib/dpkg/status",
+    "a dependency that is missing": "cd /tmp && apt-get -q download socat && dpkg --force-depends --unpack socat_*.deb",
+}
+"""State that a killed apt leaves -> command line that makes it; socat needs a library that the image does not have."""
 
 
-def test_nothing_of_it_is_in_the_working_folder(sandbox: Sandbox) -> None:
+def test_next_install_repairs_what_a_killed_apt_left(sandbox: Sandbox) -> None:
+    for state, command in BROKEN.items():
+        typed(sandbox, "apt-get install -y bc", "root")
+        typed(sandbox, command, "root")
+        if state != "a package that is not configured":
+            assert sandbox.commands.run("apt-get install -y hello", user="root", timeout=100).exit_code == 100, state
+        done = sandbox.install("tree", manager="apt")
+        assert done.exit_code == 0, (state, done.stdout, done.stderr)
+        assert "half done is finished first" in done.stdout, state
+        assert typed(sandbox, "dpkg --audit; ls -A /var/lib/dpkg/updates", "root") == "", state
+        assert "half done" not in sandbox.install("tree", manager="apt").stdout, state
+
+
+def test_installs_leave_nothing_in_the_workspace(sandbox: Sandbox) -> None:
     assert typed(sandbox, "ls -A /workspace") == ""
 
 
 @QUICK
-@pytest.mark.parametrize(
-    "manager, package, words",
-    [
+def test_failed_install_has_the_words_of_its_manager(sandbox: Sandbox) -> None:
+    for manager, package, words in (
         ("pip", "sandlot-no-such-package", "was not found"),
         ("pip", "six==0.0.1", "six==0.0.1"),
         ("npm", "sandlot-no-such-package-of-ours", "404"),
         ("npm", "left-pad@99", "No matching version"),
         ("apt", "sandlot-no-such-package", "Unable to locate package"),
         ("apt", "tree=0.0.1", "Version '0.0.1' for 'tree' was not found"),
-    ],
-)
-def test_an_install_that_fails_has_its_managers_words(sandbox: Sandbox, manager: str, package: str, words: str) -> None:
-    done = sandbox.install(package, manager=manager)
-    assert done.exit_code not in {0, None}
-    assert words in done.stdout + done.stderr
+    ):
+        done = sandbox.install(package, manager=manager)
+        assert done.exit_code not in {0, None}, package
+        assert words in done.stdout + done.stderr, package
 
 
 @QUICK
-def test_what_is_no_package_is_refused(sandbox: Sandbox) -> None:
+def test_urls_paths_and_options_are_no_packages(sandbox: Sandbox) -> None:
     for manager, word in (("pip", "--index-url=http://192.0.2.1/"), ("npm", "https://192.0.2.1/x.tgz"), ("apt", "/tmp/x.deb"), ("gem", "rails")):
         with pytest.raises(InvalidRequestError):
             sandbox.install(word, manager=manager)
 
 
 @QUICK
-def test_one_that_runs_out_of_time_is_ended(sandbox: Sandbox) -> None:
+def test_install_ends_at_its_timeout(sandbox: Sandbox) -> None:
     done = sandbox.install("numpy", timeout=0.2)
     assert (done.timed_out, done.exit_code) == (True, 137)
 
 
-def test_a_full_disk_is_told_in_the_managers_words(service: LocalService) -> None:
+def test_full_disk_is_reported_in_the_words_of_the_manager(service: LocalService) -> None:
     with service.create(disk="64M") as small:
         done = small.install(["numpy", "pandas"])
         assert done.exit_code not in {0, None}
@@ -157,7 +151,7 @@ def test_a_full_disk_is_told_in_the_managers_words(service: LocalService) -> Non
         assert small.commands.run("echo here").stdout == "here\n"
 
 
-def test_without_network_packages_come_by_install_alone(service: LocalService) -> None:
+def test_without_network_only_install_gets_packages(service: LocalService) -> None:
     with service.create(network="none") as closed:
         # pip tells of an index that refuses as of one that has nothing; the others give the status.
         for command, words in {"pip": "No matching distribution", "uv pip": "403", "npm": "403"}.items():
@@ -171,7 +165,7 @@ def test_without_network_packages_come_by_install_alone(service: LocalService) -
         assert closed.commands.run("pip install --force-reinstall six").exit_code != 0
 
 
-def test_the_port_goes_on_after_the_service_was_killed(service: LocalService) -> None:
+def test_package_port_works_after_the_service_was_killed(service: LocalService) -> None:
     with service.create(timeout=600) as box:
         typed(box, "pip install six")
         running = box.commands.start("sleep 1; pip install --force-reinstall six && uv pip install --reinstall tabulate")

@@ -1,7 +1,4 @@
-"""Sandboxes that outlast the moment, as users of the SDK and of HTTP meet them: paused, hibernated, kept as snapshots, forked, promoted.
-
-On one real service; most of it in gVisor, and what a container does of it in a container.
-"""
+"""Pause, hibernation, snapshots, forks and promotion through the SDK and HTTP, on gVisor; and what of it a container does."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from tests.support.localservice import LocalService, local_service
 
 STATE = "n = 41\nopen('/workspace/kept', 'w').write('kept')"
 TICKING = ": > /workspace/ticks; while sleep 0.05; do echo >> /workspace/ticks; done"
-PAUSE_S = 0.05
+PAUSE_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def happened(service: LocalService, sandbox: Sandbox) -> list[str]:
     return [event.type for event in service.client.events.list(sandbox=sandbox.id)]
 
 
-def test_a_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService, full: Sandbox) -> None:
+def test_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService, full: Sandbox) -> None:
     before = draws(full)
     for _ in range(2):
         full.hibernate()
@@ -101,7 +98,8 @@ def test_a_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService
     ]
 
 
-def test_what_runs_while_it_goes_to_sleep_goes_on_and_is_done_once(service: LocalService) -> None:
+@pytest.mark.slow
+def test_processes_and_cells_continue_over_hibernation_and_run_once(service: LocalService) -> None:
     slowly = "for n in $(seq 20); do echo -n $n' '; sleep 0.1; done; echo done >> /workspace/log"
     counted = "".join(f"{n} " for n in range(1, 21))
     with service.create() as sandbox, ThreadPoolExecutor() as beside:
@@ -131,7 +129,8 @@ def test_what_runs_while_it_goes_to_sleep_goes_on_and_is_done_once(service: Loca
         assert set(found.values()) == {"exited", "ok"}
 
 
-def test_one_that_is_not_to_be_resumed_by_itself_is_resumed_by_word(service: LocalService) -> None:
+@pytest.mark.slow
+def test_sandbox_without_auto_resume_is_resumed_explicitly(service: LocalService) -> None:
     with service.create(auto_resume=False) as sandbox:
         sandbox.run_code(STATE)
         for rest in (sandbox.pause, sandbox.hibernate):
@@ -146,7 +145,8 @@ def test_one_that_is_not_to_be_resumed_by_itself_is_resumed_by_word(service: Loc
             assert Sandbox.connect(sandbox.id, client=service.client).run_code("print(n)").stdout == "41\n"
 
 
-def test_a_timeout_hibernates_where_that_was_asked_for(service: LocalService) -> None:
+@pytest.mark.slow
+def test_timeout_hibernates_where_on_timeout_says_so(service: LocalService) -> None:
     with service.create(timeout=600, on_timeout="hibernate") as sandbox:
         sandbox.run_code(STATE)
         sandbox.set_timeout(1)
@@ -158,7 +158,7 @@ def test_a_timeout_hibernates_where_that_was_asked_for(service: LocalService) ->
         assert happened(service, sandbox) == ["sandbox.created", "sandbox.updated", "sandbox.hibernated", "sandbox.woken"]
 
 
-def test_a_snapshot_starts_others_also_after_its_sandbox_is_gone(service: LocalService, full: Sandbox) -> None:
+def test_snapshot_starts_sandboxes_also_after_its_source_is_killed(service: LocalService, full: Sandbox) -> None:
     taken = full.snapshot("whole")
     has_it_all(full)
     assert (taken.name, taken.kind, taken.sandbox, taken.template, taken.problem) == ("whole", "memory", full.id, "base", None)
@@ -187,8 +187,9 @@ def test_a_snapshot_starts_others_also_after_its_sandbox_is_gone(service: LocalS
     assert [event.type for event in told if event.data["snapshot"] == taken.id] == ["snapshot.created", "snapshot.deleted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["gvisor", "container"])
-def test_files_alone_start_another(service: LocalService, isolation: str) -> None:
+def test_snapshot_of_files_starts_a_sandbox(service: LocalService, isolation: str) -> None:
     with service.create(isolation=isolation) as sandbox:
         sandbox.run_code(STATE)
         sandbox.commands.run("mkdir -p /workspace/a && ln -s ../kept /workspace/a/link")
@@ -201,7 +202,7 @@ def test_files_alone_start_another(service: LocalService, isolation: str) -> Non
     service.client.snapshots.delete(taken.id)
 
 
-def test_forks_go_on_from_where_it_is_and_are_independent(service: LocalService, full: Sandbox) -> None:
+def test_forks_continue_from_their_parent_and_are_independent(service: LocalService, full: Sandbox) -> None:
     forks, again = [full.fork(2, name="f", metadata={"a": "b"}, envs={"OWN": "fork"}, timeout=100, idempotency_key="k") for _ in range(2)]
     assert [fork.id for fork in forks] == [fork.id for fork in again]
     assert len(full.tree()) == 3
@@ -234,7 +235,8 @@ def test_forks_go_on_from_where_it_is_and_are_independent(service: LocalService,
     assert "sandbox.promoted" in happened(service, forks[1])
 
 
-def test_a_client_that_goes_away_leaves_nothing_half(service: LocalService, http: httpx.Client, full: Sandbox) -> None:
+@pytest.mark.slow
+def test_client_that_goes_away_leaves_no_half_made_snapshot_or_fork(service: LocalService, http: httpx.Client, full: Sandbox) -> None:
     for verb, body in (("snapshot", {"name": "half"}), ("fork", {"count": 2})):
         with pytest.raises(httpx.ReadTimeout):
             http.post(f"/v1/sandboxes/{full.id}/{verb}", json=body, timeout=0.05)
@@ -250,7 +252,7 @@ def test_a_client_that_goes_away_leaves_nothing_half(service: LocalService, http
     assert {info.id for info in service.client.sandboxes()} == {branch.id for branch in alive}
 
 
-def test_a_container_pauses_and_says_why_it_does_nothing_more(service: LocalService) -> None:
+def test_container_pauses_and_refuses_hibernation_snapshot_and_fork(service: LocalService) -> None:
     with service.create(isolation="container") as sandbox:
         sandbox.run_code(STATE)
         sandbox.pause()

@@ -1,4 +1,7 @@
-"""Named snapshots on real drivers: taken of what runs, started from as often as one likes, and there when everything else is gone."""
+"""Named snapshots on real drivers: what a sandbox started from one has, verification, damage, and full disks.
+
+Names, owners, quotas and repeated requests are tested on the in-memory driver, in ``tests/unit/core/saved``.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,12 @@ import pytest
 from sandlot.core.admission import NewSandbox
 from sandlot.core.lives.adoption import USE_WORD
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
-    InvalidRequestError,
     LimitError,
-    NotFoundError,
-    SandboxEndedError,
     UnavailableError,
-    UnsupportedError,
 )
 from sandlot.model.ids import SnapshotId
 from sandlot.model.ports import Change
@@ -106,7 +105,7 @@ async def events(service: Service, type_: str) -> list[dict[str, object]]:
     return [dict(each.event.data) for each in page if each.event.type == type_]
 
 
-async def test_what_is_started_from_it_goes_on_in_the_middle_of_everything_as_often_as_one_likes(
+async def test_sandboxes_continue_from_a_snapshot_with_memory_files_and_processes(
     service: Service, source: tuple[Sandbox, State], taken: SnapshotRecord
 ) -> None:
     box, state = source
@@ -126,67 +125,7 @@ async def test_what_is_started_from_it_goes_on_in_the_middle_of_everything_as_of
     await end(service, first, second)
 
 
-async def test_it_is_listed_found_and_told_of(service: Service, taken: SnapshotRecord) -> None:
-    snapshots = service.core.snapshots
-    page, more = await snapshots.page(OPERATOR, after=None, limit=1)
-    assert ([each.id for each in page], more) == ([taken.id], False)
-    assert (await snapshots.look("set-up", OPERATOR)).id == (await snapshots.look(taken.id, OPERATOR)).id == taken.id
-    assert (await events(service, "snapshot.created"))[0] == {
-        "snapshot": taken.id,
-        "name": "set-up",
-        "kind": "memory",
-        "size_bytes": taken.size_bytes,
-    }
-
-
-async def test_a_name_is_an_owners_once_and_the_source_goes_on(service: Service, source: tuple[Sandbox, State], taken: SnapshotRecord) -> None:
-    with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
-        await service.core.snapshots.take(source[0].id, OPERATOR, name="set-up")
-    assert refused.value.hint
-    for name in ("", "-x", "a b", "snap-mine", "x" * 64):
-        with pytest.raises(InvalidRequestError, match="no name for a snapshot"):
-            await service.core.snapshots.take(source[0].id, OPERATOR, name=name)
-    await check(*source)
-
-
-async def test_it_is_its_owners_alone(service: Service, folder: Path) -> None:
-    box = await service.sandboxes.create(BASE, ALICE)
-    record = await service.core.snapshots.take(box.id, OPERATOR, name="hers")  # whose content it is, not who asked
-    assert record.owner == ALICE.owner
-    for word in (record.id, "hers"):
-        with pytest.raises(NotFoundError):
-            await service.core.snapshots.look(word, BOB)
-        with pytest.raises(NotFoundError):
-            await service.core.snapshots.delete(word, BOB)
-        with pytest.raises(NotFoundError):
-            await start(service, word, who=BOB)
-    with pytest.raises(NotFoundError):
-        await service.core.snapshots.take(box.id, BOB)
-    assert await service.core.snapshots.page(BOB, after=None, limit=9) == ([], False)
-    await service.core.snapshots.delete("hers", ALICE)
-    await end(service, box)
-    await gone(folder, record.id)
-
-
-async def test_a_request_that_is_sent_again_takes_nothing_twice(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
-    snapshots, box = service.core.snapshots, source[0]
-    first, again = await asyncio.gather(*(snapshots.take(box.id, OPERATOR, name="once", key="k") for _ in range(2)))
-    assert first.id == again.id == (await snapshots.take(box.id, OPERATOR, name="once", key="k")).id
-    with pytest.raises(ConflictError, match="Another request"):
-        await snapshots.take(box.id, OPERATOR, name="twice", key="k")
-    asked = NewSandbox(snapshot="once")
-    made = await snapshots.create(asked, OPERATOR, key="create")
-    await snapshots.delete("once", OPERATOR)
-    await gone(folder, first.id)
-    assert (await snapshots.create(asked, OPERATOR, key="create")).id == made.id, "also when the snapshot is gone"
-    with pytest.raises(ConflictError, match="Another request"):
-        await snapshots.create(replace(asked, env={"A": "B"}), OPERATOR, key="create")
-    with pytest.raises(NotFoundError):
-        await snapshots.create(asked, OPERATOR, key="another")
-    await end(service, made)
-
-
-async def test_more_may_be_used_than_its_source_might_and_less_is_refused(
+async def test_limits_may_be_larger_than_those_of_the_source_and_not_smaller(
     service: Service, taken: SnapshotRecord, source: tuple[Sandbox, State]
 ) -> None:
     larger = await start(service, taken.id, limits=Change(memory_bytes=384 * MIB, pids=300))
@@ -198,32 +137,7 @@ async def test_more_may_be_used_than_its_source_might_and_less_is_refused(
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
 
 
-async def test_quotas_bound_how_many_there_are_and_what_they_take(service: Service, source: tuple[Sandbox, State]) -> None:
-    kept, kept_bytes = await service.store.snapshots.totals(OPERATOR.owner)
-    for quota in (Quota(snapshots=kept), Quota(snapshot_bytes=1), Quota(snapshot_bytes=kept_bytes + 1)):
-        with pytest.raises(LimitError) as refused:
-            await service.core.snapshots.take(source[0].id, replace(OPERATOR, quota=quota))
-        assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
-    assert len(await service.store.snapshots.of_node(service.node)) == kept, "nothing is left of what was refused"
-    await check(*source)
-
-
-async def test_deleted_while_it_is_started_from_it_stays_until_that_is_done(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
-    record = await service.core.snapshots.take(source[0].id, OPERATOR)
-    starting = [asyncio.create_task(start(service, record.id)) for _ in range(3)]
-    await until(lambda: sum(1 for box in service.sandboxes.all(OPERATOR) if box.state is Life.CREATING) >= 3)
-    await service.core.snapshots.delete(record.id, OPERATOR)
-    with pytest.raises(NotFoundError):
-        await start(service, record.id)
-    boxes = await asyncio.gather(*starting)
-    for box in boxes:
-        await check(box, source[1])
-    await gone(folder, record.id)
-    await end(service, *boxes)
-    assert {"snapshot": record.id, "name": None, "kind": "memory"} in await events(service, "snapshot.deleted")
-
-
-async def test_paused_and_hibernated_it_is_taken_of_as_well_and_rests_on(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
+async def test_snapshot_of_a_resting_sandbox_leaves_it_at_rest(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
     box, state = source
     for rest, word in ((service.sandboxes.pause, Life.PAUSED), (service.sandboxes.hibernate, Life.HIBERNATED)):
         await rest(box.id, OPERATOR)
@@ -238,7 +152,7 @@ async def test_paused_and_hibernated_it_is_taken_of_as_well_and_rests_on(service
         await check(box, state)
 
 
-async def test_behind_its_answer_it_is_restored_once_and_its_files_are_kept_apart(
+async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone(
     service: Service, source: tuple[Sandbox, State], taken: SnapshotRecord, folder: Path
 ) -> None:
     await service.core.snapshots.verifier.settled()
@@ -266,7 +180,7 @@ async def test_behind_its_answer_it_is_restored_once_and_its_files_are_kept_apar
     await end(service, box)
 
 
-async def test_one_that_cannot_be_restored_says_so(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
+async def test_damaged_snapshot_is_marked_and_refused(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
     record = await service.core.snapshots.take(source[0].id, OPERATOR, name="bad")
     await service.core.snapshots.verifier.settled()
     await service.store.snapshots.update(replace(record, layer=False))
@@ -285,7 +199,7 @@ async def test_one_that_cannot_be_restored_says_so(service: Service, source: tup
 
 
 @pytest.mark.parametrize("asked", [BASE, IN_CONTAINER], ids=["gvisor", "container"])
-async def test_of_files_alone_it_boots_and_has_them(service: Service, asked: NewSandbox, folder: Path) -> None:
+async def test_snapshot_of_files_boots_with_them(service: Service, asked: NewSandbox, folder: Path) -> None:
     box = await make(service, asked)
     state = await fill(box)
     record = await service.core.snapshots.take(box.id, OPERATOR, name="files", kind=SnapshotKind.FILES)
@@ -300,24 +214,7 @@ async def test_of_files_alone_it_boots_and_has_them(service: Service, asked: New
     await gone(folder, record.id)
 
 
-async def test_a_container_says_why_it_has_no_memory_to_give(service: Service) -> None:
-    box = await make(service, IN_CONTAINER)
-    with pytest.raises(UnsupportedError, match="container"):
-        await service.core.snapshots.take(box.id, OPERATOR)
-    assert [each for each in await service.store.snapshots.of_node(service.node) if each.spec.id == box.id] == []
-    await end(service, box)
-
-
-async def test_what_has_ended_has_no_snapshot(service: Service) -> None:
-    box = await make(service)
-    await end(service, box)
-    with pytest.raises(SandboxEndedError):
-        await service.core.snapshots.take(box.id, OPERATOR)
-    with pytest.raises(NotFoundError):
-        await service.core.snapshots.look(SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), OPERATOR)
-
-
-async def test_a_disk_that_is_full_is_said_and_the_source_goes_on() -> None:
+async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
     with place() as folder, small_disk(folder):
         async with real_service(folder, keep=True, disk_reserve_bytes=0) as careful:
             box = await make(careful)
@@ -341,7 +238,7 @@ async def test_a_disk_that_is_full_is_said_and_the_source_goes_on() -> None:
             await check(box, state)
 
 
-async def test_it_outlives_its_source_and_its_service() -> None:
+async def test_snapshot_outlives_its_source_and_its_service() -> None:
     with place() as folder:
         async with real_service(folder) as first:
             box = await make(first)

@@ -59,7 +59,7 @@ async def all_let_go(folder: Path) -> None:
 
 
 @ISOLATIONS
-async def test_what_one_sandbox_writes_the_next_one_reads(base: NewSandbox) -> None:
+async def test_volume_keeps_files_between_sandboxes_and_restarts(base: NewSandbox) -> None:
     with place() as folder:
         async with real_service(folder) as service:
             volumes, id_ = service.core.volumes, await made(service)
@@ -91,8 +91,9 @@ async def _unused(service: Service) -> bool:
     return not (await service.core.volumes.get(OPERATOR, "data")).attached
 
 
+@pytest.mark.slow
 @ISOLATIONS
-async def test_its_size_is_all_that_can_be_written_and_the_sandbox_lives(base: NewSandbox) -> None:
+async def test_volume_takes_no_more_than_its_size(base: NewSandbox) -> None:
     with place() as folder:
         async with real_service(folder) as service:
             await made(service)
@@ -112,8 +113,9 @@ async def test_its_size_is_all_that_can_be_written_and_the_sandbox_lives(base: N
             await until(given_back)
 
 
+@pytest.mark.slow
 @ISOLATIONS
-async def test_what_is_read_only_is_for_root_inside_as_well(base: NewSandbox) -> None:
+async def test_read_only_volume_is_read_only_for_root_too(base: NewSandbox) -> None:
     with place() as folder:
         async with real_service(folder) as service:
             await made(service)
@@ -137,6 +139,7 @@ async def test_what_is_read_only_is_for_root_inside_as_well(base: NewSandbox) ->
             assert await shell(reader, "cat /data/word /data/new") == "two\nthree\n"
 
 
+@pytest.mark.slow
 @ISOLATIONS
 async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(base: NewSandbox) -> None:
     with place() as folder:
@@ -161,6 +164,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(base:
             assert folder.joinpath("sandlot.db").is_file()
 
 
+@pytest.mark.slow
 @ISOLATIONS
 async def test_a_sandbox_without_it_sees_nothing_of_it(base: NewSandbox) -> None:
     with place() as folder:
@@ -177,6 +181,7 @@ async def test_a_sandbox_without_it_sees_nothing_of_it(base: NewSandbox) -> None
                 assert await fails(box, "ls /data")
 
 
+@pytest.mark.slow
 async def test_two_sandboxes_of_different_kinds_write_at_once() -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -192,6 +197,7 @@ async def test_two_sandboxes_of_different_kinds_write_at_once() -> None:
             assert len(loops_below(folder / "volumes")) == 1
 
 
+@pytest.mark.slow
 async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed() -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -213,6 +219,7 @@ async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed() -> None:
             assert await fails(await make(service, BASE), "ls /data")
 
 
+@pytest.mark.slow
 async def test_what_sleeps_finds_its_volumes_when_it_wakes() -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -237,6 +244,7 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes() -> None:
             assert await shell(box, "cat /data/new") == "new\n"
 
 
+@pytest.mark.slow
 async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_for() -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -257,6 +265,7 @@ async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_fo
             assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 5
 
 
+@pytest.mark.slow
 async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for() -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -280,6 +289,7 @@ async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_fo
             assert await shell(await snapshots.create(NewSandbox(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
 
 
+@pytest.mark.slow
 def test_a_killed_service_is_followed_by_one_that_mounts_nothing_twice_and_leaves_nothing() -> None:
     with local_service({"SANDLOT_POOLS": "none"}) as service:
         folder = service.data_dir / "volumes"
