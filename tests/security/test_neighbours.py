@@ -1,6 +1,6 @@
-"""Promise: while a bomb goes off in one sandbox, ten others answer, and the service neither grows nor loses a descriptor.
+"""Promise: while bombs go off in some sandboxes, ten others answer, and the service neither grows nor loses a descriptor.
 
-Latency is bounded by a fixed and generous deadline for each call: what is shown is that nobody is starved, not how fast anybody is.
+Each call has a fixed and generous deadline: no sandbox is starved, but nothing is said about speed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ NEIGHBOURS = 10
 DEADLINE_S = 30.0
 """For one call of a neighbour; seen: less than half a second, on two cores with nothing else to do."""
 EXPLODES_S = 3
+GROUPS = 4
+"""Bombs go off in as many groups, those of a group at once: each has a sandbox of either isolation type."""
 FLAT_BYTES = 64 << 20
 
 BOMBS = {
@@ -79,7 +81,7 @@ class Neighbour(threading.Thread):
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[LocalService]:
-    """One for both kinds: each bomb goes off in one sandbox of each at once, and the neighbours are of either."""
+    """A service for both isolation types, because bombs and neighbours are of either."""
     with local_service(isolation=ISOLATIONS[0]) as running:
         yield running
 
@@ -97,17 +99,18 @@ def neighbours(service: LocalService) -> Iterator[list[Sandbox]]:
         one.kill()
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_others_answer_while_a_bomb_goes_off(service: LocalService, neighbours: list[Sandbox], name: str) -> None:
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_others_answer_while_a_bomb_goes_off(service: LocalService, neighbours: list[Sandbox], group: int) -> None:
     refs = service.refs()
     memory_before = memory_bytes(service.pid)
     over = threading.Event()
     threads = [Neighbour(sandbox, over) for sandbox in neighbours]
-    user, program = BOMBS[name]
     with ExitStack() as ending:
-        for isolation in ISOLATIONS:
-            bombed = ending.enter_context(service.create(isolation=isolation, memory="256M", disk="64M", pids=64))
-            bombed.commands.run(["python3", "-c", f"{PREAMBLE}\n{program}"], user=user, background=True)
+        for name in list(BOMBS)[group::GROUPS]:
+            user, program = BOMBS[name]
+            for isolation in ISOLATIONS:
+                bombed = ending.enter_context(service.create(isolation=isolation, memory="256M", disk="64M", pids=64))
+                bombed.commands.run(["python3", "-c", f"{PREAMBLE}\n{program}"], user=user, background=True)
         for thread in threads:
             thread.start()
         time.sleep(EXPLODES_S)

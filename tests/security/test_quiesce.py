@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from sandlot.model.errors import SandboxEndedError, SandlotError, TimeoutExceede
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import ProcessSpec, RootFs
 from sandlot.testing.bench import Bench, Subject
-from tests.support.roots import Roots, own_roots
+from tests.support.roots import GUEST, Roots, own_roots, replace
 from tests.support.traces import NOTHING, settle, traces
 
 PATIENCE_S = 1.0
@@ -49,69 +49,98 @@ CRIMES: Mapping[str, str] = {
 LATER = "quiesces(lambda guest: (say(frame(frames.QUIESCED, 0)), guest.loop.after(0.3, lambda: say(frame(frames.QUIESCED, 0)))))"
 
 
+Attack = Callable[[Subject], Awaitable[None]]
+
+
+async def test_rest_that_does_not_come_is_given_up(hosts: Hosts) -> None:
+    async def attack(liar: Subject) -> None:
+        with pytest.raises(TimeoutExceededError) as refused:
+            await liar.link.quiesce(PATIENCE_S)
+        assert refused.value.hint
+        for call in (liar.link.info, liar.link.quiesce):
+            with pytest.raises(UnavailableError):
+                await call()
+        assert not liar.link.closed, "the host decides what becomes of it"
+
+    await hosts.try_all(SILENT, attack)
+
+
+async def test_rest_that_is_a_lie_ends_the_link(hosts: Hosts) -> None:
+    async def attack(liar: Subject) -> None:
+        with contextlib.suppress(SandboxEndedError):  # the lie may come in the same breath, or a moment after it was believed
+            await liar.link.quiesce()
+        assert (await liar.link.wait_lost()).reason is LostReason.VIOLATION
+        with pytest.raises(SandboxEndedError):
+            await liar.link.info()
+
+    await hosts.try_all(CRIMES, attack)
+
+
+async def test_a_second_rest_ends_the_link_whenever_it_comes(hosts: Hosts) -> None:
+    async def attack(liar: Subject) -> None:
+        await liar.link.quiesce()
+        assert (await liar.link.wait_lost()).reason is LostReason.VIOLATION
+        with pytest.raises(SandlotError):
+            await liar.link.info()
+
+    await hosts.try_all({"later": LATER}, attack)
+
+
+class Hosts:
+    """A driver, one template with a hostile guest, and an honest sandbox that must notice nothing.
+
+    Args:
+        isolation: Name of the driver.
+        roots: Templates ``honest`` and ``impostor``.
+        folder: State directory.
+    """
+
+    def __init__(self, isolation: str, roots: Roots, folder: Path) -> None:
+        self._node = new_node_id(secrets.token_bytes)
+        (folder / "node").write_text(self._node)
+        self._isolation = isolation
+        self._roots = roots
+        self._folder = folder
+
+    async def try_all(self, misdeeds: Mapping[str, str], attack: Attack) -> None:
+        """Boot one sandbox per misdeed, and attack the host from all of them, beside an honest sandbox."""
+        honest = self._bench("honest")
+        driver = honest.start()
+
+        async def one(misdeed: str) -> None:
+            # The guest reads what it is to do before it greets, so each has its file in place only while it boots.
+            replace(self._roots.folder / "impostor" / GUEST / "before.py", misdeed)
+            async with self._bench("impostor").sandbox(driver) as liar:
+                # There is always something under way.
+                await (await liar.link.start(ProcessSpec(("sleep", "1000"), cwd="/"))).started()
+                await attack(liar)
+
+        async with honest.sandbox(driver) as bystander:
+            for name, misdeed in misdeeds.items():
+                try:
+                    await one(misdeed)
+                except BaseException as failure:
+                    failure.add_note(f"misdeed: {name}")
+                    raise
+            assert (await bystander.run("echo", "still here")).stdout == "still here\n"
+            await bystander.link.quiesce()
+            assert bystander.link.asleep, "an honest guest comes to rest beside them"
+        settle(lambda: traces(self._folder), NOTHING)
+
+    def _bench(self, root: str) -> Bench:
+        return Bench(self._isolation, RootFs(self._roots.folder / root, root), self._node, self._folder)
+
+
 @pytest.fixture(scope="module")
 def roots() -> Iterator[Roots]:
     with own_roots() as made:
         made.add("honest", made.image)
-        for number, misdeed in enumerate((*SILENT.values(), *CRIMES.values(), LATER)):
-            made.add_impostor(f"impostor-{number}", misdeed)
+        made.add_impostor("impostor")
         yield made
 
 
 @pytest.fixture
-async def inside(isolation: str, roots: Roots, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    """A sandbox with the guest that the test's parameter names; beside it an honest one that must notice nothing."""
-    misdeeds = (*SILENT.values(), *CRIMES.values(), LATER)
+def hosts(isolation: str, roots: Roots) -> Iterator[Hosts]:
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    node = new_node_id(secrets.token_bytes)
-    (folder / "node").write_text(node)
-
-    def bench(root: str) -> Bench:
-        return Bench(isolation, RootFs(roots.folder / root, root), node, folder)
-
-    try:
-        driver = bench("honest").start()
-        hostile = bench(f"impostor-{misdeeds.index(request.param)}")
-        async with bench("honest").sandbox(driver) as honest, hostile.sandbox(driver) as liar:
-            yield liar
-            assert (await honest.run("echo", "still here")).stdout == "still here\n"
-            await honest.link.quiesce()
-            assert honest.link.asleep, "an honest guest comes to rest beside it"
-        settle(lambda: traces(folder), NOTHING)
-    finally:
-        shutil.rmtree(folder)
-
-
-async def _busy(liar: Subject) -> None:
-    """Something is under way, as there always is."""
-    await (await liar.link.start(ProcessSpec(("sleep", "1000"), cwd="/"))).started()
-
-
-@pytest.mark.parametrize("inside", SILENT.values(), ids=SILENT.keys(), indirect=True)
-async def test_rest_that_does_not_come_is_given_up(inside: Subject) -> None:
-    await _busy(inside)
-    with pytest.raises(TimeoutExceededError) as refused:
-        await inside.link.quiesce(PATIENCE_S)
-    assert refused.value.hint
-    for call in (inside.link.info, inside.link.quiesce):
-        with pytest.raises(UnavailableError):
-            await call()
-    assert not inside.link.closed, "it is the host that decides what becomes of it"
-
-
-@pytest.mark.parametrize("inside", CRIMES.values(), ids=CRIMES.keys(), indirect=True)
-async def test_rest_that_is_a_lie_ends_the_link(inside: Subject) -> None:
-    await _busy(inside)
-    with contextlib.suppress(SandboxEndedError):  # it may lie in the same breath, or a moment after it was believed
-        await inside.link.quiesce()
-    assert (await inside.link.wait_lost()).reason is LostReason.VIOLATION
-    with pytest.raises(SandboxEndedError):
-        await inside.link.info()
-
-
-@pytest.mark.parametrize("inside", [LATER], ids=["later"], indirect=True)
-async def test_a_second_rest_ends_the_link_whenever_it_comes(inside: Subject) -> None:
-    await inside.link.quiesce()
-    assert (await inside.link.wait_lost()).reason is LostReason.VIOLATION
-    with pytest.raises(SandlotError):
-        await inside.link.info()
+    yield Hosts(isolation, roots, folder)
+    shutil.rmtree(folder)
