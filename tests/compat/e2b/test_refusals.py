@@ -19,6 +19,7 @@ from e2b.exceptions import (
 )
 
 from tests.compat.e2b.conftest import Options
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService, tcp_service
 from tests.support.until import until
 
@@ -35,7 +36,7 @@ def refused(answer: httpx.Response, word: str) -> None:
     assert word in answer.json()["message"], answer.text
 
 
-@pytest.mark.parametrize(
+@cases(
     "field, value, word",
     [
         ("autoPauseMemory", False, "without memory"),

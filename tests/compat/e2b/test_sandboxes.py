@@ -39,6 +39,7 @@ from e2b.api.client.models import ConnectSandbox, NewSandbox, ResumedSandbox, Sa
 from e2b.api.client_sync import get_api_client
 from e2b.connection_config import ConnectionConfig
 
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService, tcp_service
 from tests.support.traces import settle
 
@@ -106,7 +107,7 @@ def test_a_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
                 assert refused.value.status_code == 501
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked",
     [
         {"network": {"allow_out": ["8.8.8.8"]}},

@@ -19,6 +19,7 @@ import pytest
 from sandlot import InvalidRequestError, NotFoundError, Sandbox
 from sandlot.sdk.compat.sandboxapi import KEY_VARIABLE, URL_VARIABLE, SandboxAPI, Session
 from tests.compat.sandboxapi.program import AGENT
+from tests.support.cases import cases
 from tests.support.chatting import Call, Message, Say, model
 from tests.support.tcpservice import TcpService, tcp_service
 
@@ -234,9 +235,7 @@ def test_what_was_installed_can_be_imported_at_once(sb: SandboxAPI) -> None:
     sb.sessions.close(session.id)
 
 
-@pytest.mark.parametrize(
-    "language, first, second", [("bash", "cd /tmp; x=41", "echo $PWD $((x + 1))"), ("javascript", "let x = 41", "console.log('/tmp', x + 1)")]
-)
+@cases("language, first, second", [("bash", "cd /tmp; x=41", "echo $PWD $((x + 1))"), ("javascript", "let x = 41", "console.log('/tmp', x + 1)")])
 def test_other_languages_keep_their_state_as_well(sb: SandboxAPI, language: str, first: str, second: str) -> None:
     session = sb.sessions.create(language=language)
     assert sb.sessions.execute(session.id, code=first).status == "completed"

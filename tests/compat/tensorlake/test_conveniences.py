@@ -28,6 +28,7 @@ from tensorlake.sandbox import (
 )
 
 from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
 HERE = Path(__file__).parent
@@ -63,15 +64,13 @@ while True:
 """The least of a program that serves a desktop: RFC 6143, without a password."""
 
 
-@pytest.mark.parametrize("its", [Sandbox, SandboxClient])
+@cases("its", [Sandbox, SandboxClient])
 def test_each_method_of_its_classes_is_called_by_a_test(its: type) -> None:
     said = "\n".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.py"))
     assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"\.{name}\b", said)] == []
 
 
-@pytest.mark.parametrize(
-    "its, receiver", [(AsyncSandbox, r"(?<!client)(?<!AsyncSandboxClient)"), (AsyncSandboxClient, "(?:client|AsyncSandboxClient)")]
-)
+@cases("its, receiver", [(AsyncSandbox, r"(?<!client)(?<!AsyncSandboxClient)"), (AsyncSandboxClient, "(?:client|AsyncSandboxClient)")])
 def test_each_method_of_its_asynchronous_classes_is_called_by_an_asynchronous_test(its: type, receiver: str) -> None:
     """Both classes have methods of the same names: in those tests the client is called ``client``, and nothing else is."""
     sources = [path.read_text(encoding="utf-8") for path in HERE.glob("*.py")]

@@ -17,6 +17,7 @@ from tensorlake.sandbox import OutputMode, RemoteAPIError, Sandbox, SandboxClien
 from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, FileSystemMount, NetworkConfig, SandboxStatus
 
 from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
 NAMED = "/tensorlake/v1/namespaces/default"
@@ -41,7 +42,7 @@ def inside(box: Sandbox) -> str:
 # -------------------------------------------------------------------------------------------------------------- sandboxes
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, field",
     [
         ({**CLOSED, "allow_out": ["8.8.8.8"]}, "allow_out"),
@@ -56,7 +57,6 @@ def inside(box: Sandbox) -> str:
         ({"file_systems": [FileSystemMount(**MOUNT, owner="root")]}, "owner"),
         ({"file_systems": [FileSystemMount(**MOUNT, read_only=True, snapshot_id="s")]}, "snapshot_id"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_what_nothing_would_come_of_is_refused_by_its_name(client: SandboxClient, asked: Mapping[str, Any], field: str) -> None:
     before = len(list(client.list()))
@@ -222,7 +222,7 @@ def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(client: Sandbo
 # -------------------------------------------------------------------------------------------------------------- processes
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, field",
     [
         ({"restart": {"policy": "always"}}, "restart"),
@@ -230,7 +230,6 @@ def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(client: Sandbo
         ({"stdout_mode": OutputMode.DISCARD}, "stdout_mode"),
         ({"stderr_mode": OutputMode.DISCARD}, "stderr_mode"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_what_nobody_does_for_a_process_is_refused_by_its_name(box: Sandbox, asked: Mapping[str, Any], field: str) -> None:
     with pytest.raises(RemoteAPIError, match=f"{field}.* is not possible here") as told:

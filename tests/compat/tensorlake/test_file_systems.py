@@ -11,6 +11,7 @@ from tensorlake.sandbox.models import FileSystemMount
 
 from sandlot.model.specs import MIB
 from tests.compat.tensorlake.asking import status, until_so
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
 
@@ -66,7 +67,7 @@ def test_one_that_is_in_use_is_not_taken_out(client: SandboxClient, shelf: str) 
         assert [each.mount_path for each in box.list_file_systems()] == ["/mnt/shelf"]
 
 
-@pytest.mark.parametrize("field", [{"prefetch": True}, {"owner": "root"}, {"read_only": True, "snapshot_id": "s"}], ids=str)
+@cases("field", [{"prefetch": True}, {"owner": "root"}, {"read_only": True, "snapshot_id": "s"}])
 def test_what_nothing_would_come_of_is_refused(client: SandboxClient, shelf: str, field: dict[str, object]) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/shelf", **field)) == 400

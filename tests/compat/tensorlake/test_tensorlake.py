@@ -32,6 +32,7 @@ from tensorlake.sandbox import (
 from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, NetworkConfig, SandboxStatus
 
 from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
 # -------------------------------------------------------------------------------------------------------------- processes
@@ -186,10 +187,9 @@ def test_a_sandbox_is_told_with_all_that_was_asked_for(client: SandboxClient, se
         client.delete(made.sandbox_id)
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked",
     [{"image": "no-such-image"}, {"memory_mb": 1}, {"timeout_secs": 8 * 24 * 3600}, {"name": "no name"}],
-    ids=str,
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(client: SandboxClient, asked: dict[str, object]) -> None:
     before = len(list(client.list()))
@@ -275,7 +275,7 @@ def test_copies_go_on_from_where_it_was(client: SandboxClient) -> None:
             client.delete(id_)
 
 
-@pytest.mark.parametrize("kind, processes", [(None, 1), (SnapshotType.FILESYSTEM, 0)])
+@cases("kind, processes", [(None, 1), (SnapshotType.FILESYSTEM, 0)])
 def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotType | None, processes: int) -> None:
     box = client.create_and_connect(memory_mb=256)
     box.run("sh", ["-c", "echo kept > state; sleep 1000 >/dev/null 2>&1 &"])

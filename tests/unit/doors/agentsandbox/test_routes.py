@@ -173,21 +173,12 @@ async def test_over_a_keys_quota_is_429(at: SharedBench) -> None:
         assert "10 bytes" in refused(large, large.status_code)
 
 
-async def test_an_upload_may_go_into_a_session_as_well(http: httpx.AsyncClient, session: str) -> None:
-    told = ok(await http.post(f"{HERE}/v1/files?session_id={session}", files={"file": ("/tmp/d/data.csv", b"1,2", "text/csv")}), 200)
-    assert (told["filename"], told["session_id"], told["mime_type"]) == ("data.csv", session, "text/csv")
-    ran = ok(await http.post(f"{HERE}/v1/execute", json={"code": "cat data.csv", "language": "bash", "session_id": session}), 200)
-    assert (ran["stdout"], ran["files"]) == ("1,2", [])
-    before = ok(await http.get(f"{HERE}/v1/files"), 200)["total"]
-    refused(await http.post(f"{HERE}/v1/files?session_id=sb-none", files={"file": ("a", b"a")}), 404)
-    assert ok(await http.get(f"{HERE}/v1/files"), 200)["total"] == before
-
-
 async def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.AsyncClient) -> None:
     async def cut() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 100_000
 
     refused(await http.post(f"{HERE}/v1/files", content=cut(), headers={"Content-Type": "multipart/form-data; boundary=b"}), 422)
+    refused(await http.post(f"{HERE}/v1/files?session_id=sb-none", files={"file": ("a", b"a")}), 404)
     assert ok(await http.get(f"{HERE}/v1/files"), 200)["total"] == 0
 
 

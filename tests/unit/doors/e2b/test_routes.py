@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.lives import means
-from sandlot.core.sandbox import Sandbox
 from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
 from sandlot.model.specs import OnTimeout
-from tests.support.service import BASE
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench
 
@@ -303,20 +301,6 @@ async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: Share
         refused(await http.delete(f"{HERE}/sandboxes/{own['sandboxID']}", headers=ids_alone), 401)
         await at.service.keys.revoke("owner")
         refused(await http.get(f"{HERE}/contexts", headers=ids_alone), 401)
-
-
-async def test_pages_hold_all_of_them_once(http: httpx.AsyncClient, at: SharedBench) -> None:
-    boxes: list[Sandbox] = [await at.sandboxes.create(BASE, OPERATOR) for _ in range(3)]
-    ids = [box.id for box in boxes]
-    for order, expected in (("asc", ids), ("desc", ids[::-1])):
-        token, found = "", []
-        while True:
-            answer = await http.get(f"{HERE}/v2/sandboxes?limit=1&order={order}{token}")
-            found += [each["sandboxID"] for each in ok(answer)]
-            if "x-next-token" not in answer.headers:
-                break
-            token = f"&nextToken={answer.headers['x-next-token']}"
-        assert found == expected
 
 
 _TEXT = st.text(max_size=20)

@@ -208,35 +208,6 @@ async def test_a_command_whose_client_goes_away_is_ended(http: httpx.AsyncClient
     await until(ended)
 
 
-async def test_a_session_is_made_run_in_and_removed(http: httpx.AsyncClient, url: str) -> None:
-    made = ok(await http.post(f"{url}/repl/sessions"), 201)
-    assert made["language"] == "python"
-    there = f"{url}/repl/sessions/{made['id']}"
-    assert ok(await http.post(f"{there}/run", json={"code": "x = 2\nx"}))["results"] == [{"type": "text/plain", "data": "2"}]
-    failed = ok(await http.post(f"{there}/run", json={"code": "print(x); 1 / 0"}))
-    assert (failed["stdout"], failed["exit"], "ZeroDivisionError" in failed["error"]) == ("2\n", 1, True)
-    assert "timeout" in refused(await http.post(f"{there}/run", json={"code": "while True: pass", "timeout_ms": 300}), 500)
-    assert ok(await http.post(f"{there}/run", json={"code": "x", "timeout_ms": 0}))["results"][0]["data"] == "2"
-    assert (await http.delete(there)).status_code == 204
-    refused(await http.delete(there), 404)
-    refused(await http.post(f"{there}/run", json={"code": "x"}), 404)
-    refused(await http.post(f"{url}/repl/sessions", json={"language": "ruby"}), 400)
-
-
-async def test_files_are_taken_as_they_come(http: httpx.AsyncClient, url: str) -> None:
-    path = {"path": "/tmp/folder/data"}
-    content = bytes(range(256)) * 40_000
-    assert ok(await http.put(f"{url}/fs", params=path, content=content)) == {"path": path["path"], "bytes": len(content)}
-    got = await http.get(f"{url}/fs", params=path)
-    assert (got.content, got.headers["content-type"]) == (content, "application/octet-stream")
-    assert ok(await http.get(f"{url}/fs/stat", params=path))["size"] == len(content)
-    (entry,) = ok(await http.get(f"{url}/fs/dir", params={"path": "/tmp/folder"}))["entries"]
-    assert set(entry) == {"name", "is_dir", "size", "mode", "mtime"}
-    assert "tmp" in {each["name"] for each in ok(await http.get(f"{url}/fs/dir"))["entries"]}
-    assert (await http.delete(f"{url}/fs", params={"path": "/tmp/folder"})).status_code == 204
-    refused(await http.delete(f"{url}/fs", params=path), 404)
-
-
 async def test_a_folder_that_is_too_large_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "MOST_ENTRIES", 3)
     await run(http, url, "cd /tmp; touch a b c d")
@@ -263,13 +234,6 @@ async def test_what_its_isolation_cannot_is_refused_with_the_reason(http: httpx.
     for path in ("fork", "fork-tree", "snapshots", "hibernate"):
         assert "isolation" in refused(await http.post(f"{url}/{path}"), 501)
     refused(await http.post(f"{url}/fork", json={"metadata": {"sandlot.tree": "x"}}), 400)
-
-
-async def test_one_that_rests_is_told_as_such(http: httpx.AsyncClient, url: str) -> None:
-    assert (await http.post(f"{url}/pause")).status_code == 204
-    assert ok(await http.get(url))["status"] == "paused"
-    assert (await http.post(f"{url}/resume")).status_code == 204
-    assert ok(await http.post(f"{url}/wake")) == {"status": "running"}
 
 
 async def test_what_waking_it_takes_is_no_time_of_the_commands(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
