@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, ends, explode, names, set_off
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, ends, explode_all, set_off
 from tests.support.localservice import LocalService
 
 OPENING = """
@@ -188,19 +188,18 @@ def targets(service: LocalService) -> Iterator[Targets]:
     made.close()
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
-def test_descriptors_are_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
-    explode(targets.get(), bomb, isolation)
+@pytest.mark.timeout(600)
+def test_descriptors_are_used_up(targets: Targets, isolation: str) -> None:
+    explode_all(targets, BOMBS, isolation)
 
 
-@pytest.mark.parametrize(
-    "bomb", [bomb for bomb in BOMBS if bomb.name in {"terminals", "inotify", "descriptors of many processes"}], ids=lambda bomb: bomb.name
-)
-def test_what_the_host_has_a_fixed_number_of_is_not_taken_from_others(service: LocalService, targets: Targets, bomb: Bomb) -> None:
+def test_what_the_host_has_a_fixed_number_of_is_not_taken_from_others(service: LocalService, targets: Targets) -> None:
     """Terminals, inotify instances and open files are counted by the host's kernel as well (pts(4), inotify(7), proc(5))."""
     one_each = "import ctypes, os; os.openpty(); print(ctypes.CDLL(None).inotify_init1(0) >= 0, os.open('/dev/null', os.O_RDONLY) >= 0)"
-    _, handle = set_off(targets.get(), bomb)
-    with service.create(memory="128M", disk="64M") as other:
-        assert other.commands.run(["python3", "-c", one_each], timeout=60).stdout == "True True\n"
-    if handle is not None:
-        handle.kill()
+    for bomb in BOMBS:
+        if bomb.name in {"terminals", "inotify", "descriptors of many processes"}:
+            _, handle = set_off(targets.get(), bomb)
+            with service.create(memory="128M", disk="64M") as other:
+                assert other.commands.run(["python3", "-c", one_each], timeout=60).stdout == "True True\n", bomb.name
+            if handle is not None:
+                handle.kill()

@@ -13,7 +13,7 @@ import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
-from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode, names
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode_all
 from tests.support.localservice import LocalService
 from tests.support.traces import memory_bytes
 
@@ -155,9 +155,9 @@ def sandbox(targets: Targets) -> Sandbox:
     return targets.get()
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
-def test_the_disk_is_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
-    explode(targets.get(), bomb, isolation)
+@pytest.mark.timeout(600)
+def test_the_disk_is_used_up(targets: Targets, isolation: str) -> None:
+    explode_all(targets, BOMBS, isolation)
 
 
 def test_calls_for_files_say_that_the_disk_is_full(sandbox: Sandbox) -> None:

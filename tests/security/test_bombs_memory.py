@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode, names
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, Bomb, Targets, check_serves, ends, explode_all
 from tests.support.localservice import LocalService
 
 SPENT = ends("MemoryError", "ENOMEM", KILLED, OUT_OF_MEMORY)
@@ -194,9 +194,9 @@ def targets(service: LocalService) -> Iterator[Targets]:
     made.close()
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
-def test_memory_is_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
-    explode(targets.get(), bomb, isolation)
+@pytest.mark.timeout(600)
+def test_memory_is_used_up(targets: Targets, isolation: str) -> None:
+    explode_all(targets, BOMBS, isolation)
 
 
 def test_files_on_the_disk_are_not_memory(service: LocalService) -> None:

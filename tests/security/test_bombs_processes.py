@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandlot import SandlotError
-from tests.support.bombs import KILLED, OUT_OF_MEMORY, PREAMBLE, Bomb, Targets, check_serves, ends, explode, names
+from tests.support.bombs import KILLED, OUT_OF_MEMORY, PREAMBLE, Bomb, Targets, check_serves, ends, explode_all
 from tests.support.inside import USERS
 from tests.support.localservice import LocalService
 
@@ -170,9 +170,9 @@ def targets(service: LocalService) -> Iterator[Targets]:
     made.close()
 
 
-@pytest.mark.parametrize("bomb", BOMBS, ids=names(BOMBS))
-def test_processes_and_the_processor_are_used_up(targets: Targets, bomb: Bomb, isolation: str) -> None:
-    explode(targets.get(), bomb, isolation)
+@pytest.mark.timeout(600)
+def test_processes_and_the_processor_are_used_up(targets: Targets, isolation: str) -> None:
+    explode_all(targets, BOMBS, isolation)
 
 
 @pytest.mark.parametrize("user", USERS)

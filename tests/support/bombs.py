@@ -134,6 +134,24 @@ def explode(sandbox: Sandbox, bomb: Bomb, isolation: str) -> str:
     return word
 
 
+def explode_all(targets: Targets, bombs: Iterable[Bomb], isolation: str) -> None:
+    """Set bombs off one after the other, and report every bomb that did not end as it should.
+
+    Args:
+        targets: Sandboxes to bomb; a sandbox that a bomb ended is replaced.
+        bombs: The bombs.
+        isolation: Isolation type of the sandboxes.
+    """
+    wrong = {}
+    for bomb in bombs:
+        try:
+            explode(targets.get(), bomb, isolation)
+        except (AssertionError, SandlotError) as failure:
+            wrong[bomb.name] = str(failure)[:500]
+            targets.close()
+    assert wrong == {}
+
+
 def serves_root(sandbox: Sandbox) -> bool:
     """Whether files and commands of root work."""
     assert sandbox.files.stat("/etc/passwd", user="root").size
@@ -186,8 +204,3 @@ class Targets:
         if self._now is not None:
             self._now.kill()
             self._now = None
-
-
-def names(bombs: Iterable[Bomb]) -> list[str]:
-    """Names for a parametrization."""
-    return [bomb.name for bomb in bombs]
