@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,9 +20,9 @@ from websockets.uri import parse_uri
 
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
+from sandlot.testing.memory.guest import PortConnection, PortHandler
 from sandlot.web import listen, sockets
 from tests.support.service import Bench, bench, client
-from tests.support.tenants import listening
 from tests.support.until import until
 
 HEAD = "GET {path} HTTP/1.1\r\nHost: sandlot\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n"
@@ -41,29 +40,26 @@ async def terminal(at: Bench, http: httpx.AsyncClient, command: str = "cat") -> 
         yield path, connection
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
+async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    for head in (
         HEAD.format(path="/v1/version", more="Sec-WebSocket-Version: 13\r\n"),
         HEAD.format(path="/v1/version", more=KEY + "Sec-WebSocket-Version: 12\r\n"),
         HEAD.format(path="/v1/version", more="Sec-WebSocket-Key: short\r\nSec-WebSocket-Version: 13\r\n"),
         HEAD.format(path="/v1/version", more=KEY).replace("GET", "POST"),
-    ],
-    ids=["no key", "another version", "a bad key", "no GET"],
-)
-async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: httpx.AsyncClient, head: str) -> None:
-    assert (await http.get("/healthz")).status_code == 200
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(head.encode())
-    answer = (await reader.read()).decode()
-    status, _, rest = answer.partition("\r\n")
-    assert status.split()[1] == "400"
-    fields, _, body = rest.partition("\r\n\r\n")
-    assert "content-type: application/problem+json" in fields.lower()
-    told = json.loads(body)
-    assert (told["code"], told["status"]) == ("invalid_request", 400)
-    assert f"x-request-id: {told['request_id']}" in fields.lower()
-    writer.close()
+    ):
+        with subtests.test(head=head):
+            assert (await http.get("/healthz")).status_code == 200
+            reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+            writer.write(head.encode())
+            answer = (await reader.read()).decode()
+            status, _, rest = answer.partition("\r\n")
+            assert status.split()[1] == "400"
+            fields, _, body = rest.partition("\r\n\r\n")
+            assert "content-type: application/problem+json" in fields.lower()
+            told = json.loads(body)
+            assert (told["code"], told["status"]) == ("invalid_request", 400)
+            assert f"x-request-id: {told['request_id']}" in fields.lower()
+            writer.close()
 
 
 async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(tmp_path: Path) -> None:
@@ -106,20 +102,24 @@ async def test_pings_whose_answers_are_not_taken_do_not_pile_up(at: Bench, http:
     assert (await http.get("/healthz")).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["parts", "size"])
-async def test_a_message_without_an_end_is_cut_off(at: Bench, http: httpx.AsyncClient, kind: str) -> None:
-    async def send_on(connection: ClientConnection) -> None:
-        if kind == "size":
-            await connection.send(bytes(sockets.MESSAGE_MAX_BYTES + 1))
-        else:
-            connection.transport.write(b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * (sockets.PARTS_MAX + 2))
+async def test_a_message_without_an_end_is_cut_off(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+    async def send_large(connection: ClientConnection) -> None:
+        await connection.send(bytes(sockets.MESSAGE_MAX_BYTES + 1))
+
+    async def send_parts(connection: ClientConnection) -> None:
+        connection.transport.write(b"\x02\x80" + bytes(4) + (b"\x00\x80" + bytes(4)) * (sockets.PARTS_MAX + 2))
+
+    async def send_on(connection: ClientConnection, send: Callable[[ClientConnection], Awaitable[None]]) -> None:
+        await send(connection)
         while True:
             await connection.recv()
 
-    async with terminal(at, http) as (_, connection):
-        with pytest.raises(ConnectionClosed):
-            await send_on(connection)
-    assert (await http.get("/healthz")).status_code == 200
+    for send in (send_large, send_parts):
+        with subtests.test(send=send):
+            async with terminal(at, http) as (_, connection):
+                with pytest.raises(ConnectionClosed):
+                    await send_on(connection, send)
+            assert (await http.get("/healthz")).status_code == 200
 
 
 async def test_a_socket_is_logged_and_counted_without_what_it_carried(at: Bench, http: httpx.AsyncClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,75 +149,76 @@ async def test_the_end_of_the_service_ends_sockets(tmp_path: Path) -> None:
         await connection.close()
 
 
-HALVES = """
-import socket
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-connection = listener.accept()[0]
-while connection.recv(65536):
-    pass
-if ANSWERS:
-    connection.sendall(b"after your end")
-    connection.close()
-else:
-    import time
-    time.sleep(600)
-"""
 CLOSE = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
-"""Masked, as a client's are (RFC 6455 5.3)."""
+"""A Close frame, masked like every frame of a client (RFC 6455 5.3)."""
+PORT = 8000
+LARGE = bytes(range(256)) * 16384
 
 
-@pytest.mark.real_guest
-@pytest.mark.parametrize("how", ["answers", "silent"])
-async def test_where_a_route_asks_for_time_a_close_is_answered_when_it_is_done_or_silent(
-    at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
-    answers = how == "answers"
-    port = await listening(http, url, f"ANSWERS = {answers}" + HALVES)
-    if not answers:
-        monkeypatch.setattr(sockets, "STALL_TIMEOUT_S", 0.2)
+async def respond_at_end(connection: PortConnection) -> None:
+    while await connection.read():
+        pass
+    await connection.write(b"after your end")
+
+
+async def never_respond(connection: PortConnection) -> None:
+    while await connection.read():
+        pass
+    await asyncio.Event().wait()
+
+
+async def send_much(connection: PortConnection) -> None:
+    await connection.read()
+    await connection.write(LARGE)
+
+
+async def tunnel(at: Bench, handler: PortHandler) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a tunnel, whose route asks for time after a Close, to a scripted program. Return the sandbox's id and the open WebSocket."""
+    at.driver.scripts.ports[PORT] = handler
+    id_ = (await at.sandbox()).id
     reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
+    path = f"/tensorlake/sbx/{id_}/api/v1/tunnels/tcp?port={PORT}"
     writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101")
+    return id_, reader, writer
+
+
+async def frames(reader: asyncio.StreamReader) -> list[Frame]:
+    """Return all frames until the service closes the connection."""
+    protocol = ClientProtocol(parse_uri("ws://sandlot"), state=State.OPEN)
+    protocol.receive_data(await _to_its_end(reader))
+    return [event for event in protocol.events_received() if isinstance(event, Frame)]
+
+
+@pytest.mark.usefixtures("http")
+async def test_close_is_answered_after_what_the_route_still_sends(at: Bench) -> None:
+    _, reader, writer = await tunnel(at, respond_at_end)
     writer.write(CLOSE)
-    heard = await asyncio.wait_for(_to_its_end(reader), 60)
-    assert heard == (b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big") if answers else b"")
+    assert await _to_its_end(reader) == b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big")
     writer.close()
 
 
-@pytest.mark.real_guest
-async def test_what_is_cut_after_its_client_has_said_close_is_not_told_as_a_clean_end(at: Bench, http: httpx.AsyncClient) -> None:
-    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
-    port = await listening(http, url, "ANSWERS = False" + HALVES)
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
-    writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
-    await reader.readuntil(b"\r\n\r\n")
+@pytest.mark.usefixtures("http")
+async def test_silent_route_is_cut_off_after_a_close(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "STALL_TIMEOUT_S", 0.2)
+    _, reader, writer = await tunnel(at, never_respond)
     writer.write(CLOSE)
-    await http.delete(url)
-    asked = ClientProtocol(parse_uri("ws://sandlot"), state=State.OPEN)
-    asked.receive_data(await asyncio.wait_for(_to_its_end(reader), 60))
-    (close,) = [event for event in asked.events_received() if isinstance(event, Frame)]
+    assert await _to_its_end(reader) == b""
+    writer.close()
+
+
+async def test_route_that_is_cut_after_a_close_does_not_report_a_clean_end(at: Bench, http: httpx.AsyncClient) -> None:
+    id_, reader, writer = await tunnel(at, never_respond)
+    writer.write(CLOSE)
+    await http.delete(f"/v1/sandboxes/{id_}")
+    (close,) = await frames(reader)
     assert (close.opcode, int.from_bytes(close.data[:2], "big")) == (Opcode.CLOSE, 1011)
     writer.close()
 
 
-SENDS = """
-import socket
-listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
-connection = listener.accept()[0]
-connection.recv(1)
-connection.sendall(bytes(range(256)) * 16384)
-connection.close()
-"""
-
-
-@pytest.mark.real_guest
-async def test_a_close_while_its_client_takes_nothing_loses_nothing(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("http")
+async def test_close_while_the_client_reads_nothing_loses_nothing(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     full, left = asyncio.Event(), asyncio.Event()
     pause, leave = sockets.Socket.pause_writing, sockets.Socket.handle_close
 
@@ -231,12 +232,7 @@ async def test_a_close_while_its_client_takes_nothing_loses_nothing(at: Bench, h
 
     monkeypatch.setattr(sockets.Socket, "pause_writing", paused)
     monkeypatch.setattr(sockets.Socket, "handle_close", leaves)
-    url = f"/v1/sandboxes/{(await at.sandbox()).id}"
-    port = await listening(http, url, SENDS)
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    path = f"/tensorlake/sbx/{url.rpartition('/')[2]}/api/v1/tunnels/tcp?port={port}"
-    writer.write(HEAD.format(path=path, more=KEY + "Sec-WebSocket-Version: 13\r\n").encode())
-    await reader.readuntil(b"\r\n\r\n")
+    _, reader, writer = await tunnel(at, send_much)
     link = writer.transport
     assert isinstance(link, asyncio.Transport)
     link.pause_reading()
@@ -245,10 +241,8 @@ async def test_a_close_while_its_client_takes_nothing_loses_nothing(at: Bench, h
     writer.write(CLOSE)
     await left.wait()
     link.resume_reading()
-    asked = ClientProtocol(parse_uri("ws://sandlot"), state=State.OPEN)
-    asked.receive_data(await asyncio.wait_for(_to_its_end(reader), 60))
-    *answer, close = [event for event in asked.events_received() if isinstance(event, Frame)]
-    assert hashlib.sha256(b"".join(each.data for each in answer)).digest() == hashlib.sha256(bytes(range(256)) * 16384).digest()
+    *response, close = await frames(reader)
+    assert b"".join(each.data for each in response) == LARGE
     assert (close.opcode, close.data) == (Opcode.CLOSE, (1000).to_bytes(2, "big"))
     writer.close()
 

@@ -87,9 +87,8 @@ def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
     assert json.loads(event("output", data).line()) == {"event": "output", "data": data}
 
 
-@pytest.mark.parametrize(
-    "accept, media_type",
-    [
+def test_the_client_chooses_the_form_by_what_it_names_first(subtests: pytest.Subtests) -> None:
+    for accept, media_type in (
         ("text/event-stream", EVENTS),
         ("application/x-ndjson", LINES),
         ("application/json, application/x-ndjson;q=0.5", LINES),
@@ -97,33 +96,27 @@ def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
         ("text/event-stream, */*", EVENTS),
         ("application/json", ""),
         ("*/*", ""),
-    ],
-)
-def test_the_client_chooses_the_form_by_what_it_names_first(accept: str, media_type: str) -> None:
-    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
-    assert wanted(request) is bool(media_type)
-    if media_type:
-        assert events(request, nothing(), closed).media_type == media_type
+    ):
+        with subtests.test(accept=accept, media_type=media_type):
+            request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+            assert wanted(request) is bool(media_type)
+            if media_type:
+                assert events(request, nothing(), closed).media_type == media_type
 
 
-@pytest.mark.parametrize("error, code", [(ConflictError("taken", code=ErrorCode.CONFLICT), "conflict"), (ZeroDivisionError("of ours"), "internal")])
-async def test_what_fails_on_the_way_is_the_last_line(error: Exception, code: str) -> None:
-    async def failing() -> AsyncIterator[Any]:
-        yield event("started", {})
-        raise error
+async def failing(first: object, error: Exception) -> AsyncIterator[Any]:
+    yield first
+    raise error
 
+
+async def test_failure_after_the_start_is_the_last_line(subtests: pytest.Subtests) -> None:
     request = Request({"type": "http", "headers": [(b"accept", LINES.encode())], "state": {}})
-    told = [json.loads(each) for each in await sent(events(request, failing(), closed)) if each]
-    assert [each["event"] for each in told] == ["started", "failure"]
-    assert told[-1]["data"]["code"] == code
-
-    async def failing_lines() -> AsyncIterator[Any]:
-        yield {"index": 0}
-        raise error
-
-    told = [json.loads(each) for each in await sent(lines(request, failing_lines(), closed)) if each]
-    assert told[0] == {"index": 0}
-    assert told[1]["code"] == code
+    for error, code in ((ConflictError("taken", code=ErrorCode.CONFLICT), "conflict"), (ZeroDivisionError("of ours"), "internal")):
+        with subtests.test(code=code):
+            started, failure = [json.loads(line) for line in await sent(events(request, failing(event("started", {}), error), closed)) if line]
+            assert (started["event"], failure["event"], failure["data"]["code"]) == ("started", "failure", code)
+            item, problem = [json.loads(line) for line in await sent(lines(request, failing({"index": 0}, error), closed)) if line]
+            assert (item, problem["code"]) == ({"index": 0}, code)
 
 
 async def nothing() -> AsyncIterator[Event]:
