@@ -140,20 +140,17 @@ async def test_folders_are_made_listed_by_the_page_moved_and_removed(inside: Ins
     assert await inside.link.remove("/workspace/many", recursive=True) == 2501
 
 
-@pytest.mark.parametrize(
-    "path,code",
-    [
-        ("/no/such/file", ErrorCode.PATH_NOT_FOUND),
-        ("/etc/passwd/x", ErrorCode.PATH_INVALID),
-        ("/" + "x" * 300, ErrorCode.PATH_INVALID),
-        ("/" + "x/" * 2100, ErrorCode.PATH_INVALID),
-    ],
-)
-async def test_bad_paths_are_named_and_the_next_call_works(inside: Inside, path: str, code: ErrorCode) -> None:
-    with pytest.raises(SandlotError) as refused:
-        await read(inside, path)
-    assert refused.value.code == code
-    assert await read(inside, "/etc/hostname") is not None
+async def test_bad_paths_have_their_code_and_the_next_call_works(inside: Inside) -> None:
+    for path, code in {
+        "/no/such/file": ErrorCode.PATH_NOT_FOUND,
+        "/etc/passwd/x": ErrorCode.PATH_INVALID,
+        "/" + "x" * 300: ErrorCode.PATH_INVALID,
+        "/" + "x/" * 2100: ErrorCode.PATH_INVALID,
+    }.items():
+        with pytest.raises(SandlotError) as refused:
+            await read(inside, path)
+        assert refused.value.code == code, path
+        assert await read(inside, "/etc/hostname")
 
 
 async def test_root_may_write_anywhere_in_its_own_sandbox(inside: Inside) -> None:

@@ -63,14 +63,14 @@ async def test_what_sudo_started_ends_with_it(inside: Inside) -> None:
     for _ in range(100):
         if "sleep 4242" not in await inside.sh("ps -eo args"):
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
     pytest.fail("root's sleep outlived the sudo that started it")
 
 
-@pytest.mark.parametrize("code", [0, 1, 7, 255])
-async def test_exit_codes_come_through(inside: Inside, code: int) -> None:
-    _, _, result = await inside.run(*shell_argv(f"exit {code}"))
-    assert (result.reason, result.exit_code, result.signal) == ("exited", code, None)
+async def test_exit_codes_come_through(inside: Inside) -> None:
+    for code in (0, 7, 255):
+        _, _, result = await inside.run(*shell_argv(f"exit {code}"))
+        assert (result.reason, result.exit_code, result.signal) == ("exited", code, None)
 
 
 async def test_stdout_and_stderr_stay_apart_and_binary_stays_binary(inside: Inside) -> None:
@@ -81,9 +81,9 @@ async def test_stdout_and_stderr_stay_apart_and_binary_stays_binary(inside: Insi
 
 
 async def test_megabytes_of_output_arrive_whole_and_in_order(inside: Inside) -> None:
-    out, _, result = await inside.run(*shell_argv("seq 1 3000000"))
+    out, _, result = await inside.run(*shell_argv("seq 1 1000000"))
     assert result.exit_code == 0
-    expected = "".join(f"{number}\n" for number in range(1, 3_000_001)).encode()
+    expected = "".join(f"{number}\n" for number in range(1, 1_000_001)).encode()
     assert hashlib.sha256(out).digest() == hashlib.sha256(expected).digest()
 
 
@@ -103,7 +103,7 @@ async def test_without_stdin_a_program_reads_nothing_instead_of_waiting(inside: 
 
 async def test_a_timeout_kills_the_whole_family(inside: Inside) -> None:
     command = "sleep 3141 & setsid sleep 3142 & (setsid sh -c 'trap \"\" TERM HUP; sleep 3143' &) ; echo up; sleep 3144"
-    _, _, result = await inside.run(*shell_argv(command), timeout_s=2)
+    _, _, result = await inside.run(*shell_argv(command), timeout_s=1)
     assert (result.reason, result.signal) == ("timeout", 9)
     left = [line for line in (await inside.sh("ps -eo args")).splitlines() if "sleep 314" in line and "setsid sh" not in line]
     assert not [line for line in left if "3143" not in line], left
@@ -116,7 +116,7 @@ async def test_an_answer_does_not_wait_for_what_was_left_in_the_background(insid
 
 
 async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offset(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(shell_argv("echo one; sleep 1; echo two; sleep 1; echo three")))
+    call = await inside.link.start(ProcessSpec(shell_argv("echo one; sleep 0.3; echo two; sleep 0.3; echo three")))
     async for item in call:
         assert isinstance(item, Output)
         assert item.data == b"one\n"
@@ -151,20 +151,17 @@ async def test_signals_reach_the_group(inside: Inside) -> None:
     assert not await inside.link.signal(call.id, 10), "it has ended"
 
 
-@pytest.mark.parametrize(
-    "argv,cwd,code",
-    [
+async def test_programs_that_cannot_run_have_their_code_and_the_next_call_works(inside: Inside) -> None:
+    for argv, cwd, code in (
         (("no-such-program",), None, ErrorCode.PATH_NOT_FOUND),
         (("/etc/passwd",), None, ErrorCode.PERMISSION_DENIED),
         (("true",), "/no/such/folder", ErrorCode.PATH_NOT_FOUND),
         (("true",), "/root/x", ErrorCode.PATH_INVALID),
-    ],
-)
-async def test_what_cannot_run_is_refused_and_the_next_call_works(inside: Inside, argv: tuple[str, ...], cwd: str | None, code: ErrorCode) -> None:
-    with pytest.raises(SandlotError) as refused:
-        await inside.run(*argv, cwd=cwd)
-    assert refused.value.code == code
-    assert refused.value.message
+    ):
+        with pytest.raises(SandlotError) as refused:
+            await inside.run(*argv, cwd=cwd)
+        assert refused.value.code == code, (argv, cwd)
+        assert refused.value.message
     assert await inside.sh("echo fine") == "fine\n"
 
 

@@ -23,7 +23,7 @@ from sandlot.link.client import CellCall, Link, ProcessCall
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Lost, Output
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_node_id, new_process_id
-from sandlot.model.ports import ExitReason, Instance
+from sandlot.model.ports import Instance
 from sandlot.model.specs import ProcessSpec, shell_argv
 from sandlot.protocol import frames, schema, values
 from tests.support.doomed import COUNTER, boot
@@ -32,7 +32,7 @@ from tests.support.traces import NOTHING, settle, traces
 
 ROOT = Path(__file__).resolve().parents[3]
 LINE_BYTES = 10
-ROUNDS = 6
+ROUNDS = 4
 KILL = int(signal.SIGKILL)
 
 
@@ -94,27 +94,27 @@ WHOLE = frames.encode(frames.OPEN, 1, START)
 LARGEST = frames.encode(frames.DATA, 1, bytes(frames.HOST_FRAME_MAX - frames.HEADER_BYTES))
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param(WHOLE[:1], id="1 byte"),
-        pytest.param(WHOLE[: frames.HEADER_BYTES - 1], id="most of a header"),
-        pytest.param(WHOLE[: frames.HEADER_BYTES], id="a header"),
-        pytest.param(WHOLE[:-1], id="all but a byte"),
-        pytest.param(LARGEST[: frames.HEADER_BYTES + 1], id="the beginning of the largest"),
-        pytest.param(LARGEST[:-1], id="all but a byte of the largest"),
-        pytest.param(frames.HEADER.pack(frames.SYNC, frames.MESSAGE, 0, 0, 7, 4084), id="a header of the largest"),
-        pytest.param(random.Random(7).randbytes(3000), id="noise"),
-        pytest.param(LARGEST * 50 + LARGEST[:100], id="many and a part"),
-    ],
-)
-async def test_half_a_frame_of_a_dead_host_is_overcome(place: Place, left: bytes) -> None:
-    await place.die()
-    place.write_raw(left)
-    link = await place.reopen()
-    assert (await link.info()).processes > 0
-    assert await _output(link, "echo hello") == b"hello\n"
-    assert await _output(link, "ls /tmp/half 2>/dev/null || echo not done") == b"not done\n"
+PARTS = {
+    "1 byte": WHOLE[:1],
+    "most of a header": WHOLE[: frames.HEADER_BYTES - 1],
+    "a header": WHOLE[: frames.HEADER_BYTES],
+    "all but a byte": WHOLE[:-1],
+    "the beginning of the largest": LARGEST[: frames.HEADER_BYTES + 1],
+    "all but a byte of the largest": LARGEST[:-1],
+    "a header of the largest": frames.HEADER.pack(frames.SYNC, frames.MESSAGE, 0, 0, 7, 4084),
+    "noise": random.Random(7).randbytes(3000),
+    "many and a part": LARGEST * 50 + LARGEST[:100],
+}
+"""Bytes that a host wrote before it died."""
+
+
+async def test_part_of_a_frame_of_a_dead_host_is_skipped(place: Place) -> None:
+    for name, part in PARTS.items():
+        await place.die()
+        place.write_raw(part)
+        link = await place.reopen()
+        assert (await link.info()).processes > 0, name
+        assert await _output(link, "echo hello; ls /tmp/half 2>/dev/null || echo not done") == b"hello\nnot done\n", name
 
 
 async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
@@ -137,7 +137,7 @@ async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
 async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_count(place: Place) -> None:
     call = await place.link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     await place.die()
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)  # the output runs into its bound
     link = await place.reopen()
     assert await _output(link, "echo hello") == b"hello\n"
     async with await link.attach(call.id, stdout_from=0) as attached:
@@ -219,17 +219,6 @@ async def test_an_upload_that_broke_off_leaves_the_old_file(place: Place) -> Non
     assert [entry.name for entry in (await link.list_dir("/workspace")).entries if "whole" in entry.name] == ["whole"]
     await link.write_file("/workspace/whole", b"new")
     assert (await link.stat("/workspace/whole")).size == 3
-
-
-async def test_a_guest_that_hears_nothing_ends_by_itself_at_its_deadline(tmp_path: Path) -> None:
-    instance, link = await boot(tmp_path, node := new_node_id(), TEMPLATE)
-    await link.set_deadline(0.5)
-    await link.aclose()
-    assert (await instance.wait()).reason is ExitReason.EXITED
-    # What it held is removed by whoever comes next.
-    swept = await open_driver("gvisor", DriverSettings(node=node, data_dir=tmp_path)).sweep(keep=())
-    assert swept == 1
-    settle(lambda: traces(tmp_path), NOTHING)
 
 
 async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) ->
         terminal = await source.link.start(ProcessSpec(("cat",), rows=24, cols=80, timeout_s=None))
         (copy,) = await here.copies(source, 1)
         restored_s = time.time()
-        await asyncio.sleep(2)
+        await asyncio.sleep(0.5)  # the copy ticks meanwhile
         woken_s = time.time()
         await wake(copy, "sb-copy", NEW="1", BOTH="1")
         ticked = [float(line) for line in (await copy.sh("cat /tmp/ticks")).splitlines()]
@@ -175,16 +175,16 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
         source = await here.open()
         await wake(source, "sb-source", KEPT="1")
         cell = await source.link.execute("import time, asyncio\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.1)", timeout_s=None)
-        limited = await source.link.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=8))
+        limited = await source.link.start(ProcessSpec(shell_argv("sleep 1000"), timeout_s=4))
         await source.link.quiesce()
         image = tmp_path / "image"
         await source.instance.snapshot(image, keep_running=False)
-        await asyncio.sleep(9)
+        await asyncio.sleep(4.5)  # longer than the timeout of the process
         again = await here.open(image)
         with pytest.raises(SandlotError):
             await again.link.info()
         await wake(again, "sb-source", KEPT="1")
-        assert (await again.link.process(limited.id)).running, "its eight seconds are not over"
+        assert (await again.link.process(limited.id)).running, "its four seconds are not over"
         before_s = time.time()
         told_s = float(await again.sh("date +%s.%N"))
         assert before_s - 0.5 < told_s < time.time() + 0.5

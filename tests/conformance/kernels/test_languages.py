@@ -1,4 +1,4 @@
-"""bash and JavaScript contexts in real sandboxes, on both runtimes. What the programs promise in detail, their unit tests try."""
+"""bash and JavaScript contexts in real sandboxes. The programs themselves are tested in ``tests/unit/guest``."""
 
 from __future__ import annotations
 
@@ -85,36 +85,31 @@ async def test_javascript_finds_what_npm_installed_meanwhile(inside: Inside) -> 
     assert (await run(inside, "javascript", "[require('probe').word, (await import('probe')).word]")).plain == ["[ 7, 7 ]"]
 
 
-@pytest.mark.parametrize(
-    "language,code,kept",
-    [
+async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> None:
+    for language, code, kept in (
         ("bash", "kept=yes; echo on; sleep 300; echo never", "echo $kept"),
         ("bash", "kept=yes; echo on; while :; do :; done", "echo $kept"),
         ("javascript", "var kept = 'yes'; console.log('on'); for (;;) {}", "console.log(kept)"),
         ("javascript", "var kept = 'yes'; console.log('on'); await new Promise(() => {})", "console.log(kept)"),
-    ],
-)
-async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside, language: str, code: str, kept: str) -> None:
-    call = await inside.link.execute(code, kernel=language)
-    told = await listen(call, Told(), until="on\n")
-    await inside.link.interrupt(language)
-    await listen(call, told)
-    assert told.errors == [("KeyboardInterrupt", "")]
-    assert told.texts[1] == "on\n"
-    assert (await run(inside, language, kept)).texts[1] == "yes\n"
+    ):
+        call = await inside.link.execute(code, kernel=language)
+        told = await listen(call, Told(), until="on\n")
+        await inside.link.interrupt(language)
+        await listen(call, told)
+        assert (told.errors, told.texts[1]) == ([("KeyboardInterrupt", "")], "on\n"), code
+        assert (await run(inside, language, kept)).texts[1] == "yes\n", code
 
 
-@pytest.mark.parametrize(
-    "language,code", [("bash", "trap '' INT; while :; do :; done"), ("javascript", "setTimeout(() => { for (;;) {} }); await 1")]
-)
-async def test_a_cell_that_heeds_no_interrupt_costs_the_state_and_says_so(inside: Inside, language: str, code: str) -> None:
-    await run(inside, language, "kept=yes" if language == "bash" else "var kept = 'yes'")
-    told = await run(inside, language, code if language == "bash" else f"{code}; await new Promise(() => {{}})", timeout_s=0.5)
-    assert told.result is not None
-    assert told.result.status == "killed"
-    assert told.errors[-1][0] == "KernelDied"
-    told = await run(inside, language, "echo [$kept]" if language == "bash" else "console.log(typeof kept)")
-    assert told.texts[1] in {"[]\n", "undefined\n"}
+async def test_a_cell_that_ignores_interrupts_loses_the_state_and_says_so(inside: Inside) -> None:
+    for language, keep, code, look in (
+        ("bash", "kept=yes", "trap '' INT; while :; do :; done", "echo [$kept]"),
+        ("javascript", "var kept = 'yes'", "setTimeout(() => { for (;;) {} }); await 1; await new Promise(() => {})", "console.log(typeof kept)"),
+    ):
+        await run(inside, language, keep)
+        told = await run(inside, language, code, timeout_s=0.5)
+        assert told.result is not None
+        assert (told.result.status, told.errors[-1][0]) == ("killed", "KernelDied"), language
+        assert (await run(inside, language, look)).texts[1] in {"[]\n", "undefined\n"}, language
 
 
 async def test_what_sudo_installs_is_users_to_replace(inside: Inside) -> None:

@@ -51,7 +51,7 @@ async def spare(inside: Inside) -> int:
         free = [int(pid) for pid in found.split() if pid != zygote and int(pid) not in known]
         if zygote and free:
             return free[0]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.02)
 
 
 async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside: Inside) -> None:
