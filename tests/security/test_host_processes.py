@@ -14,7 +14,7 @@ import pytest
 from sandlot import Sandbox
 from tests.support.attempts import PREAMBLE, not_refused, outcomes
 from tests.support.inside import USERS, run_inside
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.traces import NOTHING, sandbox_pids, settle
 
 NOBODY = "65534"
@@ -278,15 +278,20 @@ def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_sandbox_outlives_its_service_and_is_ended_by_the_next(isolation: str, number: signal.Signals) -> None:
-    with local_service(isolation=isolation) as mortal:
-        made = mortal.create()
-        made.commands.run("setsid sleep 1000 & echo started", user="root")
+def test_a_sandbox_outlives_its_service_and_is_ended_by_the_next(number: signal.Signals) -> None:
+    with local_service(isolation=ISOLATIONS[0]) as mortal:
+        made = [mortal.create(isolation=isolation) for isolation in ISOLATIONS]
+        for each in made:
+            each.commands.run("setsid sleep 1000 & echo started", user="root")
+        refs = mortal.refs()
+        assert len(refs) == len(ISOLATIONS)
         mortal.end(number)
-        assert mortal.traces() != NOTHING, "what an agent has in it is not the service's to throw away"
+        for ref in refs:
+            assert mortal.traces(keep=refs - {ref}) != NOTHING, "what an agent has in it is not the service's to throw away"
         mortal.start()
-        assert [box.id for box in mortal.client.sandboxes()] == [made.id]
-        made.kill()
+        assert {box.id for box in mortal.client.sandboxes()} == {each.id for each in made}
+        for each in made:
+            each.kill()
         settle(mortal.traces, NOTHING)
         assert mortal.client.sandboxes() == []
 

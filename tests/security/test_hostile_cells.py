@@ -41,72 +41,72 @@ async def run(inside: Inside, code: str, timeout_s: float = 120) -> tuple[str, l
     return (await call.result()).status, errors, text
 
 
-async def check(inside: Inside) -> None:
+async def check(inside: Inside, after: str = "") -> None:
     """The next cells do all that a cell does."""
-    assert await run(inside, "print('said')") == ("ok", [], "said\n")
-    assert await run(inside, "21 * 2") == ("ok", [], "42")
-    assert await run(inside, "1 / 0") == ("error", ["ZeroDivisionError"], "")
+    assert await run(inside, "print('said')") == ("ok", [], "said\n"), after
+    assert await run(inside, "21 * 2") == ("ok", [], "42"), after
+    assert await run(inside, "1 / 0") == ("error", ["ZeroDivisionError"], ""), after
     status, errors, text = await run(inside, "!echo from a child")
-    assert (status, errors, text.splitlines()[-1]) == ("ok", [], "from a child")
-    assert await run(inside, "import asyncio\nawait asyncio.sleep(0)\n'awaited'") == ("ok", [], "'awaited'")
+    assert (status, errors, text.splitlines()[-1]) == ("ok", [], "from a child"), after
+    assert await run(inside, "import asyncio\nawait asyncio.sleep(0)\n'awaited'") == ("ok", [], "'awaited'"), after
 
 
-@pytest.mark.parametrize(
-    "code,error",
-    [
-        ("def deep(n): return deep(n + 1)\ndeep(0)", "RecursionError"),
-        ("import sys; sys.setrecursionlimit(20)", None),
-        ("import os; os.close(1); os.close(2)", None),
-        ("import os; os.closerange(0, 256)", None),
-        ("import sys; sys.stdout = None; print(1)", None),
-        ("import sys; sys.stdout = sys.stderr = sys.stdin = None", None),
-        ("import sys; sys.stdout.close(); print(1)", "ValueError"),
-        ("print('\\0\\ud800\\udcff'); '\\0\\ud800'", None),
-        ("import os; os.write(1, bytes(range(256)))", None),
-        ("raise type('\\ud800', (Exception,), {})('\\0\\ud800')", "?"),
-        ("import builtins\nbuiltins.open = builtins.print = builtins.len = builtins.isinstance = builtins.Exception = None", None),
-        ("import builtins\nfor name in dir(builtins): setattr(builtins, name, None)", "TypeError"),
-        ("del __builtins__", None),
-        ("import sys\nfor name in list(sys.modules): sys.modules[name] = None", None),
-        ("import sys; sys.modules.clear()", None),
-        ("import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except OSError: pass", None),
-        ("import atexit, threading, time\natexit.register(time.sleep, 1e6)\nthreading.Thread(target=time.sleep, args=(1e6,)).start()", None),
-        ("get_ipython().display_formatter = get_ipython().displayhook = get_ipython().events = None", "?"),
-        ("import sys; sys.settrace(None); sys.excepthook = sys.displayhook = sys.unraisablehook = None", None),
-        ("import traceback, linecache; traceback.TracebackException = linecache.getline = None; 1 / 0", "ZeroDivisionError"),
-        ("class Bad:\n    def __repr__(self): raise SystemExit\nBad()", "SystemExit"),
-        ("class Bad(BaseException):\n    def __str__(self): raise Bad\nraise Bad", "Bad"),
-        ("import asyncio; asyncio.get_event_loop().close()", None),
-        ("%reset -f", None),
-        ("import os; os.chdir('/tmp'); os.mkdir('gone'); os.chdir('gone'); os.rmdir('/tmp/gone')", None),
-    ],
+SURVIVABLE: tuple[tuple[str, str | None], ...] = (
+    ("def deep(n): return deep(n + 1)\ndeep(0)", "RecursionError"),
+    ("import sys; sys.setrecursionlimit(20)", None),
+    ("import os; os.close(1); os.close(2)", None),
+    ("import os; os.closerange(0, 256)", None),
+    ("import sys; sys.stdout = None; print(1)", None),
+    ("import sys; sys.stdout = sys.stderr = sys.stdin = None", None),
+    ("import sys; sys.stdout.close(); print(1)", "ValueError"),
+    ("print('\\0\\ud800\\udcff'); '\\0\\ud800'", None),
+    ("import os; os.write(1, bytes(range(256)))", None),
+    ("raise type('\\ud800', (Exception,), {})('\\0\\ud800')", "?"),
+    ("import builtins\nbuiltins.open = builtins.print = builtins.len = builtins.isinstance = builtins.Exception = None", None),
+    ("import builtins\nfor name in dir(builtins): setattr(builtins, name, None)", "TypeError"),
+    ("del __builtins__", None),
+    ("import sys\nfor name in list(sys.modules): sys.modules[name] = None", None),
+    ("import sys; sys.modules.clear()", None),
+    ("import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except OSError: pass", None),
+    ("import atexit, threading, time\natexit.register(time.sleep, 1e6)\nthreading.Thread(target=time.sleep, args=(1e6,)).start()", None),
+    ("get_ipython().display_formatter = get_ipython().displayhook = get_ipython().events = None", "?"),
+    ("import sys; sys.settrace(None); sys.excepthook = sys.displayhook = sys.unraisablehook = None", None),
+    ("import traceback, linecache; traceback.TracebackException = linecache.getline = None; 1 / 0", "ZeroDivisionError"),
+    ("class Bad:\n    def __repr__(self): raise SystemExit\nBad()", "SystemExit"),
+    ("class Bad(BaseException):\n    def __str__(self): raise Bad\nraise Bad", "Bad"),
+    ("import asyncio; asyncio.get_event_loop().close()", None),
+    ("%reset -f", None),
+    ("import os; os.chdir('/tmp'); os.mkdir('gone'); os.chdir('gone'); os.rmdir('/tmp/gone')", None),
 )
-async def test_a_cell_that_its_kernel_survives(inside: Inside, code: str, error: str | None) -> None:
-    status, errors, _ = await run(inside, code)
-    assert status in SURVIVED
-    assert error == "?" or errors == ([error] if error else [])
-    await check(inside)
+"""Cells, and the error that each raises; ``?`` for any or none."""
 
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os; os._exit(0)",
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "import os; os.abort()",
-        "import ctypes; ctypes.string_at(0)",
-        "import sys; sys.setrecursionlimit(10**9)\nnested = []\nfor _ in range(10**6): nested = [nested]\nrepr(nested)",
-        "import os; os.closerange(0, 4096)\nimport time; time.sleep(60)",
-        "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'\\xff' * 100)\n    except OSError: pass\nimport time; time.sleep(60)",
-    ],
+FATAL = (
+    "import os; os._exit(0)",
+    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "import os; os.abort()",
+    "import ctypes; ctypes.string_at(0)",
+    "import sys; sys.setrecursionlimit(10**9)\nnested = []\nfor _ in range(10**6): nested = [nested]\nrepr(nested)",
+    "import os; os.closerange(0, 4096)\nimport time; time.sleep(60)",
+    "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'\\xff' * 100)\n    except OSError: pass\nimport time; time.sleep(60)",
 )
-async def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_finds_a_new_one(inside: Inside, code: str) -> None:
-    await run(inside, "before = 1")
-    status, errors, _ = await run(inside, code)
-    assert status in DIED
-    assert errors[-1] == "KernelDied"
-    assert await run(inside, "before") == ("error", ["NameError"], "")
-    await check(inside)
+
+
+async def test_a_cell_that_its_kernel_survives(inside: Inside) -> None:
+    for code, error in SURVIVABLE:
+        status, errors, _ = await run(inside, code)
+        assert status in SURVIVED, code
+        assert error == "?" or errors == ([error] if error else []), code
+        await check(inside, code)
+
+
+async def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_finds_a_new_one(inside: Inside) -> None:
+    for code in FATAL:
+        await run(inside, "before = 1")
+        status, errors, _ = await run(inside, code)
+        assert status in DIED, code
+        assert errors[-1] == "KernelDied", code
+        assert await run(inside, "before") == ("error", ["NameError"], ""), code
+        await check(inside, code)
 
 
 async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: Inside) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
@@ -36,23 +35,17 @@ while True:
 """
 
 
-@pytest.fixture(params=["127.0.0.1", "::1", EVERY, "::"])
-def on_the_host(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    """Something that listens on this machine."""
-    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
-    with socket.create_server((request.param, 0), family=family) as made:
-        made.settimeout(0.2)
-        yield made
-
-
 @pytest.mark.parametrize("network", ["none", "packages"])
-def test_what_listens_on_the_host_is_not_reached(service: LocalService, on_the_host: socket.socket, network: str) -> None:
+def test_what_listens_on_the_host_is_not_reached(service: LocalService, network: str) -> None:
     with service.create(network=network) as sandbox:
-        with pytest.raises(NotFoundError) as refused:
-            sandbox.tunnel(on_the_host.getsockname()[1])
-        assert refused.value.code is ErrorCode.PORT_NOT_FOUND
-        with pytest.raises(TimeoutError):
-            on_the_host.accept()
+        for address in ("127.0.0.1", "::1", EVERY, "::"):
+            with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as on_the_host:
+                on_the_host.settimeout(0.2)
+                with pytest.raises(NotFoundError) as refused:
+                    sandbox.tunnel(on_the_host.getsockname()[1])
+                assert refused.value.code is ErrorCode.PORT_NOT_FOUND
+                with pytest.raises(TimeoutError):
+                    on_the_host.accept()
 
 
 def test_what_listens_in_another_sandbox_is_not_reached(service: LocalService, sandbox: Sandbox) -> None:
