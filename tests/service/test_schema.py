@@ -39,7 +39,7 @@ CHECKS = [
 ]
 TEMPLATE = "base"
 BINARY = "application/octet-stream"
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 SILENCE_S = 0.7
 """How long an event stream that has no end is read."""
 

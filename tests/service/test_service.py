@@ -231,7 +231,7 @@ def run(data_dir: Path, *arguments: str, **env: str) -> subprocess.CompletedProc
         env={**os.environ, "SANDLOT_DATA_DIR": str(data_dir), **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

@@ -24,7 +24,7 @@ from sandlot.sdk import Tunnel
 from tests.support.localservice import EACH_ISOLATION, ON_GVISOR, LocalService, local_service
 
 LARGE = 6 * MIB
-PATIENCE_S = 60
+PATIENCE_S = 150
 
 INSIDE = f"""
 import hashlib, socket, sys, threading

@@ -24,7 +24,7 @@ from sandlot.guest.kernels.kernel import HEAD
 from sandlot.link import payload
 from sandlot.protocol import values
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 AGAIN_S = 1.0
 """When the guest says an interrupt again."""
 

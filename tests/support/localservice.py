@@ -39,7 +39,7 @@ EACH_ISOLATION = ("gvisor", pytest.param("container", marks=pytest.mark.slow))
 """Parameters of a test that runs on both: gVisor in every run, containers in ``scripts/test --all``."""
 ON_GVISOR = pytest.mark.parametrize("service", ["gvisor"], indirect=True)
 """For a test whose behaviour does not depend on the isolation, in a module whose service has each of them in turn."""
-START_PATIENCE_S = 60.0
+START_PATIENCE_S = 150.0
 
 
 class LocalService:
@@ -141,7 +141,7 @@ class LocalService:
             return 0
         if self._process.poll() is None:
             self._process.send_signal(number)
-        return self._process.wait(timeout=90)
+        return self._process.wait(timeout=150)
 
 
 @contextmanager

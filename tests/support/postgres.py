@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 USER = "postgres"
 """Debian's package creates this user; a server refuses to run as root."""
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 150.0
+STOP_TIMEOUT_S = 90.0
 _IN_MEMORY = Path("/dev/shm")
 _SETTINGS = ("listen_addresses=", "fsync=off", "full_page_writes=off", "autovacuum=off", "max_wal_size=64MB")
 

@@ -20,7 +20,7 @@ from sandlot.store.engine import READERS
 CGROUPS = Path("/sys/fs/cgroup")
 ID_RANGES = Path("/run/sandlot/ids")
 """A link for each range of user ids that some sandbox on this host has; it leads to the name of that sandbox's control group."""
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 """Until something that has to vanish counts as left: only a hang is waited out."""
 _NUMBER = re.compile(r"\d+")
 _POOLED = re.compile(r"/sandlot\.db(-wal|-shm)?$")
