@@ -338,7 +338,7 @@ def test_templates_are_the_services(api: AuthenticatedClient) -> None:
     assert get_templates_aliases_alias.sync_detailed("none", client=api).status_code == 404
 
 
-def test_what_there_is_not_is_refused_in_its_words(opts: Opts) -> None:
+def test_unsupported_calls_are_refused_in_the_vendors_format(opts: Opts) -> None:
     with httpx.Client(base_url=opts["api_url"], headers={"X-API-KEY": opts["api_key"]}) as http:
         for method, path in (
             *(("POST", "/v3/templates"), ("POST", "/v2/templates"), ("POST", "/templates"), ("POST", "/templates/tags")),

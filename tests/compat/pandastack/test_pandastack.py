@@ -456,7 +456,7 @@ def test_whose_key_it_is(client: Client, url: str) -> None:
         Client(api_url=url, api_key="wrong").me()
 
 
-def test_what_belongs_to_another_key_is_not_found(service: TcpService, url: str, sb: Sandbox) -> None:
+def test_resources_of_another_key_are_not_found(service: TcpService, url: str, sb: Sandbox) -> None:
     other = Client(api_url=url, api_key=service.key("other"), max_create_retry_seconds=0)
     assert other.sandboxes.list() == []
     stranger = Sandbox.from_dict({"id": sb.id}, client=other)
@@ -471,7 +471,7 @@ def test_what_belongs_to_another_key_is_not_found(service: TcpService, url: str,
     assert sb.exec("echo there").stdout == "there\n"
 
 
-def test_what_there_is_not_is_refused_in_its_words(client: Client) -> None:
+def test_unsupported_calls_are_refused_in_the_vendors_format(client: Client) -> None:
     for call in (client.apps.list, client.functions.list, client.schedules.list, client.databases.list, client.tokens.list):
         with pytest.raises(ServerError, match="Sandlot does not have"):
             call()

@@ -31,12 +31,12 @@ EVERY_DOOR = cases("door", DOORS)
 
 
 @EVERY_DOOR
-def test_there_is_a_word_for_every_error_and_for_nothing_else(door: Door) -> None:
+def test_error_tables_are_total(door: Door) -> None:
     assert set(door.table) == set(ErrorCode)
 
 
 @cases("door, code", list(product(DOORS, ErrorCode)))
-def test_every_error_is_told_in_json_with_what_happened_and_what_to_do(door: Door, code: ErrorCode) -> None:
+def test_every_error_has_a_json_body_with_message_and_hint(door: Door, code: ErrorCode) -> None:
     error = class_of(code)("It happened.", code=code, hint="Do this.", fields={"retry_after_s": 7})
     told = answer(error, "abc", teller=door)
     assert told.media_type == "application/json"
@@ -48,19 +48,19 @@ def test_every_error_is_told_in_json_with_what_happened_and_what_to_do(door: Doo
 
 
 @EVERY_DOOR
-def test_its_prefix_is_one_part_of_a_path_and_its_own(door: Door) -> None:
+def test_prefixes_are_unique_path_segments(door: Door) -> None:
     assert door.prefix == f"/{door.name}"
     assert [other.prefix for other in DOORS].count(door.prefix) == 1
 
 
-def test_routes_below_a_prefix_are_looked_at_for_what_is_asked_for_there_alone() -> None:
+def test_prefix_router_matches_only_paths_below_its_prefix() -> None:
     below = Below("/x", APIRouter())
     asked = {path: below.matches({"type": "http", "path": path, "method": "GET"})[0] for path in ("/x/a", "/x/", "/x", "/xy/a", "/v1/x/a", "/")}
     assert {path for path, match in asked.items() if match is not Match.NONE} == {"/x/a", "/x/"}
 
 
 @EVERY_DOOR
-async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: SharedBench) -> None:
+async def test_authentication_errors_have_the_vendors_format(door: Door, at: SharedBench) -> None:
     async with at.client() as stranger:
         refused = await stranger.post(f"{door.prefix}/v1/anything", content=b"x" * 100)
     assert refused.status_code == 401
@@ -69,7 +69,7 @@ async def test_what_the_frame_refuses_is_told_in_its_shape(door: Door, at: Share
 
 @EVERY_DOOR
 @cases("header, prefix", [("Authorization", "Bearer "), ("X-API-Key", "")])
-async def test_a_key_is_taken_in_either_header(door: Door, at: SharedBench, header: str, prefix: str) -> None:
+async def test_key_is_accepted_in_either_header(door: Door, at: SharedBench, header: str, prefix: str) -> None:
     _, secret = await at.service.keys.create(f"{door.name}-{header.lower()}")
     async with at.client() as http:
         assert_told(door, await http.get(f"{door.prefix}/nope", headers={header: prefix + secret}), ErrorCode.NOT_FOUND)
@@ -77,7 +77,7 @@ async def test_a_key_is_taken_in_either_header(door: Door, at: SharedBench, head
 
 
 @EVERY_DOOR
-async def test_what_there_is_not_is_told_in_its_shape(door: Door, http: httpx.AsyncClient) -> None:
+async def test_unknown_paths_get_the_vendors_not_found(door: Door, http: httpx.AsyncClient) -> None:
     for path in ("", "/", "/nope", "/v1", "/v1/nope/%00/..", "/v1/" + "x" * 3000, "/%ff"):
         response = await http.get(door.prefix + path)
         assert response.status_code == 404, path
@@ -87,7 +87,7 @@ async def test_what_there_is_not_is_told_in_its_shape(door: Door, http: httpx.As
 
 
 @EVERY_DOOR
-def test_who_answers_at_the_root_of_the_port_is_told_by_the_whole_path(door: Door) -> None:
+def test_root_paths_select_the_vendor_by_the_whole_path(door: Door) -> None:
     for path in door.roots:
         there = re.sub(r"{\w+}", "x", path)
         assert TELLERS.of(there) is door

@@ -24,7 +24,7 @@ RAISED: dict[int, type[AgentSandboxError]] = {
 
 
 @cases("code", ErrorCode)
-def test_the_client_raises_its_own_error_with_a_message_for_people(code: ErrorCode) -> None:
+def test_client_raises_its_own_error_with_message_and_hint(code: ErrorCode) -> None:
     told = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
 
     def refuse(_: httpx.Request) -> httpx.Response:
@@ -49,5 +49,5 @@ def test_the_client_raises_its_own_error_with_a_message_for_people(code: ErrorCo
         (ErrorCode.UNSUPPORTED, 501),
     ],
 )
-def test_what_its_client_tells_apart(code: ErrorCode, status: int) -> None:
+def test_statuses_select_the_clients_exceptions(code: ErrorCode, status: int) -> None:
     assert DOOR.table[code].status == status

@@ -30,7 +30,7 @@ async def sh(box: Sandbox, command: str) -> None:
     assert done.outcome.exit_code == 0, done.stderr.text()
 
 
-def test_what_is_in_output_comes_first_then_what_is_at_the_top() -> None:
+def test_output_files_come_first_then_top_level_files() -> None:
     paths = ["/workspace/d/a", "/workspace/z", "/output/z", "/workspace/a", "/output/d/a"]
     found = outputs.ordered(Found(path, 1) for path in paths)
     assert [file.path for file in found] == ["/output/z", "/output/d/a", "/workspace/a", "/workspace/z", "/workspace/d/a"]
@@ -46,7 +46,7 @@ def test_what_is_in_output_comes_first_then_what_is_at_the_top() -> None:
         ("/workspace/a.b", False),
     ],
 )
-def test_what_is_hidden_or_compiled_is_nothing_that_was_asked_for(path: str, *, hidden: bool) -> None:
+def test_hidden_and_compiled_files_are_no_outputs(path: str, *, hidden: bool) -> None:
     assert outputs.is_hidden(path) is hidden
 
 
@@ -61,7 +61,7 @@ async def test_files_that_a_run_made_or_changed_are_found(box: Sandbox) -> None:
     assert ([file.path for file in found], more) == (["/workspace/moved", "/workspace/d1/changed", "/workspace/d1/made"], False)
 
 
-async def test_no_more_is_kept_than_there_is_room_for(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outputs_are_kept_up_to_the_size_limit(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await Before.look(box)
     await sh(box, "cd /output; printf 12345 > a; printf 12345678 > b; printf 123 > c; printf 1 > d; chmod 0 d")
     monkeypatch.setattr(outputs, "KEPT_BYTES", 10)
@@ -70,7 +70,7 @@ async def test_no_more_is_kept_than_there_is_room_for(at: SharedBench, box: Sand
     assert (kept.left, kept.more) == (2, False)
 
 
-async def test_a_guests_word_of_a_size_binds_it(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_size_limit_holds_if_the_guest_reports_wrong_sizes(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     guest = at.driver.guest(box.ref)
     for number in range(1, 7):
         guest.files.write(f"/output/{number}", bytes(100), 1000)
@@ -85,14 +85,14 @@ async def test_a_guests_word_of_a_size_binds_it(at: SharedBench, box: Sandbox, m
     assert kept.left >= 4
 
 
-async def test_a_quota_binds_what_is_kept(at: SharedBench, box: Sandbox) -> None:
+async def test_outputs_count_against_the_upload_quota(at: SharedBench, box: Sandbox) -> None:
     before = await Before.look(box)
     await sh(box, "cd /output; printf 12345 > a; printf 123456 > b")
     kept = await outputs.collect(at.service.core.files, box, before, Quota(upload_bytes=5))
     assert ([record.filename for record in kept.records], kept.left) == (["a"], 1)
 
 
-async def test_what_takes_too_long_is_left(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collecting_outputs_has_a_time_limit(at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
@@ -107,7 +107,7 @@ async def test_what_takes_too_long_is_left(at: SharedBench, box: Sandbox, monkey
 
 
 @cases("code", [ErrorCode.TOO_LARGE, ErrorCode.DISK_FULL, ErrorCode.SERVICE_UNAVAILABLE, ErrorCode.SANDBOX_ENDED])
-async def test_a_run_has_its_result_whatever_becomes_of_its_files(
+async def test_run_keeps_its_result_if_its_outputs_cannot_be_kept(
     at: SharedBench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
 ) -> None:
     async def refuses(*_: object, **__: object) -> None:

@@ -54,11 +54,11 @@ def refused(response: httpx.Response, status: int) -> str:
 
 
 @cases("method, path", [("POST", "/v1/api-keys"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token")])
-async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient, method: str, path: str) -> None:
     assert "sandlot keys create" in refused(await http.request(method, HERE + path, json={"name": "x"}), 501)
 
 
-async def test_no_message_names_a_method_path_or_body_that_there_is_not(http: httpx.AsyncClient) -> None:
+async def test_wrong_methods_paths_and_bodies_are_refused_in_the_vendors_format(http: httpx.AsyncClient) -> None:
     assert "PUT /agentsandbox/v1/execute" in refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
     assert "docs/doors.md" in refused(await http.get(f"{HERE}/v1/nope"), 404)
     for method in ("GET", "DELETE"):
@@ -70,7 +70,7 @@ async def test_no_message_names_a_method_path_or_body_that_there_is_not(http: ht
     assert "form" in refused(await http.post(f"{HERE}/v1/files", content=b"x", headers={"Content-Type": "text/plain"}), 422)
 
 
-async def test_a_defect_is_told_in_its_words_and_tells_nothing(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_has_the_vendors_format_and_no_details(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("secret")
 
@@ -81,7 +81,7 @@ async def test_a_defect_is_told_in_its_words_and_tells_nothing(http: httpx.Async
     assert "request.defect" in {line["event"] for line in logged}
 
 
-async def test_no_room_is_503_with_a_time_to_wait(folder: Path) -> None:
+async def test_full_service_responds_503_with_retry_after(folder: Path) -> None:
     async with bench(folder, settings=replace(Settings(), max_sandboxes=1)) as at, client(at.service) as http:
         ok(await http.post(f"{HERE}/v1/sessions"), 200)
         for path, body in (("sessions", {}), ("execute", {"code": "1"})):
@@ -90,7 +90,7 @@ async def test_no_room_is_503_with_a_time_to_wait(folder: Path) -> None:
             assert int(response.headers["retry-after"]) > 0
 
 
-async def test_a_session_that_cannot_be_furnished_is_gone(at: SharedBench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_whose_files_cannot_be_injected_is_removed(at: SharedBench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object, **__: object) -> None:
         raise UnavailableError("no")
 
@@ -102,7 +102,7 @@ async def test_a_session_that_cannot_be_furnished_is_gone(at: SharedBench, http:
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
+async def test_disconnect_ends_the_run_and_keeps_the_session(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
     for body in ({"code": "sleep 1000", "language": "bash", "session_id": session}, {"code": "sleep 1000", "language": "bash"}):
         with pytest.raises(httpx.ReadTimeout):
             await http.post(f"{HERE}/v1/execute", json=body, timeout=1)
@@ -115,9 +115,7 @@ async def test_a_client_that_goes_away_takes_its_run_along_and_no_session(at: Sh
     await until(ended)
 
 
-async def test_a_run_that_takes_too_long_is_ended_before_its_client_gives_up(
-    http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_run_is_ended_before_its_client_times_out(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translate, "CLIENT_TIMEOUT_S", outputs.ANSWER_S + 2)
     code = "echo begun; echo made > file; sleep 1000 & sleep 1000"
     told = ok(await http.post(f"{HERE}/v1/execute", json={"code": code, "language": "bash", "session_id": session}), 200)
@@ -126,7 +124,7 @@ async def test_a_run_that_takes_too_long_is_ended_before_its_client_gives_up(
     assert [file["filename"] for file in told["files"]] == ["file"]
 
 
-async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_code_runs_in_a_session_with_a_full_disk(http: httpx.AsyncClient, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object, **__: object) -> None:
         raise LimitError("The disk of the sandbox is full.", code=ErrorCode.DISK_FULL)
 
@@ -137,7 +135,7 @@ async def test_a_session_whose_disk_is_full_can_be_tidied_up(http: httpx.AsyncCl
     assert "full" in refused(await http.post(f"{HERE}/v1/execute", json={"code": "#" * 200_000, "session_id": session}), 507)
 
 
-async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
+async def test_failed_preparation_leaves_no_program_file(at: SharedBench, http: httpx.AsyncClient, session: str) -> None:
     file = ok(await http.post(f"{HERE}/v1/files", files={"file": ("a", b"a")}), 200)["file_id"]
     ran = {"language": "bash", "session_id": session}
 
@@ -158,7 +156,7 @@ async def test_a_run_that_could_not_be_prepared_leaves_no_program(at: SharedBenc
     assert (told["stdout"], told["return_code"]) == ("a\n", 0)
 
 
-async def test_over_a_keys_quota_is_429(at: SharedBench) -> None:
+async def test_exceeded_quota_responds_429(at: SharedBench) -> None:
     _, one = await at.service.keys.create("one", quota=Quota(sandboxes=1, executions_per_month=2, upload_bytes=10))
     async with at.client(one) as http:
         session = ok(await http.post(f"{HERE}/v1/sessions"), 200)["session_id"]
@@ -173,7 +171,7 @@ async def test_over_a_keys_quota_is_429(at: SharedBench) -> None:
         assert "10 bytes" in refused(large, large.status_code)
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.AsyncClient) -> None:
+async def test_interrupted_upload_leaves_no_file(http: httpx.AsyncClient) -> None:
     async def cut() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 100_000
 
@@ -182,7 +180,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(http: httpx.AsyncClient)
     assert ok(await http.get(f"{HERE}/v1/files"), 200)["total"] == 0
 
 
-async def test_a_file_that_says_it_is_a_page_is_never_shown_as_one(http: httpx.AsyncClient) -> None:
+async def test_html_file_is_downloaded_as_an_attachment(http: httpx.AsyncClient) -> None:
     page = b"<script>alert(1)</script>"
     file = ok(await http.post(f"{HERE}/v1/files", files={"file": ('a"b é.html', page, "text/html")}), 200)["file_id"]
     response = await http.get(f"{HERE}/v1/files/{file}")
@@ -192,7 +190,7 @@ async def test_a_file_that_says_it_is_a_page_is_never_shown_as_one(http: httpx.A
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_sandbox_that_a_run_ends_is_told_as_its_result(http: httpx.AsyncClient, at: SharedBench, session: str) -> None:
+async def test_end_of_the_sandbox_is_reported_in_the_runs_result(http: httpx.AsyncClient, at: SharedBench, session: str) -> None:
     run = asyncio.create_task(http.post(f"{HERE}/v1/execute", json={"code": "echo $$ > pid; sleep 1000", "language": "bash", "session_id": session}))
     (box,) = at.sandboxes.all(OPERATOR)
     await until(lambda: _is_there(box, "/workspace/pid"))
@@ -249,7 +247,7 @@ _REQUESTS = st.tuples(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_REQUESTS)
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(
+async def test_any_request_gets_a_json_response_and_no_internal_error(
     http: httpx.AsyncClient, at: SharedBench, asked: tuple[str, str, dict[str, str], str, bytes]
 ) -> None:
     method, path, query, kind, content = asked

@@ -51,7 +51,7 @@ EXECUTION = ExecutionRecord(
 
 
 @cases("language, interpreter", [("python", "python3"), ("bash", "bash")])
-def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: LanguageName, interpreter: str) -> None:
+def test_each_run_has_its_own_file_outside_the_workspace(language: LanguageName, interpreter: str) -> None:
     one, other = translate.program(language, "1"), translate.program(language, "2")
     assert one.folder != other.folder
     assert not one.path.startswith("/workspace")
@@ -59,7 +59,7 @@ def test_a_run_is_a_file_of_its_own_outside_of_the_workspace(language: LanguageN
     assert (spec.argv, spec.cwd, spec.stdin) == ((interpreter, one.path), "/workspace", False)
 
 
-def test_a_runs_environment_goes_before_the_sessions_and_the_workspace_can_be_imported() -> None:
+def test_run_environment_overrides_the_sessions_and_workspace_is_importable() -> None:
     python, bash = translate.program("python", "1"), translate.program("bash", "1")
 
     def env(what: translate.Program, run: dict[str, str], session: dict[str, str]) -> dict[str, str]:
@@ -77,14 +77,14 @@ def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) ->
     assert translate.process(what, translate.argv(what), {}, {}, spent_s).timeout_s == left_s
 
 
-def test_code_has_a_bound_in_bytes() -> None:
+def test_code_size_is_limited_in_bytes() -> None:
     assert translate.code_of("é") == b"\xc3\xa9"
     assert len(translate.code_of("x" * MAX_CODE_BYTES)) == MAX_CODE_BYTES
     with pytest.raises(InvalidRequestError, match=str(MAX_CODE_BYTES)):
         translate.code_of("é" * (MAX_CODE_BYTES // 2 + 1))
 
 
-def test_a_session_has_no_deadline_unless_its_key_must_have_one() -> None:
+def test_session_has_a_timeout_only_if_the_quota_demands_it() -> None:
     assert translate.new_session({"A": "1"}, WHO).timeout_s is None
     assert translate.new_session({"A": "1"}, WHO).env == {"A": "1"}
     bound = replace(WHO, quota=Quota(lifetime_s=50))
@@ -95,13 +95,13 @@ def test_a_session_has_no_deadline_unless_its_key_must_have_one() -> None:
     assert longest > translate.CLIENT_TIMEOUT_S
 
 
-def test_what_a_run_came_to() -> None:
+def test_run_result_is_translated() -> None:
     told = translate.answer(BOX, finished(b"out", b"err"), Kept([FILE]), 110)
     assert (told.stdout, told.stderr, told.return_code, told.session_id, told.execution_id) == ("out", "err", 0, BOX, "a" * 32)
     assert [(file.file_id, file.filename) for file in told.files] == [(FILE.id, "a.csv")]
 
 
-def test_a_run_that_was_ended_says_so_below_what_it_wrote() -> None:
+def test_timeout_notice_follows_the_output() -> None:
     done = finished(b"", b"half a line")
     done = replace(done, outcome=replace(OUTCOME, exit_code=137, signal=9, reason="timeout"))
     told = translate.answer(BOX, done, Kept(), 110)
@@ -110,13 +110,13 @@ def test_a_run_that_was_ended_says_so_below_what_it_wrote() -> None:
     assert "110 seconds" in told.stderr.splitlines()[1]
 
 
-def test_files_that_were_not_kept_are_counted() -> None:
+def test_omitted_files_are_counted() -> None:
     told = translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3), 110)
     assert (told.files_omitted, told.stderr) == (3, "Sandlot kept 1 of 4 files that this run made; the others are where the run left them.\n")
     assert "there may be others" in translate.answer(BOX, finished(b"", b""), Kept([FILE], left=3, more=True), 110).stderr
 
 
-def test_output_that_was_cut_says_how_much_is_missing() -> None:
+def test_truncated_output_says_how_many_bytes_are_missing() -> None:
     stdout = Capture(4, 4)
     stdout.add(b"12345678901234567890")
     assert translate.answer(BOX, replace(finished(b"", b""), stdout=stdout), Kept(), 110).stdout == "1234\n[... 12 bytes omitted ...]\n7890"
@@ -126,16 +126,16 @@ def test_output_that_was_cut_says_how_much_is_missing() -> None:
     "given, name",
     [("data.csv", "data.csv"), ("/tmp/x/data.csv", "data.csv"), (r"C:\x\data.csv", "data.csv"), ("", "file"), ("/", "file"), ("x/", "x")],
 )
-def test_a_file_is_called_as_the_last_part_of_its_path(given: str, name: str) -> None:
+def test_file_name_is_the_last_part_of_its_path(given: str, name: str) -> None:
     assert translate.filename(given) == name
 
 
 @cases("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
-def test_a_type_that_is_none_is_left_out(given: str | None, kind: str | None) -> None:
+def test_invalid_media_type_is_dropped(given: str | None, kind: str | None) -> None:
     assert translate.media_type(given) == kind
 
 
-def test_a_file_has_all_that_its_client_wants() -> None:
+def test_file_record_is_translated() -> None:
     assert translate.file(FILE).model_dump() == {
         "file_id": FILE.id,
         "filename": "a.csv",
@@ -146,7 +146,7 @@ def test_a_file_has_all_that_its_client_wants() -> None:
     }
 
 
-def test_a_run_in_the_log() -> None:
+def test_execution_record_is_translated() -> None:
     told = translate.execution(EXECUTION)
     assert (told.endpoint, told.method, told.status_code, told.duration_ms, told.files_count) == ("/v1/execute", "POST", 200, 250, 2)
     assert (told.language, told.code, told.return_code) == ("python", "print(1)", 0)

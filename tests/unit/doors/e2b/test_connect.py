@@ -23,7 +23,7 @@ def framed(message: bytes, flags: int = 0) -> bytes:
 
 
 @given(MESSAGES, st.lists(st.integers(0, 2000), max_size=12))
-def test_messages_are_the_same_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
+def test_messages_do_not_depend_on_chunk_boundaries(messages: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(framed(message) for message in messages)
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     envelopes = Envelopes()
@@ -34,7 +34,7 @@ def test_messages_are_the_same_however_they_are_cut(messages: list[bytes], cuts:
 
 
 @given(st.lists(st.binary(max_size=50), max_size=10))
-def test_nothing_but_a_reason_comes_of_noise(pieces: list[bytes]) -> None:
+def test_random_bytes_raise_only_project_errors(pieces: list[bytes]) -> None:
     envelopes = Envelopes()
     with suppress(SandlotError):
         for piece in pieces:
@@ -44,7 +44,7 @@ def test_nothing_but_a_reason_comes_of_noise(pieces: list[bytes]) -> None:
 
 
 @given(MESSAGES, st.integers(1, 50))
-def test_what_breaks_off_is_no_request(messages: list[bytes], cut: int) -> None:
+def test_truncated_envelope_is_refused(messages: list[bytes], cut: int) -> None:
     whole = b"".join(framed(message) for message in messages) + framed(b"x" * 60)
     envelopes = Envelopes()
     assert envelopes.feed(whole[:-cut]) == messages
@@ -53,23 +53,23 @@ def test_what_breaks_off_is_no_request(messages: list[bytes], cut: int) -> None:
 
 
 @cases("flags", [2, 3, 4, 128, 255])
-def test_a_request_has_no_flags(flags: int) -> None:
+def test_request_envelopes_with_flags_are_refused(flags: int) -> None:
     with pytest.raises(InvalidRequestError):
         Envelopes().feed(framed(b"{}", flags))
 
 
-def test_nothing_compressed_is_taken() -> None:
+def test_compressed_envelopes_are_unsupported() -> None:
     with pytest.raises(UnsupportedError):
         Envelopes().feed(framed(b"{}", connect.COMPRESSED))
 
 
-def test_a_message_that_is_too_large_is_refused_by_its_head() -> None:
+def test_oversized_message_is_refused_by_its_header() -> None:
     with pytest.raises(LimitError):
         Envelopes().feed(b"\0" + (connect.MESSAGE_BYTES + 1).to_bytes(4, "big"))
     assert Envelopes().feed(b"\0" + connect.MESSAGE_BYTES.to_bytes(4, "big")) == []
 
 
-def test_what_is_sent_is_an_envelope() -> None:
+def test_responses_are_framed_as_envelopes() -> None:
     raw = connect.envelope({"event": {"data": "ä"}})
     assert (raw[0], int.from_bytes(raw[1:5], "big")) == (0, len(raw) - 5)
     assert json.loads(raw[5:]) == {"event": {"data": "ä"}}
@@ -80,25 +80,25 @@ def test_what_is_sent_is_an_envelope() -> None:
 
 
 @cases("text, seconds", [(None, None), ("", None), ("0", 0.0), ("60000", 60.0), ("1", 0.001), ("9999999999", 9999999.999)])
-def test_a_timeout_is_milliseconds(text: str | None, seconds: float | None) -> None:
+def test_connect_timeout_is_in_milliseconds(text: str | None, seconds: float | None) -> None:
     assert connect.timeout_s(text) == seconds
 
 
 @cases("text", ["-1", "1.5", "x", "1e3", "10000000000", "٣", " 1"])
-def test_no_timeout(text: str) -> None:
+def test_malformed_connect_timeouts_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         connect.timeout_s(text)
 
 
 @cases("given_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_a_type_is_what_the_method_takes(given_type: str) -> None:
+def test_content_type_must_match_the_kind_of_method(given_type: str) -> None:
     connect.check_type(given_type, connect.UNARY)
     with pytest.raises(UnsupportedError):
         connect.check_type(given_type, connect.STREAM)
 
 
 @cases("given_type", ["", "application/proto", "application/connect+proto", "text/plain", "application/grpc"])
-def test_other_codecs_are_not_spoken(given_type: str) -> None:
+def test_other_codecs_are_unsupported(given_type: str) -> None:
     for wanted in (connect.UNARY, connect.STREAM):
         with pytest.raises(UnsupportedError):
             connect.check_type(given_type, wanted)

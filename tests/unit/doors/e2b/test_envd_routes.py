@@ -71,7 +71,7 @@ async def pids(inside: Inside) -> list[int]:
     return [each["pid"] for each in (await inside.ask(f"{PROCESS}/List", {}))["processes"]]
 
 
-async def test_health_is_that_of_the_sandbox_that_the_header_names(http: httpx.AsyncClient, at: SharedBench, inside: Inside) -> None:
+async def test_health_reports_the_sandbox_named_in_the_header(http: httpx.AsyncClient, at: SharedBench, inside: Inside) -> None:
     assert (await http.get(f"{HERE}/health", headers=inside.headers)).status_code == 204
     unknown = await http.get(f"{HERE}/health", headers={"E2b-Sandbox-Id": "sb-none-0000000000000000"})
     assert (unknown.status_code, unknown.json()["code"]) == (502, 502)
@@ -88,7 +88,7 @@ async def test_health_is_that_of_the_sandbox_that_the_header_names(http: httpx.A
     assert (error["code"], "was not found" in error["message"]) == ("unavailable", True)
 
 
-async def test_hostile_envelopes_are_told_as_connect_tells_errors(inside: Inside) -> None:
+async def test_malformed_envelopes_get_connect_errors(inside: Inside) -> None:
     right = envelope(started("true"))
     for method in STREAMING:
         for body, code in (
@@ -112,7 +112,7 @@ async def test_hostile_envelopes_are_told_as_connect_tells_errors(inside: Inside
     assert await pids(inside) == []
 
 
-async def test_what_is_no_message_is_told_with_a_status(inside: Inside) -> None:
+async def test_malformed_unary_messages_are_refused(inside: Inside) -> None:
     for method in UNARY:
         for body in (b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'"x"', {"surplus": 1}, {f"x{number}": 1 for number in range(500)}):
             assert await inside.refused(method, body, "invalid_argument", 400)
@@ -124,7 +124,7 @@ async def test_what_is_no_message_is_told_with_a_status(inside: Inside) -> None:
     assert (await inside.http.post(f"{PROCESS}/Nothing", content=b"{}", headers=inside.headers)).json()["code"] == 404
 
 
-async def test_headers_that_make_no_sense_are_refused(inside: Inside) -> None:
+async def test_malformed_headers_are_refused(inside: Inside) -> None:
     for header in ({"Connect-Timeout-Ms": "soon"}, {"Keepalive-Ping-Interval": "-1"}, {"Keepalive-Ping-Interval": "0"}):
         assert await inside.refused(f"{PROCESS}/List", {}, "invalid_argument", 400, **header)
     for user in ("nobody", "user:\xff", ""):
@@ -137,7 +137,7 @@ async def test_headers_that_make_no_sense_are_refused(inside: Inside) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(UNARY), content=CONTENT)
-async def test_whatever_a_unary_method_is_sent_the_answer_is_json_and_no_defect(inside: Inside, method: str, content: bytes) -> None:
+async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside, method: str, content: bytes) -> None:
     headers = {**inside.headers, "Content-Type": connect.UNARY, "Connect-Timeout-Ms": "1000"}
     answer = await inside.http.post(method, content=content, headers=headers)
     assert answer.status_code not in {500, 502}, answer.text
@@ -147,12 +147,12 @@ async def test_whatever_a_unary_method_is_sent_the_answer_is_json_and_no_defect(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(STREAMING), content=CONTENT.map(envelope) | st.binary(max_size=100))
-async def test_whatever_a_stream_begins_with_it_ends_as_connect_has_it(inside: Inside, method: str, content: bytes) -> None:
+async def test_any_stream_request_ends_with_an_end_of_stream_envelope(inside: Inside, method: str, content: bytes) -> None:
     _, last = await inside.all(method, body=content, **{"Connect-Timeout-Ms": "100"})
     assert last == {} or last["error"]["code"] not in {"internal", "unavailable", "unknown"}, last
 
 
-async def test_a_command_has_what_was_asked_for(inside: Inside) -> None:
+async def test_command_gets_environment_folder_and_user(inside: Inside) -> None:
     out, err, end = await inside.run("sh", "-c", "echo $A; pwd; id -un; echo e >&2; exit 7", env={"A": "ä"}, cwd="/tmp")
     assert (out, err) == ("ä\n/tmp\nuser\n".encode(), b"e\n")
     assert end == {"exitCode": 7, "exited": True, "status": "exit status 7", "error": "exit status 7"}
@@ -170,7 +170,7 @@ async def test_a_command_has_what_was_asked_for(inside: Inside) -> None:
         assert (await inside.failed(f"{PROCESS}/Start", message))["code"] == code, message
 
 
-async def test_a_terminal_without_a_size_has_the_usual_one(inside: Inside) -> None:
+async def test_terminal_takes_input_and_sizes_only_as_a_terminal(inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("cat", pty={"size": {}})) as told:
         pid = (await anext(told))["event"]["start"]["pid"]
         assert await inside.refused(f"{PROCESS}/SendInput", {"process": {"pid": pid}, "input": {"stdin": b64(b"x")}}, "invalid_argument", 400)
@@ -182,7 +182,7 @@ async def test_a_terminal_without_a_size_has_the_usual_one(inside: Inside) -> No
         await inside.ask(f"{PROCESS}/SendSignal", {"process": {"pid": pid}, "signal": 9})
 
 
-async def test_who_goes_away_leaves_the_command_running(inside: Inside, box: Sandbox) -> None:
+async def test_disconnect_leaves_the_command_running(inside: Inside, box: Sandbox) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000", tag="t")) as told:
         pid = (await anext(told))["event"]["start"]["pid"]
     await until(lambda: box.activity.held == 0)
@@ -204,13 +204,13 @@ async def test_who_goes_away_leaves_the_command_running(inside: Inside, box: San
     assert (await inside.failed(f"{PROCESS}/Connect", {"process": {"pid": pid}}))["code"] == "not_found"
 
 
-async def test_a_command_is_killed_when_its_time_is_over_and_that_is_told(inside: Inside) -> None:
+async def test_command_is_killed_at_its_timeout(inside: Inside) -> None:
     told, last = await inside.all(f"{PROCESS}/Start", started("sh", "-c", "echo a; sleep 1000"), body=None, **{"Connect-Timeout-Ms": "300"})
     assert (output(told, "stdout"), last["error"]["code"]) == (b"a\n", "deadline_exceeded")
     assert await pids(inside) == []
 
 
-async def test_input_comes_in_pieces_of_any_size_and_is_counted_while_it_waits(inside: Inside, box: Sandbox) -> None:
+async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, box: Sandbox) -> None:
     async with inside.following(f"{PROCESS}/Start", started("cat", stdin=True)) as told:
         select = {"process": {"pid": (await anext(told))["event"]["start"]["pid"]}}
         wrongs: Sequence[Sequence[Json]] = (
@@ -249,7 +249,7 @@ async def test_input_comes_in_pieces_of_any_size_and_is_counted_while_it_waits(i
         assert len(output([each async for each in told if "event" in each], "stdout")) == 300_000
 
 
-async def test_a_write_that_nobody_reads_ends_by_its_timeout(inside: Inside) -> None:
+async def test_blocked_input_ends_at_its_timeout(inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000", stdin=True)) as told:
         select = {"process": {"pid": (await anext(told))["event"]["start"]["pid"]}}
         data = {**select, "input": {"stdin": b64(bytes(2_000_000))}}
@@ -257,7 +257,7 @@ async def test_a_write_that_nobody_reads_ends_by_its_timeout(inside: Inside) -> 
         await inside.ask(f"{PROCESS}/SendSignal", {**select, "signal": 9})
 
 
-async def test_a_sandbox_that_ends_is_told_in_the_stream(at: SharedBench, inside: Inside) -> None:
+async def test_end_of_the_sandbox_is_reported_in_the_stream(at: SharedBench, inside: Inside) -> None:
     async with inside.following(f"{PROCESS}/Start", started("sleep", "1000")) as told:
         assert "start" in (await anext(told))["event"]
         await at.sandboxes.kill(inside.sandbox, OPERATOR)
@@ -265,7 +265,7 @@ async def test_a_sandbox_that_ends_is_told_in_the_stream(at: SharedBench, inside
     assert (last["error"]["code"], "was not found" in last["error"]["message"]) == ("unavailable", True)
 
 
-async def test_a_list_of_too_much_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recursive_listing_is_bounded(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     await inside.run("sh", "-c", "mkdir -p d/e; touch d/1 d/e/2 d/e/3")
     names = [each["name"] for each in (await inside.ask(f"{FILES}/ListDir", {"path": "d", "depth": 4294967295}))["entries"]]
     assert names == ["1", "e", "2", "3"]
@@ -284,7 +284,7 @@ async def send(inside: Inside, status: int, content: bytes = b"", path: str | No
     return answer
 
 
-async def test_uploads_that_are_none_are_refused_and_leave_the_file(inside: Inside) -> None:
+async def test_malformed_uploads_leave_the_old_file(inside: Inside) -> None:
     await send(inside, 200, b"old")
     packed = gzip.compress(b"new" * 1000)
     form = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -312,7 +312,7 @@ async def test_uploads_that_are_none_are_refused_and_leave_the_file(inside: Insi
         assert answer.status_code in {400, 401, 404}
 
 
-async def test_what_is_packed_is_bounded_by_the_senders_quota_all_the_same(at: SharedBench, box: Sandbox) -> None:
+async def test_compressed_uploads_count_their_unpacked_size(at: SharedBench, box: Sandbox) -> None:
     _, secret = await at.service.keys.create("small", quota=Quota(upload_bytes=100_000))
     async with at.client(secret) as http:
         made = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})).json()["id"]
@@ -322,7 +322,7 @@ async def test_what_is_packed_is_bounded_by_the_senders_quota_all_the_same(at: S
     assert box.id != made
 
 
-async def test_tokens_and_signatures_reach_their_own_sandbox_only(at: SharedBench, box: Sandbox) -> None:
+async def test_tokens_and_signatures_open_only_their_sandbox(at: SharedBench, box: Sandbox) -> None:
     other = await at.sandbox()
     token = at.service.core.signer.token(box.owner, box.id)
     await at.service.keys.create("somebody")

@@ -31,7 +31,7 @@ CONNECT_CODES = {
 
 
 @cases("code", list(ErrorCode))
-def test_every_error_is_one_of_connects(code: ErrorCode) -> None:
+def test_every_error_has_a_connect_code(code: ErrorCode) -> None:
     told = errors.told(SandlotError("It went wrong.", code=code, hint="Do this."))
     assert set(told) == {"code", "message"}
     assert told["code"] in CONNECT_CODES
@@ -56,12 +56,12 @@ def test_every_error_is_one_of_connects(code: ErrorCode) -> None:
         ("~user", "user", "/home/user/~user"),
     ],
 )
-def test_paths_begin_at_home(path: str, user: str, meant: str) -> None:
+def test_relative_paths_start_at_home(path: str, user: str, meant: str) -> None:
     assert translate.absolute(path, User(user)) == meant
 
 
 @given(st.text(max_size=50))
-def test_every_path_becomes_an_absolute_one(path: str) -> None:
+def test_every_path_becomes_absolute(path: str) -> None:
     assert translate.absolute(path, User.USER).startswith("/")
 
 
@@ -77,7 +77,7 @@ def test_every_path_becomes_an_absolute_one(path: str) -> None:
         ("file", 0o7000, "ugt---------"),
     ],
 )
-def test_modes_are_written_as_go_writes_them(kind: str, mode: int, told: str) -> None:
+def test_modes_are_formatted_like_go(kind: str, mode: int, told: str) -> None:
     assert translate.permissions(kind, mode) == told
 
 
@@ -86,7 +86,7 @@ def entry(**more: object) -> Entry:
     return Entry(**{**known, **more})  # type: ignore[arg-type]
 
 
-def test_an_entry_is_told_in_proto3s_json() -> None:
+def test_entry_is_translated_to_proto3_json() -> None:
     assert translate.entry(entry()) == {
         "name": "x",
         "type": "FILE_TYPE_FILE",
@@ -105,12 +105,12 @@ def test_an_entry_is_told_in_proto3s_json() -> None:
 
 
 @given(st.integers(-(1 << 62), (1 << 63) - 1))
-def test_every_time_that_a_guest_can_tell_is_a_date(ns: int) -> None:
+def test_every_guest_timestamp_is_a_valid_date(ns: int) -> None:
     told = translate.entry(entry(modified_ns=ns))["modifiedTime"]
     assert datetime.fromisoformat(told[:19]).year <= 9999
 
 
-def test_an_end_is_gos() -> None:
+def test_process_end_is_formatted_like_go() -> None:
     def end(exit_code: int = 0, signal: int | None = None, reason: str = "exited") -> Any:  # noqa: ANN401 - JSON
         outcome = Outcome(process=PROCESS, exit_code=exit_code, signal=signal, reason=reason, duration_s=1.0)
         return translate.ended(outcome)["event"]["end"]
@@ -128,7 +128,7 @@ def test_an_end_is_gos() -> None:
     assert end(signal=64) != end(signal=63)
 
 
-def test_a_process_is_told_with_what_is_known() -> None:
+def test_process_is_listed_with_its_known_settings() -> None:
     info = ProcessInfo(
         process=PROCESS, pid=5, argv=("a", "b"), running=True, reason=None, exit_code=None, signal=None, duration_s=0.0, pty=False, stdin=False,
         stdin_bytes=0, stdout_bytes=0, stderr_bytes=0,
@@ -138,7 +138,7 @@ def test_a_process_is_told_with_what_is_known() -> None:
     assert told == {"pid": 5, "tag": "t", "config": {"cmd": "a", "args": ["b"], "envs": {"E": "f"}, "cwd": "/c"}}
 
 
-def test_a_command_is_what_was_asked_for() -> None:
+def test_start_message_is_translated() -> None:
     asked = StartMessage.model_validate_json('{"process": {"cmd": "a", "args": ["b"], "envs": {"C": "d"}}, "pty": {"size": {"cols": 7}}}')
     spec = translate.spec(asked, User.ROOT, None)
     assert (spec.argv, spec.env, spec.cwd, spec.user) == (("a", "b"), {"C": "d"}, "/root", User.ROOT)
@@ -150,7 +150,7 @@ def test_a_command_is_what_was_asked_for() -> None:
     assert translate.screen(Pty(size=Size(cols=1, rows=2))) == (2, 1)
 
 
-def test_events_are_e2bs() -> None:
+def test_file_events_are_translated() -> None:
     def told(kind: str, path: str, source: str | None = None) -> list[tuple[str, str]]:
         return [(each["name"], each["type"]) for each in translate.happened(Event(kind, path, source=source), "/w")]
 
@@ -166,17 +166,17 @@ def test_events_are_e2bs() -> None:
 
 
 @cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])
-def test_a_user_is_named_by_basic(header: str, user: str) -> None:
+def test_basic_header_names_the_user(header: str, user: str) -> None:
     assert translate.basic_user(header) is User(user)
 
 
 @cases("header", ["Basic %", "Basic /w==", "Basic " + base64.b64encode(b"nobody:").decode()])
-def test_nobody_else_is_known(header: str) -> None:
+def test_unknown_users_in_basic_headers_are_refused(header: str) -> None:
     with pytest.raises(AuthenticationError):
         translate.basic_user(header)
 
 
-def test_signals_are_two() -> None:
+def test_only_sigterm_and_sigkill_are_supported() -> None:
     assert [translate.signal(each) for each in ("SIGNAL_SIGTERM", "SIGNAL_SIGKILL", 15, 9)] == [15, 9, 15, 9]
     for other in ("SIGTERM", "SIGNAL_UNSPECIFIED", 0, 1):
         with pytest.raises(UnsupportedError):
@@ -184,7 +184,7 @@ def test_signals_are_two() -> None:
 
 
 @cases("given_s, meant", [("", 50.0), ("1", 1.0), ("999999999", 3600.0)])
-def test_an_interval_is_whole_seconds(given_s: str, meant: float) -> None:
+def test_keepalive_interval_is_in_whole_seconds(given_s: str, meant: float) -> None:
     assert translate.ping_s(given_s) == meant
     for wrong in ("0", "-1", "1.5", "x", "9999999999"):
         with pytest.raises(InvalidRequestError):
@@ -192,12 +192,12 @@ def test_an_interval_is_whole_seconds(given_s: str, meant: float) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_bytes_are_base64_of_either_alphabet_padded_or_not(data: bytes) -> None:
+def test_both_base64_alphabets_are_accepted_padded_or_not(data: bytes) -> None:
     for text in (base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode(), base64.b64encode(data).rstrip(b"=").decode()):
         assert Input.model_validate({"stdin": text}).data == data
 
 
-def test_proto3s_other_names_and_nulls_are_taken() -> None:
+def test_snake_case_names_and_nulls_are_accepted() -> None:
     asked = WatchMessage.model_validate({"path": "", "include_entry": True, "allowNetworkMounts": False, "recursive": None})
     assert (asked.path, asked.include_entry, asked.allow_network_mounts, asked.recursive) == ("", True, False, False)
     assert WatcherMessage.model_validate({"watcher_id": "w"}) == WatcherMessage.model_validate({"watcherId": "w"})
@@ -205,7 +205,7 @@ def test_proto3s_other_names_and_nulls_are_taken() -> None:
     assert (started.tag, started.pty) == (None, None)
 
 
-def test_of_some_fields_there_is_one() -> None:
+def test_oneof_fields_exclude_each_other() -> None:
     for wrong in ({}, {"stdin": "", "pty": ""}, {"stdin": "%%%"}, {"stdin": "ä"}):
         with pytest.raises(ValidationError):
             Input.model_validate(wrong)
@@ -216,7 +216,7 @@ def test_of_some_fields_there_is_one() -> None:
 @given(
     path=st.text(min_size=1, max_size=30), user=st.sampled_from([None, "user", "root"]), writes=st.booleans(), seconds=st.none() | st.integers(1, 999)
 )
-def test_a_signature_is_what_the_client_makes(path: str, user: str | None, writes: bool, seconds: int | None) -> None:  # noqa: FBT001 - hypothesis
+def test_file_signature_matches_the_clients(path: str, user: str | None, writes: bool, seconds: int | None) -> None:  # noqa: FBT001 - hypothesis
     made = get_signature(path, "write" if writes else "read", user, "token", seconds)
     expires = "" if made["expiration"] is None else str(made["expiration"])
     assert signatures.signature(path, "write" if writes else "read", user or "", "token", expires) == made["signature"]

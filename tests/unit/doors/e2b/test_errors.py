@@ -35,7 +35,7 @@ def told(code: ErrorCode) -> tuple[int, str]:
 
 
 @cases("code", ErrorCode)
-def test_a_message_says_what_happened_and_what_to_do(code: ErrorCode) -> None:
+def test_error_message_has_the_hint(code: ErrorCode) -> None:
     status, message = told(code)
     assert message.endswith("It happened. Do this.")
     assert ("was not found" in message) == (status == 502)
@@ -49,7 +49,7 @@ def test_a_message_says_what_happened_and_what_to_do(code: ErrorCode) -> None:
         (ErrorCode.BUSY, ServiceBusyException),
     ],
 )
-def test_the_control_planes_client_raises_its_own(code: ErrorCode, raised: type[Exception]) -> None:
+def test_control_plane_client_raises_its_own_exceptions(code: ErrorCode, raised: type[Exception]) -> None:
     status, message = told(code)
     response = httpx.Response(status, json={"code": status, "message": message})
     assert isinstance(handle_api_exception(response), raised)
@@ -66,13 +66,13 @@ def test_the_control_planes_client_raises_its_own(code: ErrorCode, raised: type[
         (ErrorCode.SANDBOX_PAUSED, SandboxNotRunningException),
     ],
 )
-def test_the_insides_client_raises_its_own(code: ErrorCode, raised: type[Exception]) -> None:
+def test_envd_client_raises_its_own_exceptions(code: ErrorCode, raised: type[Exception]) -> None:
     assert isinstance(format_envd_api_exception(*told(code)), raised)
 
 
 @cases("fields, again_s", [({}, None), ({"retry_after_s": 5}, 5.0)])
 @cases("code", ErrorCode)
-def test_clients_ask_again_only_where_waiting_helps(code: ErrorCode, fields: dict[str, Any], again_s: float | None) -> None:
+def test_clients_retry_only_retryable_errors(code: ErrorCode, fields: dict[str, Any], again_s: float | None) -> None:
     answered = answer(class_of(code)("It happened.", code=code, fields=fields), "abc", teller=DOOR)
     response = httpx.Response(answered.status_code, headers=dict(answered.headers))
     waits_s = _retry_delay(response, 0, lambda: 1.0)

@@ -59,7 +59,7 @@ def inside(made: dict[str, Any]) -> dict[str, str]:
     return {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49999"}
 
 
-async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
+async def test_sandbox_response_has_every_field(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
     assert set(made) == MADE
     assert made["envdAccessToken"] == made["trafficAccessToken"]
     (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
@@ -70,7 +70,7 @@ async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient, made:
     assert detail["envdAccessToken"] == made["envdAccessToken"]
 
 
-async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_sandboxes_of_other_apis_are_visible(http: httpx.AsyncClient, at: SharedBench) -> None:
     body = {"template": "base", "persistent": True, "on_timeout": "hibernate", "limits": {"pids": 32768}, "metadata": {"x": "y"}}
     id_ = ok(await http.post("/v1/sandboxes", json=body), 201)["id"]
     (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
@@ -80,7 +80,7 @@ async def test_what_other_apis_made_is_there_as_well(http: httpx.AsyncClient, at
     assert at.sandboxes.find(id_, OPERATOR).expires_at is None  # connecting shortens nothing
 
 
-async def test_what_is_asked_for_is_what_core_has(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_create_parameters_reach_core(http: httpx.AsyncClient, at: SharedBench) -> None:
     body = {"templateID": "base", "autoPause": True, "autoResume": {"enabled": True}, "timeout": 100, "allow_internet_access": False}
     id_ = ok(await http.post(f"{HERE}/sandboxes", json=body), 201)["sandboxID"]
     spec = at.sandboxes.find(id_, OPERATOR).spec
@@ -91,7 +91,7 @@ async def test_what_is_asked_for_is_what_core_has(http: httpx.AsyncClient, at: S
     assert at.sandboxes.find(old, OPERATOR).spec.timeout_s == 15
 
 
-async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
     here = f"{HERE}/sandboxes/{made['sandboxID']}"
     for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"templateID": 1}', b'"x"', b"[" * 5000):
         for path in (f"{HERE}/v2/sandboxes", f"{HERE}/sandboxes", f"{here}/timeout", f"{HERE}/execute"):
@@ -130,7 +130,7 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
     refused(await http.post(f"{HERE}/execute", json={"code": "1"}), 400)  # of which sandbox
 
 
-async def test_a_template_that_there_is_not_is_told_with_those_that_there_are(http: httpx.AsyncClient) -> None:
+async def test_unknown_template_error_lists_the_templates(http: httpx.AsyncClient) -> None:
     for asked in (
         http.post(f"{HERE}/v2/sandboxes", json={"templateID": "none"}),
         http.get(f"{HERE}/templates/none"),
@@ -141,7 +141,7 @@ async def test_a_template_that_there_is_not_is_told_with_those_that_there_are(ht
     refused(await http.delete(f"{HERE}/templates/base"), 403)
 
 
-async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
+async def test_paused_sandbox_refuses_code_and_a_second_pause(
     http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench
 ) -> None:
     here = f"{HERE}/sandboxes/{made['sandboxID']}"
@@ -163,7 +163,7 @@ async def test_a_paused_sandbox_is_not_running_and_is_not_paused_again(
     refused(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", json={"memory": False}), 501)
 
 
-async def test_a_sandbox_whose_guest_does_not_answer_is_not_paused_and_goes_on(
+async def test_failed_pause_leaves_the_sandbox_running(
     http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box = at.sandboxes.find(made["sandboxID"], OPERATOR)
@@ -178,7 +178,7 @@ async def test_a_sandbox_whose_guest_does_not_answer_is_not_paused_and_goes_on(
         assert lines(await http.post(f"{HERE}/execute", json={"code": "1 + 1"}, headers=inside))[-1]["text"] == "2"
 
 
-async def test_a_sandbox_that_ended_is_not_found(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+async def test_ended_sandbox_is_not_found(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
     here = f"{HERE}/sandboxes/{made['sandboxID']}"
     ok(await http.delete(here), 204)
     for method, path, body in (
@@ -205,7 +205,7 @@ async def test_a_sandbox_that_ended_is_not_found(http: httpx.AsyncClient, made: 
     assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
 
 
-async def test_code_is_told_a_line_for_each_thing(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
+async def test_code_response_has_one_json_line_per_event(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
     code = "print('out')\n'a' 'b'"
     asked = {"code": code, "context_id": None, "language": None, "env_vars": None}
     started, *told = lines(await http.post(f"{HERE}/execute", json=asked, headers=inside))
@@ -218,7 +218,7 @@ async def test_code_is_told_a_line_for_each_thing(http: httpx.AsyncClient, insid
     assert "ZeroDivisionError" in error["traceback"]
 
 
-async def test_code_that_cannot_be_begun_is_refused(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
+async def test_invalid_code_requests_are_refused(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
     for asked, status in (
         ({"code": "1", "language": "r"}, 400),
         ({"code": "1", "context_id": "ctx-0123456789abcdef"}, 404),
@@ -235,9 +235,7 @@ async def test_code_that_cannot_be_begun_is_refused(http: httpx.AsyncClient, ins
         refused(await http.post(f"{HERE}/contexts", json=body, headers=inside), status)
 
 
-async def test_a_default_context_that_another_api_removed_is_made_anew(
-    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench
-) -> None:
+async def test_removed_default_context_is_recreated(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench) -> None:
     lines(await http.post(f"{HERE}/execute", json={"code": "x = 1"}, headers=inside))
     box = at.sandboxes.find(made["sandboxID"], OPERATOR)
     await http.delete(f"/v1/sandboxes/{box.id}/contexts/{DEFAULTS['python']}")
@@ -248,7 +246,7 @@ async def test_a_default_context_that_another_api_removed_is_made_anew(
     assert lines(await http.post(f"{HERE}/execute", json={"code": "2"}, headers=inside))[-1]["text"] == "2"
 
 
-async def test_a_client_that_goes_away_interrupts_its_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
     await until_said(http, inside, "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)")
 
     async def idle() -> bool:
@@ -258,7 +256,9 @@ async def test_a_client_that_goes_away_interrupts_its_code(http: httpx.AsyncClie
     await until(idle)
 
 
-async def test_a_sandbox_that_ends_cuts_its_code(at: SharedBench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
+async def test_end_of_the_sandbox_breaks_the_code_stream(
+    at: SharedBench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]
+) -> None:
     async def kill() -> None:
         await at.sandboxes.kill(made["sandboxID"], OPERATOR)
 
@@ -276,7 +276,7 @@ async def until_said(http: httpx.AsyncClient, inside: dict[str, str], code: str,
                 await then()
 
 
-async def test_a_client_that_goes_away_from_a_create_leaves_none(at: SharedBench, http: httpx.AsyncClient) -> None:
+async def test_disconnect_during_create_leaves_no_sandbox(at: SharedBench, http: httpx.AsyncClient) -> None:
     booting = at.driver.hold("boot")
     asking = asyncio.ensure_future(http.post(f"{HERE}/v2/sandboxes", json={"templateID": "base"}))
     await until(lambda: at.sandboxes.held == 1)
@@ -285,7 +285,7 @@ async def test_a_client_that_goes_away_from_a_create_leaves_none(at: SharedBench
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_token_leads_to_its_own_sandbox_however_many_are_named(at: SharedBench) -> None:
+async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBench) -> None:
     _, secret = await at.service.keys.create("owner")
     async with at.client() as http:
         key = {"X-API-KEY": secret}
@@ -334,7 +334,7 @@ _PATHS = [
     path=st.sampled_from(_PATHS),
     content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
 )
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+async def test_any_request_gets_a_json_response_and_no_internal_error(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
     headers = {"Content-Type": "application/json", "E2b-Sandbox-Id": "sb-none"}
     response = await http.request(method, HERE + path, content=content, headers=headers)
     assert response.status_code < 500 or response.status_code in {501, 502}

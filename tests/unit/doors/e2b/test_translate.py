@@ -35,7 +35,7 @@ def body(**more: Any) -> CreateBody:  # noqa: ANN401 - JSON
     return CreateBody.model_validate({"templateID": "base", **more})
 
 
-def test_a_sandbox_is_asked_for_with_everything_that_was_said() -> None:
+def test_create_body_is_translated() -> None:
     asked = translate.new_sandbox(
         body(
             timeout=60,
@@ -58,7 +58,7 @@ def test_a_sandbox_is_asked_for_with_everything_that_was_said() -> None:
 
 
 @cases("name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("my:v2", "my:v2")])
-def test_templates_have_two_names(name: str, ours: str) -> None:
+def test_template_aliases_are_translated(name: str, ours: str) -> None:
     assert translate.ours(name) == ours
 
 
@@ -88,36 +88,36 @@ def test_what_is_not_enforced_is_refused(more: dict[str, Any]) -> None:
 
 
 @cases("more", [{"mcp": None}, {"iam": {}}, {"secure": True}, {"network": {}}, {"network": {"allowPublicTraffic": False}}])
-def test_what_does_nothing_is_taken(more: dict[str, Any]) -> None:
+def test_fields_without_effect_are_accepted(more: dict[str, Any]) -> None:
     assert translate.new_sandbox(body(**more), 300) == translate.new_sandbox(body(), 300)
 
 
 @cases("more", [{"timeout": -1}, {"timeout": "60"}, {"envVars": {"a": 1}}, {"metadata": []}, {"other": 1}])
-def test_what_is_no_request_is_refused(more: dict[str, Any]) -> None:
+def test_invalid_create_bodies_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises((ValidationError, InvalidRequestError)):
         translate.new_sandbox(body(**more), 300)
 
 
-def test_the_network_is_closed_by_either_word() -> None:
+def test_network_is_closed_by_either_field() -> None:
     assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) is Network.NONE
     assert translate.network_of(allow=False, network=None) is Network.NONE
     assert translate.network_of(allow=None, network=None) is None
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))
-def test_a_filter_is_read_as_the_client_writes_it(entries: dict[str, str]) -> None:
+def test_metadata_filter_is_decoded_as_the_client_encodes_it(entries: dict[str, str]) -> None:
     written = urlencode({quote(name): quote(value) for name, value in entries.items()})  # e2b, sandbox_sync/paginator.py
     sent = parse_qs(urlencode({"metadata": written}), keep_blank_values=True)["metadata"][0]
     assert metadata_filter(sent) == entries
 
 
-def test_a_filter_that_is_none_is_refused() -> None:
+def test_malformed_metadata_filter_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
         metadata_filter("name")
 
 
 @cases("state", State)
-def test_a_sandbox_that_lives_is_running_or_paused(state: State) -> None:
+def test_live_states_map_to_running_or_paused(state: State) -> None:
     assert (state in translate.STATES) == (not is_terminal(state) and state not in {State.CREATING, State.STOPPING})
 
 
@@ -136,7 +136,7 @@ def test_a_sandbox_that_lives_is_running_or_paused(state: State) -> None:
         ("/v1/files", False),
     ],
 )
-def test_a_token_is_for_the_inside_alone(path: str, *, inside: bool) -> None:
+def test_tokens_open_only_runtime_paths(path: str, *, inside: bool) -> None:
     assert is_inside(path) is inside
 
 
@@ -144,11 +144,11 @@ def test_a_token_is_for_the_inside_alone(path: str, *, inside: bool) -> None:
 
 
 @cases("text, told", [("'ab'", "ab"), ('"a\'b"', "a'b"), ("'", "'"), ("''", ""), ("[1]", "[1]"), ("'a", "'a"), ("", "")])
-def test_a_quoted_string_is_told_without_its_quotes(text: str, told: str) -> None:
+def test_string_results_lose_their_quotes(text: str, told: str) -> None:
     assert results.result(Display({"text/plain": text}, main=True)) == {"type": "result", "text": told, "is_main_result": True, "extra": {}}
 
 
-def test_every_form_has_its_field() -> None:
+def test_every_result_format_has_its_field() -> None:
     told = results.result(
         Display(
             {
@@ -167,19 +167,19 @@ def test_every_form_has_its_field() -> None:
     assert told["extra"] == {"application/geo+json": {}, "application/x": "eA==", "text/x": "x"}
 
 
-def test_what_is_no_json_is_told_as_text_and_is_no_chart() -> None:
+def test_invalid_json_result_is_text_and_no_chart() -> None:
     told = results.result(Display({"application/json": "{", results.CHART: "[1]"}, main=False))
     assert told["json"] == "{"
     assert "chart" not in told
 
 
-def test_output_is_text_whatever_it_is() -> None:
+def test_output_that_is_not_utf8_is_replaced() -> None:
     said = Event("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
     assert results.output(said, NOW) == {"type": "stdout", "text": "\ufffd", "timestamp": "2026-01-02T03:04:05.678Z"}
     assert "5 bytes" in results.output(Event("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
 
 
-def test_an_end_without_an_exception_is_an_error() -> None:
+def test_abnormal_ends_are_reported_as_errors() -> None:
     for status in ("timeout", "killed", "died", "oom", "aborted", "error"):
         told = results.end(Outcome(ProcessId("p"), status, 1, 0.1))
         assert told is not None
@@ -188,7 +188,7 @@ def test_an_end_without_an_exception_is_an_error() -> None:
     assert results.error(CellError("N", "v", ("a", "b"))) == {"type": "error", "name": "N", "value": "v", "traceback": "a\nb"}
 
 
-def test_code_without_a_context_runs_in_its_languages_own() -> None:
+def test_code_without_context_runs_in_the_default_of_its_language() -> None:
     default = running.DEFAULTS["python"]
     assert running.context_of(None, None) == running.context_of("default", None) == running.context_of(default, None) == (default, "python")
     assert running.context_of(None, "JS") == (running.DEFAULTS["javascript"], "javascript")
@@ -204,13 +204,13 @@ def ran(number: int, **more: Any) -> ExecutionRecord:  # noqa: ANN401 - a record
     return ExecutionRecord(ExecutionId(f"e{number}"), OwnerId("o"), SandboxId("s"), "command", at, "exited", argv=("echo", "x"), **more)
 
 
-def test_a_run_is_lines_of_a_log() -> None:
+def test_execution_becomes_log_lines() -> None:
     told = records.lines(ran(1, stdout="a\nb\n", stderr="c", error="E: e"))
     assert [each[:2] for each in told] == [("debug", "command exited: echo x"), ("info", "a"), ("info", "b"), ("warn", "c"), ("error", "E: e")]
     assert told[1][2] == {"execution": "e1", "stream": "stdout"}
 
 
-def test_lines_are_chosen_from_a_moment_on_or_backward_from_it() -> None:
+def test_log_lines_are_selected_by_time_and_direction() -> None:
     runs = [ran(number, stdout=f"{number}a\n{number}b\n") for number in (3, 2, 1)]
 
     def chosen(**asked: Any) -> list[str]:  # noqa: ANN401 - a query's

@@ -11,7 +11,7 @@ from tests.support.cases import cases
 
 
 @cases("code", ErrorCode)
-def test_error_is_a_sentence(code: ErrorCode) -> None:
+def test_error_is_a_sentence_and_only_retryable_errors_have_retry_after(code: ErrorCode) -> None:
     told = answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR)
     body = json.loads(bytes(told.body))
     assert (body["error"], body["request_id"]) == ("It happened. Do this.", "abc")
@@ -21,7 +21,7 @@ def test_error_is_a_sentence(code: ErrorCode) -> None:
 
 @cases("code", ErrorCode)
 @cases("word", ["connect: connection refused", "no route to host", "i/o timeout", "Timeout", "context deadline exceeded"])
-def test_a_server_error_has_no_word_that_means_something_else_to_the_client(code: ErrorCode, word: str) -> None:
+def test_server_errors_avoid_words_that_the_client_acts_on(code: ErrorCode, word: str) -> None:
     told = answer(class_of(code)(f"It said {word}.", code=code), "abc", teller=DOOR)
     error = json.loads(bytes(told.body))["error"].lower()
     if told.status_code >= 500 and code is not ErrorCode.TIMEOUT:
@@ -45,5 +45,5 @@ def test_a_server_error_has_no_word_that_means_something_else_to_the_client(code
         (ErrorCode.DISK_FULL, 507),
     ],
 )
-def test_the_status_by_which_its_client_chooses_what_to_raise(code: ErrorCode, status: int) -> None:
+def test_error_codes_have_the_statuses_that_the_client_expects(code: ErrorCode, status: int) -> None:
     assert DOOR.table[code].status == status

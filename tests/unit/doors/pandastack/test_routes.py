@@ -54,7 +54,7 @@ async def run(http: httpx.AsyncClient, url: str, cmd: str, **more: Any) -> dict[
 
 
 @cases("path", ["apps", "functions", "schedules", "databases", "me/tokens", "preview-repos"])
-async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, path: str) -> None:
+async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST"):
         assert "Sandlot does not have" in refused(await http.request(method, f"{HERE}/{path}", json={}), 501)
     refused(await http.post(f"{HERE}/templates/build", data={"name": "x"}), 501)
@@ -63,7 +63,7 @@ async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient
     refused(await http.put(f"{HERE}/sandboxes", json={}), 405)
 
 
-async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, url: str) -> None:
+async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.AsyncClient, url: str) -> None:
     posts = ("exec", "exec/stream", "repl/sessions", "repl/sessions/default/run", "fork", "fork-tree", "promote")
     for content in (b"{", b"[]", b"\xff", b'{"cmd": 1, "code": 1, "language": 1, "metadata": 1, "count": "1", "tree_id": 1}', b'"x"', b"[" * 5000):
         for path in (f"{HERE}/sandboxes", f"{HERE}/volumes", *(f"{url}/{post}" for post in posts)):
@@ -97,7 +97,7 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
     refused(await http.post(f"{url}/promote", json={"cleanup_siblings": True}), 409)
 
 
-async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient) -> None:
+async def test_sandbox_response_has_every_field(http: httpx.AsyncClient) -> None:
     made = ok(await http.post(f"{HERE}/sandboxes", json={"template": "base", "metadata": {"a": "b"}, "ttl_seconds": 60}), 201)
     assert {name: made[name] for name in ("template", "cpu", "memory_mb", "status", "metadata", "persistent", "ttl_seconds", "guest_ip")} == {
         "template": "base",
@@ -116,7 +116,7 @@ async def test_a_sandbox_is_told_with_every_field(http: httpx.AsyncClient) -> No
     assert (native["timeout"], native["metadata"]["sandlot.door"]) == (60, "pandastack")
 
 
-async def test_a_sandbox_that_has_ended_is_not_found_and_ends_again(http: httpx.AsyncClient, url: str) -> None:
+async def test_ended_sandbox_is_not_found_and_delete_is_idempotent(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.delete(url)).status_code == 204
     assert (await http.delete(url)).status_code == 204
     for path in ("", "/lifecycle", "/ports", "/repl/sessions", "/fs?path=/etc/passwd", "/fs/dir", "/fs/stat?path=/etc"):
@@ -128,7 +128,7 @@ async def test_a_sandbox_that_has_ended_is_not_found_and_ends_again(http: httpx.
     assert (await http.get(f"{url}/logs")).status_code == 200  # the log outlives it
 
 
-async def test_what_is_anothers_is_not_found(at: SharedBench) -> None:
+async def test_sandboxes_of_another_key_are_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs, at.client() as stranger:
         refused(await stranger.get(f"{HERE}/me"), 401)
@@ -140,7 +140,7 @@ async def test_what_is_anothers_is_not_found(at: SharedBench) -> None:
         assert ok(await mine.get(f"{HERE}/sandboxes/{made}"))["id"] == made
 
 
-async def test_how_long_it_lives_is_changed(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_lifecycle_is_updated(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     assert ok(await http.patch(f"{url}/lifecycle", json={})) == ok(await http.get(f"{url}/lifecycle"))
     assert ok(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 77}))["ttl_seconds"] == 77
     assert ok(await http.patch(f"{url}/lifecycle", json={"persistent": True})) == {"ttl_seconds": 0, "persistent": True, "idle_seconds": 0}
@@ -153,7 +153,7 @@ async def test_how_long_it_lives_is_changed(http: httpx.AsyncClient, url: str, b
     refused(await http.patch(f"{url}/lifecycle", json={"ttl_seconds": 0}), 400)
 
 
-async def test_a_command_is_told_and_logged(http: httpx.AsyncClient, url: str) -> None:
+async def test_command_result_and_log_entry(http: httpx.AsyncClient, url: str) -> None:
     done = await run(http, url, "echo out; echo err >&2; exit 4")
     assert (done["stdout"], done["stderr"], done["exit_code"]) == ("out\n", "err\n", 4)
     assert (await run(http, url, "kill -9 $$"))["exit_code"] == 137
@@ -174,7 +174,7 @@ async def events(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> lis
     return told
 
 
-async def test_a_stream_has_one_exit_or_one_error(http: httpx.AsyncClient, url: str) -> None:
+async def test_stream_ends_with_one_exit_or_one_error(http: httpx.AsyncClient, url: str) -> None:
     told = await events(http, url, {"cmd": "echo a; echo b >&2; exit 2"})
     assert told[-1] == ("exit", {"exit_code": 2})
     texts = {name: "".join(data["chunk"] for each, data in told if each == name) for name in ("stdout", "stderr")}
@@ -185,7 +185,7 @@ async def test_a_stream_has_one_exit_or_one_error(http: httpx.AsyncClient, url: 
     assert (await events(http, url, {"cmd": "none-such"}))[-1] == ("exit", {"exit_code": 127})
 
 
-async def test_a_stream_whose_sandbox_ends_has_neither(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_stream_of_an_ended_sandbox_has_neither_exit_nor_error(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     async with http.stream("POST", f"{url}/exec/stream", json={"cmd": "echo begun; sleep 60"}) as answer:
         lines = answer.aiter_lines()
         assert [await anext(lines) for _ in range(2)] == ["event: stdout", 'data: {"chunk": "begun\\n"}']
@@ -194,7 +194,7 @@ async def test_a_stream_whose_sandbox_ends_has_neither(http: httpx.AsyncClient, 
     assert [line.startswith(": ") and "memory" in line for line in rest] == [True]
 
 
-async def test_a_command_whose_client_goes_away_is_ended(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_disconnect_ends_the_command(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     for path in ("exec", "exec/stream"):
         left = asyncio.create_task(http.post(f"{url}/{path}", json={"cmd": "sleep 61.5"}))
         await until(lambda: box.activity.held > 0)
@@ -208,13 +208,13 @@ async def test_a_command_whose_client_goes_away_is_ended(http: httpx.AsyncClient
     await until(ended)
 
 
-async def test_a_folder_that_is_too_large_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listing_of_a_large_folder_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "MOST_ENTRIES", 3)
     await run(http, url, "cd /tmp; touch a b c d")
     assert "find" in refused(await http.get(f"{url}/fs/dir", params={"path": "/tmp"}), 413)
 
 
-async def test_lines_of_the_log_are_told_whole(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
+async def test_log_lines_are_whole(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await run(http, url, "printf 'one\\ntwo'; echo bad >&2")
     assert (await http.get(f"{url}/logs")).text == "one\ntwo\nbad\n"
     assert (await http.get(f"{url}/logs?stream=stdout&follow=0")).text == "one\ntwo\n"
@@ -230,13 +230,13 @@ async def test_lines_of_the_log_are_told_whole(http: httpx.AsyncClient, url: str
     assert lines == ["one", "two", "bad", "half line", "rest"]
 
 
-async def test_what_its_isolation_cannot_is_refused_with_the_reason(http: httpx.AsyncClient, url: str) -> None:
+async def test_abilities_that_the_isolation_lacks_are_refused(http: httpx.AsyncClient, url: str) -> None:
     for path in ("fork", "fork-tree", "snapshots", "hibernate"):
         assert "isolation" in refused(await http.post(f"{url}/{path}"), 501)
     refused(await http.post(f"{url}/fork", json={"metadata": {"sandlot.tree": "x"}}), 400)
 
 
-async def test_what_waking_it_takes_is_no_time_of_the_commands(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wake_time_counts_against_the_default_timeout(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client waits for both: a command that says no time is ended before that is over."""
     wake = Sandbox.within_reach
 
@@ -276,7 +276,7 @@ _PATHS = ["", "sandboxes", "sandboxes/none", *(f"sandboxes/none/{path}" for path
     path=st.sampled_from([*_PATHS, "volumes", "volumes/x", "snapshots", "snapshots/x", "templates", "templates/x", "me", "apps"]),
     content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
 )
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+async def test_any_request_gets_a_json_response_and_no_internal_error(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
     response = await http.request(method, f"{HERE}/{path}", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code < 500 or response.status_code in {501, 503}, response.text
     if response.status_code == 204:
@@ -287,6 +287,6 @@ async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.Asy
         await http.delete(f"{HERE}/{path}/{response.json()['id']}")
 
 
-async def test_what_was_made_is_there_for_the_operator_too(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_operator_sees_sandboxes_of_keys(http: httpx.AsyncClient, at: SharedBench) -> None:
     made = ok(await http.post(f"{HERE}/sandboxes", json={"template": "base"}), 201)["id"]
     assert [box.id for box in at.sandboxes.all(OPERATOR)] == [made]

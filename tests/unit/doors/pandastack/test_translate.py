@@ -45,7 +45,7 @@ def kept(text: str = "") -> Capture:
 # ---------------------------------------------------------------------------------------------------------------------- sandboxes
 
 
-def test_a_sandbox_lives_as_long_as_it_was_asked_for() -> None:
+def test_timeout_is_translated() -> None:
     assert translate.new_sandbox(CreateBody(), UNBOUNDED).timeout_s == 3600
     assert translate.new_sandbox(CreateBody(), Quota(lifetime_s=60)).timeout_s == 60
     assert translate.new_sandbox(CreateBody(ttl_seconds=7), UNBOUNDED).timeout_s == 7
@@ -57,7 +57,7 @@ def test_a_sandbox_lives_as_long_as_it_was_asked_for() -> None:
             translate.new_sandbox(CreateBody(ttl_seconds=seconds), UNBOUNDED)
 
 
-def test_what_a_sandbox_is_asked_to_be() -> None:
+def test_template_metadata_and_volumes_are_translated() -> None:
     asked = translate.new_sandbox(
         CreateBody(template="base", metadata={"a": "b"}, volumes=[VolumeUse(name="v"), VolumeUse(name="w", read_only=True)]), UNBOUNDED
     )
@@ -69,7 +69,7 @@ def test_what_a_sandbox_is_asked_to_be() -> None:
         translate.new_sandbox(CreateBody(metadata={"sandlot.tree": "x"}), UNBOUNDED)
 
 
-async def test_a_fork_carries_what_the_door_knows_of_it(clock: ManualClock) -> None:
+async def test_fork_inherits_labels_of_the_api(clock: ManualClock) -> None:
     def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> Sandbox:
         spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
         return Sandbox(spec, owner=OwnerId("0123456789ab"), name=None, created_at=clock.now(), budget=Budget(MIB), clock=clock)
@@ -102,7 +102,7 @@ def test_a_command_is_the_shells_and_roots() -> None:
 
 
 @cases("more", [0, 1])
-def test_only_a_command_that_is_too_long_goes_by_a_file(more: int) -> None:
+def test_only_commands_over_the_argument_limit_use_a_file(more: int) -> None:
     cmd = "#" + "x" * (MAX_ARG_BYTES - 1 + more)
     made = running.command(cmd, 5, "n")
     assert (made.file is None) == (more == 0)
@@ -110,14 +110,14 @@ def test_only_a_command_that_is_too_long_goes_by_a_file(more: int) -> None:
 
 
 @given(code=st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
-def test_the_code_of_a_long_word_is_that_of_run_code(code: str) -> None:
+def test_long_run_code_commands_are_recognized(code: str) -> None:
     text = f"{code} {LONG}"
     assert running.word_of(f"python3 -c {shlex.quote(text)}") == ("python3", text)
     assert running.word_of(f"bash -c {shlex.quote(text)}") == ("bash", text)
 
 
 @cases("cmd", [f"python3 -c '{LONG}' more", f"python3 -c '{LONG}'; echo 'x'", f'python3 -c "{LONG}"', f"env python3 -c '{LONG}'", LONG])
-def test_anything_else_is_the_shells(cmd: str) -> None:
+def test_other_long_commands_are_left_to_the_shell(cmd: str) -> None:
     assert running.word_of(cmd) == ("sh", cmd)
 
 
@@ -129,7 +129,7 @@ def test_anything_else_is_the_shells(cmd: str) -> None:
         ("echo $0; : {bash}", "/bin/sh\n"),
     ],
 )
-def test_what_goes_by_a_file_runs_as_if_it_had_not(cmd: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_from_a_file_runs_like_an_argument(cmd: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PROGRAMS", str(tmp_path))
     word = shlex.quote(f"import sys\nprint(sys.argv, __name__)\n'''{LONG}'''")
     made = running.command(cmd.format(word=word, bash=shlex.quote(f"echo $0\n: {LONG}")), 5, "n")
@@ -138,13 +138,13 @@ def test_what_goes_by_a_file_runs_as_if_it_had_not(cmd: str, out: str, tmp_path:
     assert subprocess.run(made.argv, capture_output=True, check=True, text=True).stdout == out
 
 
-def test_a_command_that_says_no_time_has_what_waking_its_sandbox_has_left_of_its_clients() -> None:
+def test_default_timeout_is_reduced_by_the_wake_time() -> None:
     assert running.left_s(28, 0) == 28
     assert running.left_s(28, 3.5) == 24.5
     assert running.left_s(28, 27.5) == running.left_s(28, 60) == 1
 
 
-def test_what_a_command_came_to_is_told() -> None:
+def test_command_result_is_translated() -> None:
     ended = Outcome(ProcessId("p"), 137, 9, "oom", 1.5)
     told = running.exec_answer(Finished(ended, kept("out"), kept("err\n")))
     assert (told.stdout, told.exit_code, told.duration_ms) == ("out", 137, 1500)
@@ -159,7 +159,7 @@ def cell(status: str = "ok", error: CellError | None = None, *shown: Display) ->
     return Executed(CellOutcome(ProcessId("p"), status, 1, 0.25), kept("out"), kept("err"), shown, 0, error)
 
 
-def test_what_a_cell_came_to_is_told() -> None:
+def test_cell_result_is_translated() -> None:
     told = running.run_answer(cell("ok", None, Display({"text/plain": "2"}, main=True)), 5)
     assert told.model_dump() == {
         "stdout": "out",
@@ -180,7 +180,7 @@ def test_what_a_cell_came_to_is_told() -> None:
         assert dead.exit
 
 
-def test_what_has_several_representations_is_one_result() -> None:
+def test_representations_of_one_result_are_merged() -> None:
     shown = Display({"image/png": b"\x89PNG", "text/plain": "<Figure>"}, main=False)
     assert running.result(shown) == {"image/png": "iVBORw==", "text/plain": "<Figure>"}
 
@@ -189,14 +189,14 @@ def test_what_has_several_representations_is_one_result() -> None:
 
 
 @given(st.text())
-def test_an_event_has_one_line_whatever_it_tells(chunk: str) -> None:
+def test_event_data_is_one_ascii_line(chunk: str) -> None:
     raw = running.event("stdout", {"chunk": chunk})
     head, data, *rest = raw.decode("ascii").splitlines()
     assert (head, rest) == ("event: stdout", [""])
     assert json.loads(data.removeprefix("data: ")) == {"chunk": chunk}
 
 
-def test_a_character_that_is_cut_is_told_whole() -> None:
+def test_split_utf8_characters_are_joined() -> None:
     decoder = Decoder()
     assert [decoder.text(b"a\xc3"), decoder.text(b"\xa4"), decoder.text(b"\xff\xc3"), decoder.text(b"", last=True)] == ["a", "ä", "\ufffd", "\ufffd"]
 
@@ -205,6 +205,6 @@ def test_a_character_that_is_cut_is_told_whole() -> None:
 
 
 @cases("kind, mode, is_dir", [("directory", "drwxr-x---", True), ("file", "-rwxr-x---", False), ("symlink", "lrwxr-x---", False)])
-def test_what_is_at_a_path_is_told(kind: str, mode: str, *, is_dir: bool) -> None:
+def test_file_entry_is_translated(kind: str, mode: str, *, is_dir: bool) -> None:
     told = translate.entry(Entry("n", "/n", kind, 3, 0o750, 0, 0, 1_500_000_000, None))
     assert (told.name, told.is_dir, told.size, told.mode, told.mtime) == ("n", is_dir, 3, mode, 1)

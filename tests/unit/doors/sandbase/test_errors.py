@@ -19,7 +19,7 @@ from tests.support.cases import cases
         (ErrorCode.INTERNAL, 500, "It happened. Do this."),
     ],
 )
-def test_a_failure_is_a_number_and_a_message(code: ErrorCode, status: int, message: str) -> None:
+def test_error_body_has_status_and_message(code: ErrorCode, status: int, message: str) -> None:
     told = DOOR.tell(class_of(code)("It happened.", code=code, hint="Do this."), "abc", None)
     assert told.status == status
     assert told.body == {"code": status, "message": message, "error": "It happened. Do this."}

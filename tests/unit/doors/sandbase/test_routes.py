@@ -57,7 +57,7 @@ async def run(http: httpx.AsyncClient, box: str, *argv: str, **more: Any) -> dic
     return done
 
 
-async def test_a_sandbox_is_made_and_told_with_the_vendors_fields_and_e2bs(http: httpx.AsyncClient) -> None:
+async def test_sandbox_response_has_the_fields_of_sandbase_and_e2b(http: httpx.AsyncClient) -> None:
     asked = {"templateID": "base", "timeout": 600, "metadata": {"project": "x"}, "envVars": {"MY_VAR": "value"}}
     made = ok(await http.post(f"{HERE}/sandboxes", json=asked), 201)
     assert set(made) == OBJECT | {"envdAccessToken"}
@@ -80,7 +80,7 @@ async def test_a_sandbox_is_made_and_told_with_the_vendors_fields_and_e2bs(http:
     assert ok(await http.get(f"{HERE}/sandboxes")) == []
 
 
-async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_sandboxes_are_listed_newest_first_and_filtered_by_status(http: httpx.AsyncClient, at: SharedBench) -> None:
     ids = [(await at.sandbox()).id for _ in range(2)]
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes"))] == ids[::-1]
     assert all(set(each) == OBJECT for each in ok(await http.get(f"{HERE}/sandboxes")))
@@ -104,19 +104,19 @@ async def test_sandboxes_are_listed_newest_first_and_by_status(http: httpx.Async
         *({"templateID": "base", "metadata": {"sandlot.door": "x"}}, [], None, "x", {"templateID": "\ud800"}, {"templateID": "base", "envVars": [1]}),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_nothing_is_made(http: httpx.AsyncClient, at: SharedBench, body: object) -> None:
+async def test_invalid_create_requests_create_nothing(http: httpx.AsyncClient, at: SharedBench, body: object) -> None:
     headers = {"Content-Type": "application/json"}
     refused(await http.post(f"{HERE}/sandboxes", content=json.dumps(body), headers=headers), 400)
     assert at.sandboxes.held == 0
 
 
-async def test_what_is_not_enforced_is_refused_with_the_reason(http: httpx.AsyncClient) -> None:
+async def test_unenforced_options_are_refused_with_the_reason(http: httpx.AsyncClient) -> None:
     assert "unknown template: claude." in refused(await http.post(f"{HERE}/sandboxes", json={"templateID": "claude"}), 400)
     asked = {"templateID": "base", "allowInternetAccess": True}
     assert "refused rather than ignored" in refused(await http.post(f"{HERE}/sandboxes", json=asked), 501)
 
 
-async def test_a_command_that_cannot_be_run_or_takes_too_long_is_502(http: httpx.AsyncClient, box: str) -> None:
+async def test_command_that_cannot_start_or_times_out_responds_502(http: httpx.AsyncClient, box: str) -> None:
     url = f"{HERE}/sandboxes/{box}/processes"
     for asked in ({"cmd": "no-such-program"}, {"cmd": "/etc/passwd"}, {"cmd": "true", "cwd": "/no/such/folder"}):
         refused(await http.post(url, json=asked), 502)
@@ -134,7 +134,7 @@ async def test_a_command_that_cannot_be_run_or_takes_too_long_is_502(http: httpx
         refused(await http.post(url, json=wrong), 400)
 
 
-async def test_a_command_is_killed_when_its_client_goes_away(http: httpx.AsyncClient, box: str) -> None:
+async def test_disconnect_kills_the_command(http: httpx.AsyncClient, box: str) -> None:
     asked = {"cmd": "sleep", "args": ["1000"]}
     with pytest.raises(httpx.ReadTimeout):
         await http.post(f"{HERE}/sandboxes/{box}/processes", json=asked, timeout=1)
@@ -177,12 +177,12 @@ def form(*parts: tuple[str, str | None, bytes]) -> bytes:
         b"nonsense",
     ],
 )
-async def test_an_upload_that_is_none_leaves_nothing(http: httpx.AsyncClient, box: str, content: bytes) -> None:
+async def test_malformed_upload_leaves_no_file(http: httpx.AsyncClient, box: str, content: bytes) -> None:
     refused(await http.post(f"{HERE}/sandboxes/{box}/files", content=content, headers=FORM), 400)
     assert await beside(http, box) == []
 
 
-async def test_what_is_uploaded_is_no_larger_than_the_service_allows(folder: Path) -> None:
+async def test_upload_size_is_limited_by_the_service(folder: Path) -> None:
     async with bench(folder, Settings(upload_max_bytes=1 << 20)) as here, client(here.service) as http:
         made = (await here.sandbox()).id
         sent = {"data": {"path": "/workspace/large"}, "files": {"file": ("x", b"x" * (3 << 20))}}
@@ -190,7 +190,7 @@ async def test_what_is_uploaded_is_no_larger_than_the_service_allows(folder: Pat
         assert ok(await http.get(f"{HERE}/sandboxes/{made}/files")) == []
 
 
-async def test_a_folder_is_listed_whole_up_to_a_bound(at: SharedBench, http: httpx.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folder_listing_is_complete_up_to_a_limit(at: SharedBench, http: httpx.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
     guest = at.driver.guest(at.sandboxes.find(box, OPERATOR).ref)
     for number in range(1200):
         guest.files.write(f"/workspace/many/{number:04}", b"", 1000)
@@ -200,7 +200,7 @@ async def test_a_folder_is_listed_whole_up_to_a_bound(at: SharedBench, http: htt
     refused(await http.get(url, params=where), 413)
 
 
-async def test_requests_for_files_timeouts_and_templates_that_make_no_sense_are_refused(http: httpx.AsyncClient, box: str) -> None:
+async def test_invalid_file_timeout_and_template_requests_are_refused(http: httpx.AsyncClient, box: str) -> None:
     url = f"{HERE}/sandboxes/{box}"
     assert (await run(http, box, "truncate", "-s", str(translate.INLINE_BYTES + 1), "large"))["exitCode"] == 0
     assert "download" in refused(await http.get(f"{url}/filesystem", params={"path": "/workspace/large"}), 400)
@@ -224,7 +224,7 @@ async def test_downloads_are_attachments_with_their_name(http: httpx.AsyncClient
     assert (down.content, down.headers["content-disposition"]) == (b"hi\xff", "attachment; filename*=UTF-8''a%20%C3%BC.txt")
 
 
-async def test_a_paused_one_is_not_active_until_it_is_resumed(http: httpx.AsyncClient) -> None:
+async def test_paused_sandbox_is_not_active_until_resumed(http: httpx.AsyncClient) -> None:
     made = ok(await http.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
     url = f"{HERE}/sandboxes/{made}"
     for _ in range(2):
@@ -239,7 +239,7 @@ async def test_a_paused_one_is_not_active_until_it_is_resumed(http: httpx.AsyncC
     refused(await http.post(f"{url}/resume", json={"timeout": 9999}), 400)
 
 
-async def test_what_it_uses_is_told(http: httpx.AsyncClient, box: str) -> None:
+async def test_metrics_have_every_field(http: httpx.AsyncClient, box: str) -> None:
     told = ok(await http.get(f"{HERE}/sandboxes/{box}/metrics"))
     assert set(told) == {
         *("ts", "cpu_count", "cpu_used_pct", "mem_total", "mem_used", "mem_cache", "mem_total_mib", "mem_used_mib", "disk_total", "disk_used")
@@ -247,7 +247,7 @@ async def test_what_it_uses_is_told(http: httpx.AsyncClient, box: str) -> None:
     assert told["mem_total_mib"] == told["mem_total"] >> 20 == 1024
 
 
-async def test_metrics_of_a_time_are_for_e2bs_client_alone(http: httpx.AsyncClient, box: str) -> None:
+async def test_metrics_of_an_interval_need_the_e2b_client(http: httpx.AsyncClient, box: str) -> None:
     url, by_e2b = f"{HERE}/sandboxes/{box}/metrics", {"User-Agent": "e2b-js-sdk/2.30.0"}
     (told,) = ok(await http.get(url, headers=by_e2b))
     assert set(told) == {
@@ -259,7 +259,7 @@ async def test_metrics_of_a_time_are_for_e2bs_client_alone(http: httpx.AsyncClie
     refused(await http.get(url, params={"start": "x"}, headers=by_e2b), 400)
 
 
-async def test_e2bs_client_is_told_of_what_runs_or_is_paused(http: httpx.AsyncClient, box: str) -> None:
+async def test_e2b_client_lists_running_and_paused_sandboxes(http: httpx.AsyncClient, box: str) -> None:
     by_e2b = {"User-Agent": "e2b-python-sdk/2.63.0"}
     asked = {"templateID": "base", "metadata": {"a": "b&c"}, "allow_internet_access": False}
     other = ok(await http.post(f"{HERE}/v2/sandboxes", json=asked), 201)["sandboxID"]
@@ -285,7 +285,7 @@ async def test_e2bs_client_is_told_of_what_runs_or_is_paused(http: httpx.AsyncCl
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/v2/sandboxes", params={"state": "running,paused"}))] == [box]
 
 
-async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_events_are_listed_newest_first(http: httpx.AsyncClient, at: SharedBench) -> None:
     one, other = [(await at.sandbox()).id for _ in range(2)]
     await at.sandboxes.pause(one, OPERATOR)
     await at.sandboxes.kill(one, OPERATOR)
@@ -300,7 +300,7 @@ async def test_events_are_listed_newest_first_in_the_vendors_words(http: httpx.A
     gone(await http.get(f"{HERE}/events/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa"))
 
 
-async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) -> None:
+async def test_invalid_webhooks_are_refused(http: httpx.AsyncClient) -> None:
     url = "https://example.com/"
     for body in (
         {},
@@ -350,11 +350,11 @@ async def test_webhooks_that_make_no_sense_are_refused(http: httpx.AsyncClient) 
         *(("POST", "/sandboxes/x/fork"), ("POST", "/sandboxes/x/snapshots"), ("PUT", "/sandboxes/x/network")),
     ],
 )
-async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient, method: str, path: str) -> None:
     assert "Sandlot does not have" in refused(await http.request(method, HERE + path, json={}), 501)
 
 
-async def test_what_belongs_to_another_key_is_not_found(at: SharedBench) -> None:
+async def test_resources_of_another_key_are_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
@@ -386,7 +386,7 @@ async def test_what_belongs_to_another_key_is_not_found(at: SharedBench) -> None
 
 
 @cases("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20", "..%2f.."])
-async def test_what_never_was_a_sandbox_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
+async def test_unknown_sandbox_ids_are_not_found(http: httpx.AsyncClient, id_: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/files"), ("GET", "/envs")):
         refused(await http.request(method, f"{HERE}/sandboxes/{id_}{path}"), 404)
 
@@ -420,7 +420,7 @@ _PATHS = (
 )
 
 
-async def test_no_body_is_a_defect(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_any_body_gets_a_response_and_no_internal_error(http: httpx.AsyncClient, at: SharedBench) -> None:
     box = (await at.sandboxes.create(replace(BASE, timeout_s=3600), OPERATOR)).id
     loop = asyncio.get_running_loop()
 

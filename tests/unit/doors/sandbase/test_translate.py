@@ -24,7 +24,7 @@ def body(**fields: object) -> SandboxBody:
     return SandboxBody.model_validate({"templateID": "code_interpreter", **fields})
 
 
-def test_a_sandbox_is_asked_for_as_core_makes_it() -> None:
+def test_create_parameters_are_translated() -> None:
     asked = translate.new_sandbox(body(timeout=900, metadata={"a": "b"}, envVars={"X": "1", "E2B_TEMPLATE_ID": "mine"}), KNOWN)
     assert (asked.template, asked.timeout_s, asked.network, asked.on_timeout, asked.auto_resume) == (
         *("code-interpreter", 900, Network.PACKAGES, OnTimeout.KILL, False),
@@ -38,14 +38,14 @@ def test_a_sandbox_is_asked_for_as_core_makes_it() -> None:
 
 
 @cases("name", ["claude", "codex", "desktop", "hermes-agent", "opencode", "", "x" * 5000])
-def test_a_template_that_there_is_not_is_said_with_those_that_there_are(name: str) -> None:
+def test_unknown_template_error_names_the_templates(name: str) -> None:
     with pytest.raises(NotFoundError) as refused:
         translate.ours(name, KNOWN)
     assert refused.value.message == f"unknown template: {name[:64]}."
     assert "base, code-interpreter, code_interpreter" in refused.value.hint
 
 
-def test_what_cannot_be_had_is_refused() -> None:
+def test_unsupported_create_options_are_refused() -> None:
     with pytest.raises(UnsupportedError):
         translate.new_sandbox(body(allowInternetAccess=True), KNOWN)
     with pytest.raises(InvalidRequestError):
@@ -56,7 +56,7 @@ def test_what_cannot_be_had_is_refused() -> None:
     assert translate.timeout(None) == 300
 
 
-def test_templates_have_the_vendors_names_where_it_has_some() -> None:
+def test_templates_are_listed_with_the_vendors_names() -> None:
     known = [Template(name, "About it.", None) for name in (*KNOWN, "other")]
     told = [translate.template(name, about) for name, about in translate.templates(known)]
     assert [(each["templateID"], each["name"], each["defaultTimeout"]) for each in told] == [
@@ -66,7 +66,7 @@ def test_templates_have_the_vendors_names_where_it_has_some() -> None:
     ]
 
 
-def test_there_is_a_status_for_every_state() -> None:
+def test_every_state_has_a_status() -> None:
     assert set(translate.STATUSES) == set(State)
     assert set(translate.STATUSES.values()) == {"creating", "running", "paused", "stopped", "error"}
     assert translate.statuses(None) == {"creating", "running", "paused"}
@@ -75,7 +75,7 @@ def test_there_is_a_status_for_every_state() -> None:
         translate.statuses("gone")
 
 
-def test_an_event_is_told_in_the_vendors_words() -> None:
+def test_event_is_translated() -> None:
     box = SandboxId("sb-node-aaaaaaaaaaaaaaaa")
     assert events.event(EventRecord(7, event(1.5, type="sandbox.ended", sandbox=box, data={"reason": "killed"}))) == {
         "id": "evt-7",
@@ -89,7 +89,7 @@ def test_an_event_is_told_in_the_vendors_words() -> None:
     assert set(events.TYPES) <= set(EVENT_TYPES)
 
 
-def test_a_webhook_asks_for_the_vendors_events_and_is_told_so() -> None:
+def test_webhook_events_are_translated_both_ways() -> None:
     assert events.ours([]) == list(events.TYPES)
     assert events.ours(["sandbox.lifecycle.paused", "sandbox.lifecycle.killed"]) == ["sandbox.paused", "sandbox.hibernated", "sandbox.ended"]
     assert events.theirs(["sandbox.paused", "sandbox.hibernated", "snapshot.created"]) == ["sandbox.lifecycle.paused"]

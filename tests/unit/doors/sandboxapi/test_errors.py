@@ -12,7 +12,7 @@ from tests.support.cases import cases
 
 
 @cases("code", ErrorCode)
-def test_error_and_message_are_sentences(code: ErrorCode) -> None:
+def test_error_and_message_are_sentences_for_every_code(code: ErrorCode) -> None:
     told = json.loads(bytes(answer(class_of(code)("It happened.", code=code, hint="Do this."), "abc", teller=DOOR).body))
     gone = code in {ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_ENDED}
     assert told["message"] == "It happened. Do this."
@@ -31,5 +31,5 @@ def test_error_and_message_are_sentences(code: ErrorCode) -> None:
         (ErrorCode.UNSUPPORTED, 501),
     ],
 )
-def test_the_status_by_which_callers_tell_failures_apart(code: ErrorCode, status: int) -> None:
+def test_error_codes_have_the_statuses_that_callers_expect(code: ErrorCode, status: int) -> None:
     assert DOOR.table[code].status == status

@@ -42,18 +42,18 @@ async def post(http: httpx.AsyncClient, content: bytes, **headers: str) -> tuple
         (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "\\ud800"}}', 200, -32602),
     ],
 )
-async def test_what_is_no_message_is_an_error_of_json_rpc(http: httpx.AsyncClient, content: bytes, status: int, code: int) -> None:
+async def test_malformed_messages_get_json_rpc_errors(http: httpx.AsyncClient, content: bytes, status: int, code: int) -> None:
     answered, told = await post(http, content)
     assert (answered, told["jsonrpc"], told["error"]["code"]) == (status, "2.0", code)
     assert told["error"]["message"]
 
 
 @cases("content", [b'{"jsonrpc": "2.0", "method": "notifications/cancelled"}', b'{"jsonrpc": "2.0", "id": 1, "result": {}}'])
-async def test_what_wants_no_answer_is_taken(http: httpx.AsyncClient, content: bytes) -> None:
+async def test_notifications_and_responses_are_accepted(http: httpx.AsyncClient, content: bytes) -> None:
     assert await post(http, content) == (202, None)
 
 
-async def test_a_revision_is_agreed_on_and_any_other_is_refused(http: httpx.AsyncClient) -> None:
+async def test_protocol_revision_is_negotiated(http: httpx.AsyncClient) -> None:
     for asked, agreed in (("2025-11-25", "2025-11-25"), ("2024-11-05", "2024-11-05"), ("1999-01-01", "2025-11-25"), (7, "2025-11-25")):
         params = {"protocolVersion": asked}
         _, told = await post(http, json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode())
@@ -79,14 +79,14 @@ async def test_a_revision_is_agreed_on_and_any_other_is_refused(http: httpx.Asyn
         ("session_close", {"session_id": "none"}, "no session"),
     ],
 )
-async def test_a_tool_that_fails_says_why_to_the_model(http: httpx.AsyncClient, name: str, arguments: Any, word: str) -> None:  # noqa: ANN401 - JSON
+async def test_failed_tool_call_explains_the_error_to_the_model(http: httpx.AsyncClient, name: str, arguments: Any, word: str) -> None:  # noqa: ANN401 - JSON
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
     status, told = await post(http, json.dumps(message).encode())
     assert (status, told["result"]["isError"]) == (200, True)
     assert word in told["result"]["content"][0]["text"]
 
 
-async def test_a_client_that_goes_away_takes_its_call_along(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_disconnect_cancels_the_tool_call(http: httpx.AsyncClient, at: Bench) -> None:
     params = {"name": "execute_code", "arguments": {"language": "bash", "code": "sleep 1000", "timeout": 300}}
     asking = asyncio.create_task(http.post(URL, json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}))
     await until(lambda: at.sandboxes.held == 1)

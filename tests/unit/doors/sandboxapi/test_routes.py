@@ -60,12 +60,12 @@ async def run(http: httpx.AsyncClient, session: str, code: str, **more: Any) -> 
 
 
 @cases("path", ["/v1/plans", "/v1/billing", "/v1/usage", "/v1/keys", "/v2/execute"])
-async def test_plans_and_billing_are_not_there(http: httpx.AsyncClient, path: str) -> None:
+async def test_plans_and_billing_are_not_found(http: httpx.AsyncClient, path: str) -> None:
     refused(await http.get(HERE + path), 404)
     refused(await http.post(HERE + path, json={}), 404)
 
 
-async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClient, session: str) -> None:
+async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.AsyncClient, session: str) -> None:
     refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
     for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"code": 1, "language": "bash"}', b'"x"', b"[" * 5000):
         for path in ("/v1/execute", "/v1/sessions", f"/v1/sessions/{session}/execute", f"/v1/sessions/{session}/install"):
@@ -77,7 +77,7 @@ async def test_what_is_no_request_is_refused_in_its_words(http: httpx.AsyncClien
     assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
 
 
-async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_execute_response_has_every_field(http: httpx.AsyncClient, at: SharedBench) -> None:
     done = ok(await http.post(f"{HERE}/v1/execute", json={"language": "sh", "code": "cat", "stdin": "x\n"}))
     assert set(done) == RESULT
     assert (done["status"], done["language"], done["stdout"], done["stderr"], done["exit_code"]) == ("completed", "bash", "x\n", "", 0)
@@ -90,7 +90,7 @@ async def test_a_program_is_answered_with_every_field(http: httpx.AsyncClient, a
     await until(lambda: at.sandboxes.held == 0)
 
 
-async def test_a_session_keeps_its_state_also_after_an_exception(http: httpx.AsyncClient, session: str) -> None:
+async def test_session_keeps_its_state_after_an_exception(http: httpx.AsyncClient, session: str) -> None:
     done = await run(http, session, "x = [1]\nprint(x)")
     assert set(done) == RESULT | {"session_id", "result"}
     assert (done["status"], done["stdout"], done["stderr"], done["session_id"]) == ("completed", "[1]\n", "", session)
@@ -101,7 +101,7 @@ async def test_a_session_keeps_its_state_also_after_an_exception(http: httpx.Asy
     assert (after["stdout"], after["result"]) == ("[1, 2, 3]\n", "3")
 
 
-async def test_a_session_is_told_with_every_field(http: httpx.AsyncClient) -> None:
+async def test_session_response_has_every_field(http: httpx.AsyncClient) -> None:
     made = ok(await http.post(f"{HERE}/v1/sessions", json={"language": "sh", "idle_ttl": 60}), 201)
     assert set(made) == SESSION
     assert (made["language"], made["status"], made["idle_ttl"], made["session_id"]) == ("bash", "active", 60, made["id"])
@@ -112,7 +112,7 @@ async def test_a_session_is_told_with_every_field(http: httpx.AsyncClient) -> No
     assert ok(await http.get(f"{HERE}/v1/sessions/{made['id']}"))["language"] == "bash"
 
 
-async def test_a_session_that_was_closed_is_not_found(http: httpx.AsyncClient, session: str) -> None:
+async def test_closed_session_is_not_found(http: httpx.AsyncClient, session: str) -> None:
     assert (await http.delete(f"{HERE}/v1/sessions/{session}")).status_code == 204
     await all_gone(http, session)
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
@@ -129,11 +129,11 @@ async def all_gone(http: httpx.AsyncClient, session: str) -> None:
 
 
 @cases("id_", ["x", "sb-aaaa-aaaaaaaaaaaaaaaa", "%00", "x" * 2000, "%20"])
-async def test_what_never_was_a_session_is_not_found(http: httpx.AsyncClient, id_: str) -> None:
+async def test_unknown_session_ids_are_not_found(http: httpx.AsyncClient, id_: str) -> None:
     await all_gone(http, id_)
 
 
-async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.AsyncClient, at: SharedBench) -> None:
+async def test_sandboxes_of_other_apis_are_no_sessions(http: httpx.AsyncClient, at: SharedBench) -> None:
     box = await at.sandbox()
     await all_gone(http, box.id)
     forged = await http.post("/v1/sandboxes", json={"metadata": {"sandlot.door": "sandboxapi", "sandlot.use": "session"}})
@@ -143,7 +143,7 @@ async def test_a_sandbox_that_was_made_elsewhere_is_no_session(http: httpx.Async
     assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
 
 
-async def test_a_session_of_another_key_is_not_found(at: SharedBench) -> None:
+async def test_session_of_another_key_is_not_found(at: SharedBench) -> None:
     secrets = [(await at.service.keys.create(name))[1] for name in ("one", "other")]
     async with at.client(secrets[0]) as mine, at.client(secrets[1]) as theirs:
         made = ok(await mine.post(f"{HERE}/v1/sessions", json={"language": "bash"}), 201)["id"]
@@ -153,7 +153,7 @@ async def test_a_session_of_another_key_is_not_found(at: SharedBench) -> None:
 
 
 @cases("header", ["X-API-Key", "X-RapidAPI-Key", "X-RapidAPI-Proxy-Secret"])
-async def test_a_key_is_taken_in_every_header_that_callers_send(at: SharedBench, header: str) -> None:
+async def test_key_is_accepted_in_every_header_that_callers_send(at: SharedBench, header: str) -> None:
     _, secret = await at.service.keys.create(f"somebody-{header.lower()}")
     async with at.client() as stranger:
         ok(await stranger.get(f"{HERE}/v1/languages", headers={header: secret, "X-RapidAPI-Host": "there"}))
@@ -161,7 +161,7 @@ async def test_a_key_is_taken_in_every_header_that_callers_send(at: SharedBench,
         refused(await stranger.get(f"{HERE}/v1/languages"), 401)
 
 
-async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(folder: Path) -> None:
+async def test_idle_session_ends_and_used_session_stays(folder: Path) -> None:
     clock = ManualClock()
     async with bench(folder, clock=clock) as here, client(here.service) as http:
         made = [ok(await http.post(f"{HERE}/v1/sessions", json={"language": "python3", "idle_ttl": 60}), 201)["id"] for _ in range(2)]
@@ -179,7 +179,7 @@ async def test_a_session_that_nobody_uses_ends_and_one_that_is_used_does_not(fol
         assert (await run(http, made[1], "print(1)"))["stdout"] == "1\n"
 
 
-async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.AsyncClient, session: str, at: SharedBench) -> None:
+async def test_end_of_the_session_fails_its_running_code(http: httpx.AsyncClient, session: str, at: SharedBench) -> None:
     box: Sandbox = at.sandboxes.find(session, OPERATOR)
     running = asyncio.create_task(http.post(f"{HERE}/v1/sessions/{session}/execute", json={"code": "import time; time.sleep(60)"}))
     await until(lambda: box.activity.held > 0)
@@ -189,14 +189,14 @@ async def test_code_whose_session_ends_under_it_finds_no_session(http: httpx.Asy
     assert "memory" in told.json()["message"]
 
 
-async def test_what_is_no_package_is_refused(http: httpx.AsyncClient, session: str) -> None:
+async def test_invalid_package_names_are_refused(http: httpx.AsyncClient, session: str) -> None:
     url = f"{HERE}/v1/sessions/{session}/install"
     for packages in (["--index-url=x"], ["/etc/passwd"], [""], []):
         refused(await http.post(url, json={"manager": "pip", "packages": packages}), 400)
     assert "pip, npm, apt" in refused(await http.post(url, json={"manager": "conda", "packages": ["a"]}), 400)
 
 
-async def test_a_run_says_in_the_log_which_door_it_came_by(http: httpx.AsyncClient, session: str) -> None:
+async def test_execution_log_names_the_api(http: httpx.AsyncClient, session: str) -> None:
     done = await run(http, session, "print(1)")
     logged = ok(await http.get(f"/v1/executions/{done['id']}"))
     assert json.dumps(logged).count("sandboxapi") >= 1
@@ -216,7 +216,7 @@ _BODY = st.dictionaries(
     | st.sampled_from(["/v1/sessions/sb-none/install", "/v1/sessions/sb-none/close", "/mcp", "/"]),
     content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
 )
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
+async def test_any_request_gets_a_json_response_and_no_internal_error(http: httpx.AsyncClient, method: str, path: str, content: bytes) -> None:
     response = await http.request(method, HERE + path, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code < 500 or response.status_code == 501
     assert response.headers["content-type"] == "application/json"

@@ -20,19 +20,19 @@ WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
 
 
 @cases("word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")])
-def test_a_language_has_the_vendors_words(word: str, id_: str) -> None:
+def test_language_aliases_are_translated(word: str, id_: str) -> None:
     assert translate.language(word).id == id_
 
 
 @cases("word", ["typescript", "ts", "java", "jdk", "cpp", "c++", "c", "gcc", "go", "golang", "", "rust"])
-def test_any_other_is_refused_with_the_list_of_what_there_is(word: str) -> None:
+def test_unknown_language_error_lists_the_languages(word: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         translate.language(word)
     for there in ("python3", "javascript", "bash"):
         assert there in refused.value.hint
 
 
-def test_a_program_is_run_as_it_was_sent() -> None:
+def test_execute_body_is_translated() -> None:
     shot = translate.shot(ExecuteBody(language="py", code="x", expected_output="y"))
     assert (shot.language, shot.code, shot.stdin, shot.timeout_s, shot.expected_output) == ("python", "x", b"", 10, "y")
     assert translate.shot(ExecuteBody(language="bash", code="", stdin="é", timeout=300)).stdin == "é".encode()
@@ -40,20 +40,20 @@ def test_a_program_is_run_as_it_was_sent() -> None:
 
 
 @cases("seconds", [0, -1, 300.1, float("nan"), float("inf")])
-def test_a_timeout_has_the_vendors_bounds(seconds: float) -> None:
+def test_timeouts_outside_the_vendors_bounds_are_refused(seconds: float) -> None:
     with pytest.raises(InvalidRequestError, match="timeout"):
         translate.timeout(seconds)
 
 
 @cases("status", Status)
-def test_a_status_is_one_that_callers_know(status: Status) -> None:
+def test_every_status_is_known_to_callers(status: Status) -> None:
     told = translate.answer(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
     assert told.status in KNOWN
     assert (told.stdout, told.stderr, told.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
     assert (told.execution_time_ms, told.wall_time_ms, told.memory_used_kb, told.language) == (250, 1500, 2, "python3")
 
 
-def test_what_nobody_measured() -> None:
+def test_missing_measurements_have_defaults() -> None:
     told = translate.answer(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
     assert (told.execution_time_ms, told.memory_used_kb, told.exit_signal, told.id, told.stderr) == (1500, 0, None, "", "")
 
@@ -78,17 +78,17 @@ def test_what_nobody_measured() -> None:
         ("whatever", None, "runtime_error", 137),
     ],
 )
-def test_a_cell_is_told_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
+def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
     done = Executed(Outcome(new_process_id(), status, 1, 0.1), Capture(), Capture(), (), 0, error)
     assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
 
 
-def test_notes_have_a_line_of_their_own() -> None:
+def test_notes_are_on_their_own_line() -> None:
     assert [translate.noted(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
     assert translate.noted("a", "") == "a"
 
 
-def test_a_session_has_no_deadline_but_its_idle_timeout_unless_its_key_must() -> None:
+def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
     spoken = translate.LANGUAGES[0]
     made = translate.new_session(spoken, None, WHO)
     assert (made.timeout_s, made.idle_timeout_s) == (None, 600)
@@ -100,5 +100,5 @@ def test_a_session_has_no_deadline_but_its_idle_timeout_unless_its_key_must() ->
 
 
 @cases("number, name", [(9, "SIGKILL"), (11, "SIGSEGV"), (63, "63")])
-def test_a_signal_has_its_name(number: int, name: str) -> None:
+def test_signals_are_named(number: int, name: str) -> None:
     assert translate.signal_name(number) == name

@@ -50,7 +50,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
 
 
-async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient) -> None:
+async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient) -> None:
     for path in ("/platform/v1/sandbox-templates", "/v1/namespaces/default/applications", "/v1/namespaces/default/secrets"):
         for method in ("GET", "POST"):
             refused(await http.request(method, HERE + path, json={}), 501)
@@ -59,7 +59,7 @@ async def test_what_there_is_not_is_refused_in_its_words(http: httpx.AsyncClient
     refused(await http.put(f"{NAMED}/sandboxes", json={}), 405)
 
 
-async def test_there_is_one_namespace_and_both_ways_lead_to_it(http: httpx.AsyncClient, box: str) -> None:
+async def test_default_namespace_has_both_addresses(http: httpx.AsyncClient, box: str) -> None:
     assert "'default'" in refused(await http.get(f"{HERE}/v1/namespaces/other/sandboxes"), 400)
     told = [ok(await http.get(f"{way}/sandboxes/{box}")) for way in (NAMED, HERE)]
     assert told[0] == told[1]
@@ -67,19 +67,19 @@ async def test_there_is_one_namespace_and_both_ways_lead_to_it(http: httpx.Async
 
 
 @cases("host", ["127.0.0.1:8080", "localhost", "sandboxes.example.org:8443", "[::1]:80"])
-async def test_the_address_of_the_inside_is_where_the_service_was_asked(http: httpx.AsyncClient, box: str, host: str) -> None:
+async def test_sandbox_url_uses_the_host_of_the_request(http: httpx.AsyncClient, box: str, host: str) -> None:
     told = ok(await http.get(f"{NAMED}/sandboxes/{box}", headers={"Host": host}))
     assert told["sandbox_url"] == f"http://{host}{HERE}/sbx/{box}"
 
 
 @cases("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"nonsense": 1}', b'"x"', b"[" * 5000, b'{"timeout_secs": -1}', b"1"])
-async def test_what_is_no_request_for_a_sandbox_is_never_taken_for_an_answer(http: httpx.AsyncClient, content: bytes) -> None:
+async def test_invalid_create_requests_respond_400(http: httpx.AsyncClient, content: bytes) -> None:
     for path in ("/sandboxes", "/sandbox-pools"):
         refused(await http.post(NAMED + path, content=content, headers={"Content-Type": "application/json"}), 400)
     assert ok(await http.get(f"{NAMED}/sandboxes")) == {"sandboxes": []}
 
 
-async def test_the_inside_is_at_the_root_as_well_by_a_header(http: httpx.AsyncClient, box: str) -> None:
+async def test_runtime_is_at_the_root_if_a_header_names_the_sandbox(http: httpx.AsyncClient, box: str) -> None:
     headers = {"X-Tensorlake-Sandbox-Id": box}
     done = await http.post("/api/v1/processes/run", json={"command": "echo", "args": ["x"]}, headers=headers)
     assert [event for event in events(done.text) if "exit_code" in event] == [{"exit_code": 0, "reason": "exited"}]
@@ -94,7 +94,7 @@ async def test_the_inside_is_at_the_root_as_well_by_a_header(http: httpx.AsyncCl
     assert (await http.get("/api/v1/nothing", headers=headers)).headers["content-type"] == "application/problem+json"
 
 
-async def test_a_line_has_a_time_and_no_newline_and_the_end_is_told(http: httpx.AsyncClient, box: str) -> None:
+async def test_run_events_have_timestamped_lines_and_an_exit(http: httpx.AsyncClient, box: str) -> None:
     url = f"{HERE}/sbx/{box}/api/v1/processes/run"
     done = await http.post(url, json={"command": "sh", "args": ["-c", "printf 'a\\n\\nb'; echo e >&2"], "env": {}, "timeout": 9.5})
     assert done.headers["content-type"].startswith("text/event-stream")
@@ -107,7 +107,7 @@ async def test_a_line_has_a_time_and_no_newline_and_the_end_is_told(http: httpx.
         refused(await http.post(url, json=body), 400)
 
 
-async def test_who_goes_away_takes_its_command_along(http: httpx.AsyncClient, box: str) -> None:
+async def test_disconnect_ends_the_process(http: httpx.AsyncClient, box: str) -> None:
     inside = f"{HERE}/sbx/{box}/api/v1"
     async with http.stream("POST", f"{inside}/processes/run", json={"command": "sleep", "args": ["1000"]}) as response:
         await anext(response.aiter_lines())
@@ -119,7 +119,7 @@ async def test_who_goes_away_takes_its_command_along(http: httpx.AsyncClient, bo
 
 
 @cases("reason", [ExitReason.OOM, ExitReason.KILLED])
-async def test_a_sandbox_that_ends_under_a_run(http: httpx.AsyncClient, at: SharedBench, reason: ExitReason) -> None:
+async def test_end_of_the_sandbox_ends_the_run(http: httpx.AsyncClient, at: SharedBench, reason: ExitReason) -> None:
     box = await at.sandbox()
     url = f"{HERE}/sbx/{box.id}/api/v1/processes/run"
     async with http.stream("POST", url, json={"command": "sh", "args": ["-c", "echo there; printf cut; sleep 1000"]}) as response:
@@ -134,7 +134,7 @@ async def test_a_sandbox_that_ends_under_a_run(http: httpx.AsyncClient, at: Shar
     assert ok(await http.get(f"{NAMED}/sandboxes/{box.id}"))["status"] == "terminated"
 
 
-async def test_one_of_several_processes_of_a_name_is_the_one_that_runs(http: httpx.AsyncClient, box: str) -> None:
+async def test_process_name_refers_to_the_running_process(http: httpx.AsyncClient, box: str) -> None:
     inside = f"{HERE}/sbx/{box}/api/v1"
     first = ok(await http.post(f"{inside}/processes", json={"command": "sleep", "args": ["1000"], "name": "one"}), 201)
     second = ok(await http.post(f"{inside}/processes", json={"command": "true", "name": "one"}), 201)
@@ -155,7 +155,7 @@ async def until_ended(http: httpx.AsyncClient, inside: str, pid: int) -> None:
     await until(has_ended)
 
 
-async def test_a_terminal_opens_by_its_token_and_that_opens_nothing_else(at: SharedBench) -> None:
+async def test_terminal_token_opens_only_its_terminal(at: SharedBench) -> None:
     _, secret = await at.service.keys.create("somebody")
     async with at.client(secret) as http:
         box, other = [ok(await http.post(f"{NAMED}/sandboxes", json={"image": "base"}))["sandbox_id"] for _ in range(2)]
@@ -212,7 +212,7 @@ async def test_somebody_elses_is_not_there(at: SharedBench) -> None:
             refused(await stranger.request(method, f"{pools}/{pool}{path}"), 404)
 
 
-async def test_a_pool_of_another_kind_is_another_pool_and_of_the_same_kind_is_there(http: httpx.AsyncClient) -> None:
+async def test_second_pool_of_the_same_kind_conflicts(http: httpx.AsyncClient) -> None:
     body = {"image": "base", "resources": RESOURCES, "warm_containers": 0, "timeout_secs": 50}
     pool = ok(await http.post(f"{NAMED}/sandbox-pools", json=body))["pool_id"]
     refused(await http.post(f"{NAMED}/sandbox-pools", json=body), 409)
@@ -227,7 +227,7 @@ async def test_a_pool_of_another_kind_is_another_pool_and_of_the_same_kind_is_th
     assert (await http.delete(f"{NAMED}/sandbox-pools/{pool}")).status_code == 204
 
 
-async def test_a_name_is_free_again_after_a_failure_and_after_an_end(http: httpx.AsyncClient) -> None:
+async def test_name_is_free_after_a_failed_create_and_after_an_end(http: httpx.AsyncClient) -> None:
     body = {"image": "base", "name": "one"}
     refused(await http.post(f"{NAMED}/sandboxes", json={**body, "resources": {"memory_mb": 1 << 30}}), 400)
     made = await asyncio.gather(*(http.post(f"{NAMED}/sandboxes", json=body) for _ in range(3)))
@@ -264,7 +264,9 @@ _BODY = (
     ),
     content=_BODY.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100),
 )
-async def test_whatever_is_sent_the_answer_is_json_and_no_defect(http: httpx.AsyncClient, box: str, method: str, path: str, content: bytes) -> None:
+async def test_any_request_gets_a_json_response_and_no_internal_error(
+    http: httpx.AsyncClient, box: str, method: str, path: str, content: bytes
+) -> None:
     response = await http.request(method, path.replace("{box}", box), content=content, headers={"Content-Type": "application/json"})
     assert response.status_code < 500 or response.status_code == 501, response.text
     assert response.status_code != 422

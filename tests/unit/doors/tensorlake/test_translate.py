@@ -19,23 +19,23 @@ from sandlot.model.states import State
 from tests.support.cases import cases
 
 
-def test_every_state_has_a_word() -> None:
+def test_every_state_is_translated() -> None:
     assert set(translate.STATUSES) == set(State)
 
 
 @cases("image, template", [(None, "code-interpreter"), ("", "code-interpreter"), ("tensorlake/ubuntu-minimal", "code-interpreter"), ("base", "base")])
-def test_an_image_is_a_template_and_is_remembered(image: str | None, template: str) -> None:
+def test_image_is_translated_to_a_template_and_kept(image: str | None, template: str) -> None:
     asked = translate.new_sandbox(CreateBody(image=image))
     assert (asked.template, asked.metadata.get(translate.IMAGE_WORD)) == (template, image or None)
     assert asked.metadata[translate.DOOR_WORD] == "tensorlake"
 
 
 @cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
-def test_no_timeout_is_said_by_zero(given: int | None, seconds: float | None) -> None:
+def test_zero_means_no_timeout(given: int | None, seconds: float | None) -> None:
     assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
 
 
-def test_limits_are_megabytes_and_what_is_left_out_is_the_default() -> None:
+def test_limits_are_in_megabytes_with_defaults() -> None:
     asked = translate.new_sandbox(CreateBody(resources=ResourcesBody(memory_mb=512)))
     assert asked.limits == Limits(memory_bytes=512 * MIB)
     assert translate.change(ResourcesBody()) is None
@@ -46,7 +46,7 @@ def test_limits_are_megabytes_and_what_is_left_out_is_the_default() -> None:
     }
 
 
-def test_only_what_is_enforced_of_a_network_is_taken() -> None:
+def test_only_enforced_network_options_are_accepted() -> None:
     assert translate.network(None) is None
     assert translate.network(NetworkBody(allow_internet_access=False)) is Network.NONE
     for refused in (NetworkBody(), NetworkBody(allow_internet_access=False, allow_out=["a"]), NetworkBody(deny_out=["a"])):
@@ -62,7 +62,7 @@ def test_file_systems_are_volumes() -> None:
             translate.volumes([mount.model_copy(update=field)])
 
 
-def test_a_pool_notes_what_is_claimed_of_it() -> None:
+def test_pool_labels_carry_timeout_and_network_of_claims() -> None:
     body = PoolBody(image="base", resources=ResourcesBody(), timeout_secs=5, network=NetworkBody(allow_internet_access=False))
     words = translate.pool_words(body)
     assert (translate.pool_timeout_s(words), translate.pool_network(words)) == (5.0, "none")
@@ -71,7 +71,7 @@ def test_a_pool_notes_what_is_claimed_of_it() -> None:
         translate.pool_words(body.model_copy(update={"entrypoint": ["x"]}))
 
 
-def test_a_snapshot_holds_memory_unless_files_alone_are_asked_for() -> None:
+def test_snapshot_holds_memory_by_default() -> None:
     kinds = [SnapshotKind.MEMORY, SnapshotKind.MEMORY, SnapshotKind.FILES]
     assert [translate.kind(word) for word in (None, "memory", "filesystem")] == kinds
 
@@ -88,18 +88,18 @@ def test_a_snapshot_holds_memory_unless_files_alone_are_asked_for() -> None:
         ({"name": "root", "uid": None}, User.ROOT),
     ],
 )
-def test_a_user_is_a_name_or_an_id(asked: str | dict[str, str | int | None] | None, user: User) -> None:
+def test_users_are_names_or_ids(asked: str | dict[str, str | int | None] | None, user: User) -> None:
     assert translate.user(asked) is user
 
 
 @cases("asked", ["", "nobody", "0:5", {}, {"uid": 5}, {"name": "root", "uid": 0}, {"gid": 0}, {"name": "root", "x": "y"}])
-def test_nobody_else_is_there(asked: str | dict[str, str | int | None]) -> None:
+def test_unknown_users_are_refused(asked: str | dict[str, str | int | None]) -> None:
     with pytest.raises(InvalidRequestError):
         translate.user(asked)
 
 
 @cases("word, pid", [("7", 7), ("0", 0), ("kitty", None), ("7a", None), ("-7", None), ("9" * 50, 1 << 31), ("", None)])
-def test_a_word_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
+def test_process_selector_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
     assert inner.pid_of(word) == pid
 
 
@@ -113,24 +113,24 @@ def test_a_word_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
         ("oom", 9, {"signal": 9, "reason": "oom_killed", "oom_killed": True}),
     ],
 )
-def test_how_a_run_ended(reason: str, signal: int | None, told: dict[str, object]) -> None:
+def test_process_outcome_is_translated(reason: str, signal: int | None, told: dict[str, object]) -> None:
     assert inner.ended(Outcome(ProcessId("0" * 32), 137, signal, reason, 1.0)) == told
 
 
 @cases("name", ["", "5", "a/b"])
-def test_what_is_no_name_of_a_process(name: str) -> None:
+def test_invalid_process_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         inner.start(ProcessBody(command="true", name=name))
 
 
-def test_messages_of_a_terminal() -> None:
+def test_terminal_messages_are_translated() -> None:
     assert inner.resized(b"\x01\x00\x64\x00\x1e") == (30, 100)
     assert inner.exited(-1) == b"\x03\xff\xff\xff\xff"
     with pytest.raises(InvalidRequestError):
         inner.resized(b"\x01\x00")
 
 
-def test_lines_are_put_together_and_their_memory_is_given_back() -> None:
+def test_lines_are_joined_and_their_memory_is_released() -> None:
     budget = Budget(4 * MOST_BYTES)
     lines = Lines(budget)
     assert lines.add(Output(1, 0, b"a\nb")) == [(1, "a")]
@@ -146,7 +146,7 @@ def test_lines_are_put_together_and_their_memory_is_given_back() -> None:
     assert budget.taken_bytes == 0
 
 
-def test_a_line_without_end_is_told_in_parts() -> None:
+def test_endless_line_is_split() -> None:
     for most in (4 * MOST_BYTES, 100_000):
         budget = Budget(most)
         lines = Lines(budget)
