@@ -90,21 +90,19 @@ def test_a_busy_service_is_asked_again_when_it_says_when(service: Script, client
     assert [seen.json() for seen in service.seen] == [{"template": "base"}] * 3
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_nothing_else_is_repeated(service: Script, client: Client, subtests: pytest.Subtests) -> None:
+    for reply in (
         problem(503, "host_not_ready", retryable=False, retry_after=0),
         problem(500, "internal", retry_after=0),
         problem(503, "busy", retryable=True, retry_after=86400),
         Reply(502, b"<html>bad gateway</html>"),
-    ],
-    ids=["not retryable", "internal", "tomorrow", "a gateway"],
-)
-def test_nothing_else_is_repeated(service: Script, client: Client, reply: Reply) -> None:
-    service.say(reply)
-    with pytest.raises(SandlotError):
-        client.version()
-    assert len(service.seen) == 1
+    ):
+        with subtests.test(reply=reply):
+            service.seen.clear()
+            service.say(reply)
+            with pytest.raises(SandlotError):
+                client.version()
+            assert len(service.seen) == 1
 
 
 def test_repetition_has_an_end(service: Script, client: Client) -> None:
@@ -177,17 +175,20 @@ def test_a_create_that_was_cut_is_sent_again_under_the_same_name(service: Script
     assert service.seen[-1].headers["idempotency-key"] == "mine"
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda box: box.commands.run("x"), lambda box: box.files.write("/x", "y"), lambda box: box.set_timeout(5)],
-    ids=["command", "upload", "change"],
-)
-@pytest.mark.parametrize("reply", [Reply(gone=True), Reply(200, b"{", cut=True)], ids=["before", "within"])
-def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandbox, call: Callable[[Sandbox], object], reply: Reply) -> None:
-    service.say(reply)
-    with pytest.raises(UnavailableError, match="not known"):
-        call(sandbox)
-    assert len(service.seen) == 1
+def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+    calls: tuple[Callable[[Sandbox], object], ...] = (
+        lambda box: box.commands.run("x"),
+        lambda box: box.files.write("/x", "y"),
+        lambda box: box.set_timeout(5),
+    )
+    for call in calls:
+        for reply in (Reply(gone=True), Reply(200, b"{", cut=True)):
+            with subtests.test(call=call, reply=reply):
+                service.seen.clear()
+                service.say(reply)
+                with pytest.raises(UnavailableError, match="not known"):
+                    call(sandbox)
+                assert len(service.seen) == 1
 
 
 def test_a_list_is_asked_for_by_state_metadata_and_number(service: Script, client: Client) -> None:
@@ -314,11 +315,12 @@ def test_a_failure_in_the_middle_is_raised(service: Script, sandbox: Sandbox) ->
         sandbox.commands.run("x", on_stdout=lambda _: None)
 
 
-@pytest.mark.parametrize("cut", [True, False], ids=["broken", "ended"])
-def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, cut: bool) -> None:  # noqa: FBT001 - a parameter
-    service.say(events(("started", {"process": "p1"}), cut=cut))
-    with pytest.raises(UnavailableError):
-        sandbox.commands.run("x", on_stdout=lambda _: None)
+def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+    for cut in (True, False):
+        with subtests.test(cut=cut):
+            service.say(events(("started", {"process": "p1"}), cut=cut))
+            with pytest.raises(UnavailableError):
+                sandbox.commands.run("x", on_stdout=lambda _: None)
 
 
 def test_an_exception_of_a_callback_comes_out_as_it_is(service: Script, sandbox: Sandbox) -> None:

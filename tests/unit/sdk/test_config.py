@@ -45,15 +45,16 @@ def test_a_socket_may_be_an_address() -> None:
     assert (target.socket, target.local) == (Path("/run/sandlot.sock"), None)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_this_machine_is_never_asked_for_through_a_proxy(host: str) -> None:
-    assert not resolve({}, url=f"http://{host}:1").proxied
+def test_this_machine_is_never_asked_for_through_a_proxy(subtests: pytest.Subtests) -> None:
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        with subtests.test(host=host):
+            assert not resolve({}, url=f"http://{host}:1").proxied
 
 
-@pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "unix:relative", "unix://host/path", "/run/x.sock"])
-def test_what_is_no_address_is_refused_and_named(url: str) -> None:
-    with pytest.raises(InvalidRequestError, match="SANDLOT_URL"):
-        resolve({"SANDLOT_URL": url})
+def test_what_is_no_address_is_refused_and_named(subtests: pytest.Subtests) -> None:
+    for url in ("localhost:8080", "ftp://x", "http://", "unix:relative", "unix://host/path", "/run/x.sock"):
+        with subtests.test(url=url), pytest.raises(InvalidRequestError, match="SANDLOT_URL"):
+            resolve({"SANDLOT_URL": url})
 
 
 def test_authorities_are_read_once_and_nobody_is_believed_where_nothing_is_encrypted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,15 +22,16 @@ TOLD = events(
 CUT = Reply(200, headers={"Content-Type": "text/event-stream"}, pieces=list(TOLD.pieces or [])[:2])
 
 
-@pytest.mark.parametrize("words", ["six", ["six"], ("six",)])
-def test_one_package_is_a_word_or_a_list(service: Script, words: str | list[str]) -> None:
-    service.say(Reply(201, SANDBOX), Reply(200, FINISHED))
-    with Client(url=service.url) as client:
-        done = Sandbox.create(client=client).install(words)
-    assert (done.exit_code, done.stdout, done.stderr, done.ok) == (1, "read\n", "no such package\n", False)
-    asked = service.seen[-1]
-    assert (asked.method, asked.path) == ("POST", f"/v1/sandboxes/{SANDBOX['id']}/packages")
-    assert asked.json() == {"manager": "pip", "packages": ["six"], "timeout": 300.0}
+def test_one_package_is_a_word_or_a_list(service: Script, subtests: pytest.Subtests) -> None:
+    for words in ("six", ["six"], ("six",)):
+        with subtests.test(words=words):
+            service.say(Reply(201, SANDBOX), Reply(200, FINISHED))
+            with Client(url=service.url) as client:
+                done = Sandbox.create(client=client).install(words)
+            assert (done.exit_code, done.stdout, done.stderr, done.ok) == (1, "read\n", "no such package\n", False)
+            asked = service.seen[-1]
+            assert (asked.method, asked.path) == ("POST", f"/v1/sandboxes/{SANDBOX['id']}/packages")
+            assert asked.json() == {"manager": "pip", "packages": ["six"], "timeout": 300.0}
 
 
 def test_its_output_comes_as_it_is_written(service: Script) -> None:

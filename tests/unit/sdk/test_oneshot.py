@@ -126,11 +126,12 @@ def test_a_batch_that_is_refused_or_fails_as_a_whole_is_raised(service: Script) 
             client.execute_batch([{"language": "bash", "code": ""}] * 2)
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_batch_that_is_cut_says_so(service: Script, cut: bool) -> None:  # noqa: FBT001
-    service.say(lines(item(0, RESULT), b'{"index"', cut=cut))
-    with Client(url=service.url) as client, pytest.raises(UnavailableError):
-        client.execute_batch([{"language": "bash", "code": ""}] * 2)
+def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests) -> None:
+    for cut in (False, True):
+        with subtests.test(cut=cut):
+            service.say(lines(item(0, RESULT), b'{"index"', cut=cut))
+            with Client(url=service.url) as client, pytest.raises(UnavailableError):
+                client.execute_batch([{"language": "bash", "code": ""}] * 2)
 
 
 def test_without_a_client_the_environment_says_which_service(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:

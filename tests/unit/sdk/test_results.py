@@ -34,9 +34,8 @@ def test_binary_content_is_decoded_and_text_is_not() -> None:
         result.content("image/jpeg")
 
 
-@pytest.mark.parametrize(
-    "status, error, code",
-    [
+def test_the_exit_code_of_a_cell_is_that_of_a_program(subtests: pytest.Subtests) -> None:
+    for status, error, code in (
         ("ok", None, 0),
         ("error", ExecutionError("ValueError", "x"), 1),
         ("error", ExecutionError("SystemExit", "3"), 3),
@@ -52,10 +51,9 @@ def test_binary_content_is_decoded_and_text_is_not() -> None:
         ("oom", None, 137),
         ("aborted", None, 130),
         ("of a later version", None, 137),
-    ],
-)
-def test_the_exit_code_of_a_cell_is_that_of_a_program(status: str, error: ExecutionError | None, code: int) -> None:
-    assert Execution(status=status, error=error).exit_code == code
+    ):
+        with subtests.test(status=status, error=error, code=code):
+            assert Execution(status=status, error=error).exit_code == code
 
 
 def test_each_form_has_its_name() -> None:

@@ -50,10 +50,10 @@ def test_comments_and_unknown_fields_are_nothing() -> None:
     assert Decoder().feed(b": keep-alive\n\nid: 7\nretry: 3\n\n") == []
 
 
-@pytest.mark.parametrize("data", [b"no json", b"[1]", b'"text"', b"\xff\xfe"])
-def test_what_is_no_json_object_is_refused(data: bytes) -> None:
-    with pytest.raises(InternalError):
-        Decoder().feed(b"data: " + data + b"\n\n")
+def test_what_is_no_json_object_is_refused(subtests: pytest.Subtests) -> None:
+    for data in (b"no json", b"[1]", b'"text"', b"\xff\xfe"):
+        with subtests.test(data=data), pytest.raises(InternalError):
+            Decoder().feed(b"data: " + data + b"\n\n")
 
 
 def test_an_event_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ SERVER_PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("synchronous, asynchronous", PAIRS)
-def test_both_have_the_same_names_with_the_same_parameters(synchronous: str, asynchronous: str) -> None:
-    one, other = surface(synchronous), surface(asynchronous)
-    assert one.keys() == {SPELLED.get(name, name) for name in other}
-    for name, parameters in other.items():
-        assert one[SPELLED.get(name, name)] == parameters, name
+def test_both_have_the_same_names_with_the_same_parameters(subtests: pytest.Subtests) -> None:
+    for synchronous, asynchronous in PAIRS:
+        with subtests.test(synchronous=synchronous, asynchronous=asynchronous):
+            one, other = surface(synchronous), surface(asynchronous)
+            assert one.keys() == {SPELLED.get(name, name) for name in other}
+            for name, parameters in other.items():
+                assert one[SPELLED.get(name, name)] == parameters, name
 
 
 def test_everything_that_is_public_is_documented() -> None:
@@ -43,15 +44,16 @@ def test_every_error_is_there_by_name() -> None:
     assert classes <= set(sdk.__all__)
 
 
-@pytest.mark.parametrize("module", ["sandlot", "sandlot.sdk"])
-def test_a_client_loads_no_server_part(module: str) -> None:
-    listing = f"import sys, {module}; print(*sorted(sys.modules))"
-    loaded = set(subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split())
-    assert module in loaded
-    assert loaded & SERVER_PARTS == set()
-    assert [
-        name for name in loaded if name.startswith(("sandlot.core", "sandlot.server", "sandlot.store", "sandlot.drivers", "sandlot.images"))
-    ] == []
+def test_a_client_loads_no_server_part(subtests: pytest.Subtests) -> None:
+    for module in ("sandlot", "sandlot.sdk"):
+        with subtests.test(module=module):
+            listing = f"import sys, {module}; print(*sorted(sys.modules))"
+            loaded = set(subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split())
+            assert module in loaded
+            assert loaded & SERVER_PARTS == set()
+            assert [
+                name for name in loaded if name.startswith(("sandlot.core", "sandlot.server", "sandlot.store", "sandlot.drivers", "sandlot.images"))
+            ] == []
 
 
 def surface(name: str) -> dict[str, list[str]]:

@@ -16,16 +16,14 @@ from sandlot.web import listen
 from tests.support.service import Bench, bench
 
 
-@pytest.mark.parametrize(
-    "base,expected",
-    [
+def test_where_a_socket_is(subtests: pytest.Subtests) -> None:
+    for base, expected in (
         ("http://host:8080", "ws://host:8080/v1/x?y=1"),
         ("https://host/prefix/of/a/proxy", "wss://host/prefix/of/a/proxy/v1/x?y=1"),
         ("http://sandlot", "ws://sandlot/v1/x?y=1"),
-    ],
-)
-def test_where_a_socket_is(base: str, expected: str) -> None:
-    assert address(Target(base), "/v1/x?y=1") == expected
+    ):
+        with subtests.test(base=base, expected=expected):
+            assert address(Target(base), "/v1/x?y=1") == expected
 
 
 def test_the_key_goes_along_and_proxies_are_for_others() -> None:

@@ -32,9 +32,8 @@ def convert(unasync: ModuleType) -> Callable[[str], str]:
     return converted
 
 
-@pytest.mark.parametrize(
-    "source, expected",
-    [
+def test_tokens(convert: Callable[[str], str], subtests: pytest.Subtests) -> None:
+    for source, expected in (
         ("async def f():\n    await g()\n", "def f():\n    g()\n"),
         ("async with a as b, c:\n    pass\n", "with a as b, c:\n    pass\n"),
         ("x = [y async for y in z]\n", "x = [y for y in z]\n"),
@@ -44,10 +43,9 @@ def convert(unasync: ModuleType) -> Callable[[str], str]:
         ("AsyncClients, my_aclose = 1, 2\n", "AsyncClients, my_aclose = 1, 2\n"),
         ("await self.x.aclose()\n", "self.x.close()\n"),
         ("from sandlot.sdk._async import backend\n", "from sandlot.sdk._sync import backend\n"),
-    ],
-)
-def test_tokens(convert: Callable[[str], str], source: str, expected: str) -> None:
-    assert convert(source) == expected
+    ):
+        with subtests.test(source=source, expected=expected):
+            assert convert(source) == expected
 
 
 def test_documentation_speaks_of_what_it_documents_and_data_stays(convert: Callable[[str], str]) -> None:

@@ -74,20 +74,25 @@ def test_the_calls_of_a_session() -> None:
     assert (there.seen[-1].method, there.seen[-1].url.raw_path) == ("DELETE", b"/sandboxapi/v1/sessions/sb%2F1")
 
 
-@pytest.mark.parametrize(
-    "status, raised",
-    [(400, InvalidRequestError), (401, AuthenticationError), (404, NotFoundError), (503, UnavailableError), (500, SandlotError), (418, SandlotError)],
-)
-def test_a_refusal_is_raised_with_what_was_said(status: int, raised: type[SandlotError]) -> None:
-    there = client(Recorder(status, body={"error": "session not found", "message": "There is no session 'x'."}))
-    with pytest.raises(raised, match="There is no session 'x'"):
-        there.sessions.execute("x", "1")
+def test_a_refusal_is_raised_with_what_was_said(subtests: pytest.Subtests) -> None:
+    for status, raised in (
+        (400, InvalidRequestError),
+        (401, AuthenticationError),
+        (404, NotFoundError),
+        (503, UnavailableError),
+        (500, SandlotError),
+        (418, SandlotError),
+    ):
+        with subtests.test(status=status, raised=raised):
+            there = client(Recorder(status, body={"error": "session not found", "message": "There is no session 'x'."}))
+            with pytest.raises(raised, match="There is no session 'x'"):
+                there.sessions.execute("x", "1")
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"[]", b"\xff", b""])
-def test_a_refusal_that_says_nothing_is_raised_by_its_status(content: bytes) -> None:
-    with pytest.raises(SandlotError, match="502"):
-        client(Recorder(502, content=content)).execute("bash", "true")
+def test_a_refusal_that_says_nothing_is_raised_by_its_status(subtests: pytest.Subtests) -> None:
+    for content in (b"<html>", b"[]", b"\xff", b""):
+        with subtests.test(content=content), pytest.raises(SandlotError, match="502"):
+            client(Recorder(502, content=content)).execute("bash", "true")
 
 
 def test_nobody_there_is_said_with_the_address() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +89,3 @@ def test_one_that_is_not_there_is_an_error(client: Client, service: Script) -> N
     service.say(problem(404, "pool_not_found", retryable=False))
     with pytest.raises(NotFoundError):
         client.pools.get("nonsense")
-
-
-def test_it_is_plain_json() -> None:
-    assert json.loads(json.dumps(POOL))["id"] == "pool-abcdefghijkl"

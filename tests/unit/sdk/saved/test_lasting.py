@@ -11,7 +11,7 @@ from sandlot import AsyncClient, AsyncSandbox, Client, ConflictError, NotFoundEr
 from sandlot.sdk import SnapshotInfo
 from sandlot.sdk.saved.snapshots import Branch, ForkTree
 from tests.unit.sdk.conftest import service
-from tests.unit.sdk.scripted import Reply, Script, Seen, problem
+from tests.unit.sdk.scripted import Reply, Script, problem
 
 __all__ = ["service"]
 
@@ -56,23 +56,21 @@ def test_a_service_before_rests_is_understood() -> None:
     assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("kill", True, None, None, None)
 
 
-@pytest.mark.parametrize(
-    "verb, work, body",
-    [
+def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+    rests: tuple[tuple[str, Callable[[Sandbox], object], bytes], ...] = (
         ("pause", lambda sandbox: sandbox.pause(), b""),
         ("resume", lambda sandbox: sandbox.resume(), b"{}"),
         ("resume", lambda sandbox: sandbox.resume(60), b'{"timeout":60}'),
         ("hibernate", lambda sandbox: sandbox.hibernate(), b""),
         ("wake", lambda sandbox: sandbox.wake(timeout=5), b'{"timeout":5}'),
-    ],
-)
-def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(
-    service: Script, sandbox: Sandbox, verb: str, work: Callable[[Sandbox], None], body: bytes
-) -> None:
-    service.say(Reply(gone=True), Reply(200, {**BOX, "metadata": {"heard": "yes"}}))
-    work(sandbox)
-    assert [(seen.method, seen.path, seen.body) for seen in service.seen] == [("POST", f"{URL}/{verb}", body)] * 2
-    assert sandbox.metadata == {"heard": "yes"}
+    )
+    for verb, work, body in rests:
+        with subtests.test(verb=verb, work=work, body=body):
+            service.seen.clear()
+            service.say(Reply(gone=True), Reply(200, {**BOX, "metadata": {"heard": verb}}))
+            work(sandbox)
+            assert [(seen.method, seen.path, seen.body) for seen in service.seen] == [("POST", f"{URL}/{verb}", body)] * 2
+            assert sandbox.metadata == {"heard": verb}
 
 
 def test_rests_are_changed(service: Script, sandbox: Sandbox) -> None:
@@ -163,25 +161,25 @@ def test_one_is_promoted(service: Script, sandbox: Sandbox) -> None:
         sandbox.promote()
 
 
-@pytest.mark.parametrize("state", ["pausing", "paused", "hibernating", "hibernated", "waking"])
-def test_connecting_resumes_what_rests(service: Script, state: str) -> None:
-    def answer(seen: Seen) -> Reply:
-        return Reply(200, {**BOX, "state": state if seen.method == "GET" else "running"})
-
-    service.say(answer)
-    with Client(url=service.url) as client:
-        Sandbox.connect(str(BOX["id"]), client=client)
-        Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
-        Sandbox.connect(str(BOX["id"]), resume=False, client=client)
-        Sandbox.connect(str(BOX["id"]), timeout=9, resume=False, client=client)
-    asked = [(seen.method, seen.path, seen.body) for seen in service.seen]
-    look = ("GET", URL, b"")
-    assert asked == [
-        *(look, ("POST", f"{URL}/resume", b"{}")),
-        *(look, ("POST", f"{URL}/resume", b'{"timeout":9}')),
-        look,
-        *(look, ("PATCH", URL, b'{"timeout":9}')),
-    ]
+def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtests) -> None:
+    for state in ("pausing", "paused", "hibernating", "hibernated", "waking"):
+        with subtests.test(state=state):
+            service.seen.clear()
+            found, running = Reply(200, {**BOX, "state": state}), Reply(200, BOX)
+            service.say(found, running, found, running, found, found, running)
+            with Client(url=service.url) as client:
+                Sandbox.connect(str(BOX["id"]), client=client)
+                Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
+                Sandbox.connect(str(BOX["id"]), resume=False, client=client)
+                Sandbox.connect(str(BOX["id"]), timeout=9, resume=False, client=client)
+            asked = [(seen.method, seen.path, seen.body) for seen in service.seen]
+            look = ("GET", URL, b"")
+            assert asked == [
+                *(look, ("POST", f"{URL}/resume", b"{}")),
+                *(look, ("POST", f"{URL}/resume", b'{"timeout":9}')),
+                look,
+                *(look, ("PATCH", URL, b'{"timeout":9}')),
+            ]
 
 
 def test_connecting_to_what_runs_asks_for_nothing_more(service: Script) -> None:

@@ -46,11 +46,14 @@ def test_what_comes_is_made_here_without_links(tmp_path: Path) -> None:
     assert not os.access(tmp_path / "here/d/a", os.X_OK)
 
 
-@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "/etc/passwd", "x" * 256, "/".join(["d"] * 201)])
-def test_what_would_lie_outside_or_too_deep_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"outside|deeper"):
-        receive(archive(entry("first", content=b"x"), entry(name, content=b"x")), tmp_path / "here")
-    assert [path.name for path in tmp_path.rglob("*")] == ["here", "first"]
+def test_what_would_lie_outside_or_too_deep_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for number, name in enumerate(("..", "../x", "a/../../x", "/etc/passwd", "x" * 256, "/".join(["d"] * 201))):
+        with subtests.test(name=name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with pytest.raises(InvalidRequestError, match=r"outside|deeper"):
+                receive(archive(entry("first", content=b"x"), entry(name, content=b"x")), folder / "here")
+            assert [path.name for path in folder.rglob("*")] == ["here", "first"]
 
 
 def test_what_breaks_off_leaves_no_half_file_and_says_why_where_it_was_told(tmp_path: Path) -> None:
@@ -112,27 +115,29 @@ def everything(folder: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        [entry("link/planted", content=b"evil")],
-        [entry("link/sub/planted", content=b"evil")],
-        [entry("d/up/planted", content=b"evil")],
-        [entry("link/made/", tarfile.DIRTYPE)],
-        [entry("link/", tarfile.DIRTYPE), entry("link/planted", content=b"evil")],
-    ],
-)
-def test_nothing_is_written_through_a_link_that_is_here(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    outside, here = tmp_path / "outside", tmp_path / "here"
-    (here / "d").mkdir(parents=True)
-    outside.mkdir()
-    (here / "link").symlink_to("../outside")
-    (here / "d" / "up").symlink_to(outside)
-    before = everything(tmp_path)
-    with pytest.raises(ConflictError, match=r"link|up"):
-        receive(archive(*members), here)
-    assert everything(tmp_path) == before
-    assert list(outside.iterdir()) == []
+def test_nothing_is_written_through_a_link_that_is_here(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for number, members in enumerate(
+        (
+            [entry("link/planted", content=b"evil")],
+            [entry("link/sub/planted", content=b"evil")],
+            [entry("d/up/planted", content=b"evil")],
+            [entry("link/made/", tarfile.DIRTYPE)],
+            [entry("link/", tarfile.DIRTYPE), entry("link/planted", content=b"evil")],
+        )
+    ):
+        with subtests.test(members=members):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            outside, here = folder / "outside", folder / "here"
+            (here / "d").mkdir(parents=True)
+            outside.mkdir()
+            (here / "link").symlink_to("../outside")
+            (here / "d" / "up").symlink_to(outside)
+            before = everything(folder)
+            with pytest.raises(ConflictError, match=r"link|up"):
+                receive(archive(*members), here)
+            assert everything(folder) == before
+            assert list(outside.iterdir()) == []
 
 
 def test_a_link_under_a_files_name_is_replaced_and_the_path_that_was_asked_for_may_lead_through_one(tmp_path: Path) -> None:
@@ -144,31 +149,36 @@ def test_a_link_under_a_files_name_is_replaced_and_the_path_that_was_asked_for_m
     assert everything(tmp_path) == {"asked": "-> real", "precious": "precious", "real/a": "new", "real/b/c": "c"}
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        [entry("first", content=b"x"), entry("odd", content=b"x"), entry("odd/b", content=b"x")],
-        [entry("first", content=b"x"), entry("odd/", tarfile.DIRTYPE), entry("odd", content=b"x")],
-        [entry("first", content=b"x"), entry("odd", content=b"x"), entry("odd/", tarfile.DIRTYPE)],
-    ],
-)
-def test_a_file_and_a_folder_of_one_name_are_told_by_it_and_leave_nothing_half(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    before = len(names_in(Path("/proc/self/fd")))
-    with pytest.raises(ConflictError, match="'odd") as caught:
-        receive(archive(*members), tmp_path)
-    assert caught.value.hint
-    assert {path.name for path in tmp_path.rglob("*")} == {"first", "odd"}
-    assert len(names_in(Path("/proc/self/fd"))) == before
+def test_a_file_and_a_folder_of_one_name_are_told_by_it_and_leave_nothing_half(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for number, members in enumerate(
+        (
+            [entry("first", content=b"x"), entry("odd", content=b"x"), entry("odd/b", content=b"x")],
+            [entry("first", content=b"x"), entry("odd/", tarfile.DIRTYPE), entry("odd", content=b"x")],
+            [entry("first", content=b"x"), entry("odd", content=b"x"), entry("odd/", tarfile.DIRTYPE)],
+        )
+    ):
+        with subtests.test(members=members):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            before = len(names_in(Path("/proc/self/fd")))
+            with pytest.raises(ConflictError, match="'odd") as caught:
+                receive(archive(*members), folder)
+            assert caught.value.hint
+            assert {path.name for path in folder.rglob("*")} == {"first", "odd"}
+            assert len(names_in(Path("/proc/self/fd"))) == before
 
 
-@pytest.mark.parametrize("name", ["あ" * 85, "x" * 255, "é" * 127 + "x", "あ" * 33 + "\udcff" * 150])
-def test_every_name_that_a_file_may_have_is_made(tmp_path: Path, name: str) -> None:
-    raw = tar.head(tar.Member(name, tar.FILE, size=1)) + b"x" + tar.padding(1) + tar.END
-    receive(raw, tmp_path)
-    assert names_in(tmp_path) == [name]
-    part = PartFile.create(tmp_path / "alone" / name, False)
-    part.finish()
-    assert names_in(tmp_path / "alone") == [name]
+def test_every_name_that_a_file_may_have_is_made(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for number, name in enumerate(("あ" * 85, "x" * 255, "é" * 127 + "x", "あ" * 33 + "\udcff" * 150)):
+        with subtests.test(name=name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            raw = tar.head(tar.Member(name, tar.FILE, size=1)) + b"x" + tar.padding(1) + tar.END
+            receive(raw, folder)
+            assert names_in(folder) == [name]
+            part = PartFile.create(folder / "alone" / name, False)
+            part.finish()
+            assert names_in(folder / "alone") == [name]
 
 
 @contextmanager
