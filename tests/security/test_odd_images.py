@@ -46,6 +46,7 @@ BROKEN: Mapping[str, tuple[Mapping[str, str | int], str]] = {
     "no encodings": ({f"{LIBRARY}/encodings/__init__.py": "raise ImportError('broken on purpose')\n"}, ""),
 }
 """What is broken -> files in the place of others (a number keeps so many bytes), and what standard error says of it."""
+SLOWEST = "a site that hangs"
 
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
@@ -64,11 +65,8 @@ def roots() -> Iterator[Roots]:
         for name in APPLETS:
             (bare / "bin" / name).symlink_to("busybox")
         _put(busybox / "bin/busybox", made.add("shell-less") / "app" / "busybox")
-        for number, (files, _) in enumerate(BROKEN.values()):
-            root = made.add(f"broken-{number}", made.image)
-            for path, content in files.items():
-                whole = (root / path).read_bytes() if isinstance(content, int) else b""
-                replace(root / path, whole[:content] if isinstance(content, int) else content, 0o755)
+        (broken_path, content), *_ = BROKEN["a script that fails"][0].items()
+        replace(made.add("broken", made.image) / broken_path, str(content), 0o755)
         made.add("whole", made.image)
         yield made
 
@@ -173,22 +171,25 @@ def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(se
         assert made.files.read("/workspace/f") == "x"
 
 
-@pytest.mark.parametrize("what", [pytest.param(each, marks=[pytest.mark.soak] if each == "a site that hangs" else []) for each in BROKEN])
-def test_a_broken_python_breaks_code_and_nothing_else(service: LocalService, what: str) -> None:
-    template = f"broken-{list(BROKEN).index(what)}"
-    with service.create(template) as made:
-        for _ in range(1 if "hangs" in what else 2):  # which costs the patience of two starts
-            seen = outcome(lambda: made.run_code("6 * 7", timeout=1.5))
-            assert not isinstance(seen, SandlotError)
-            assert seen.status in {"died", "killed"}
-            assert seen.error is not None
-            assert "python" in seen.error.value
-            assert seen.text is None
-            assert BROKEN[what][1] in seen.stderr
-        assert made.commands.run("echo still here").stdout == "still here\n"
-        made.files.write("/workspace/f", "x")
-        assert made.files.read("/workspace/f") == "x"
-        assert made.commands.run("sudo id -u").stdout == "0\n", "which runs on the guest's own"
+def test_a_broken_python_breaks_code_and_nothing_else(service: LocalService) -> None:
+    with service.create("broken") as made:
+        _check_code_alone_fails(made, "a script that fails")
+
+
+@pytest.mark.parametrize("names", [[each for each in BROKEN if each != SLOWEST], pytest.param([SLOWEST], marks=pytest.mark.soak, id="slowest")])
+def test_a_python_that_is_broken_later_breaks_code_and_nothing_else(service: LocalService, names: list[str]) -> None:
+    with service.create("whole") as made:
+        for name in names:
+            files = BROKEN[name][0]
+            for path, content in files.items():
+                kept = made.files.read(f"/{path}", "bytes")[:content] if isinstance(content, int) else content
+                made.commands.run(f"mv /{path} /{path}.kept", user="root")
+                made.files.write(f"/{path}", kept, user="root", mode=0o755)
+            made.commands.run(END_KERNEL, user="root")
+            _check_code_alone_fails(made, name)
+            for path in files:
+                made.commands.run(f"rm /{path}; mv /{path}.kept /{path}", user="root")
+        assert made.run_code("6 * 7").text == "42", "repaired"
 
 
 def test_a_python_that_is_repaired_works_again(service: LocalService) -> None:
@@ -219,6 +220,21 @@ def test_modules_in_the_working_folder_and_a_poisoned_environment_reach_no_furth
             assert seen.text == "42" or (seen.error is not None and "python" in seen.error.value)
             assert made.commands.run(["/bin/echo", "still here"]).stdout == "still here\n"
             assert made.commands.run("sudo id -u").stdout == "0\n"
+
+
+def _check_code_alone_fails(made: Sandbox, name: str) -> None:
+    for _ in range(1 if "hangs" in name else 2):  # which costs the patience of two starts
+        seen = outcome(lambda: made.run_code("6 * 7", timeout=1.5))
+        assert not isinstance(seen, SandlotError), (name, seen)
+        assert seen.status in {"died", "killed"}, name
+        assert seen.error is not None, name
+        assert "python" in seen.error.value, name
+        assert seen.text is None, name
+        assert BROKEN[name][1] in seen.stderr, name
+    assert made.commands.run("echo still here").stdout == "still here\n"
+    made.files.write("/workspace/f", "x")
+    assert made.files.read("/workspace/f") == "x"
+    assert made.commands.run("sudo id -u").stdout == "0\n", "sudo runs on the guest's own python"
 
 
 def _put(source: Path, target: Path) -> None:
