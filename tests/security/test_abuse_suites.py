@@ -1,8 +1,8 @@
 """Promise: what others found when they let the public run code is tried here too, and fails.
 
 The ideas, not the code, of the abuse suites of systems that run other people's programs: online judges, contest sandboxes, code
-interpreters. Each test names where its idea comes from. What is more than one call is in test_bombs_*.py; what concerns the
-host's files and processes is in test_host_*.py.
+interpreters. Each test names where its idea comes from. Programs that use up memory, processes, disk or output are in test_bombs_*.py,
+what concerns the host's files, processes and environment is in test_host_*.py.
 """
 
 from __future__ import annotations
@@ -29,23 +29,16 @@ LIMITS: dict[str, Any] = {"memory": "256M", "disk": "64M", "pids": 48}
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
     with service.create(timeout=1800, **LIMITS) as made:
         yield made
+        check_serves(made)
 
 
 @pytest.fixture(autouse=True)
 def _serves_afterwards(sandbox: Sandbox) -> Iterator[None]:
     yield
-    check_serves(sandbox)
+    assert sandbox.commands.run(["echo", "alive"], timeout=60).stdout == "alive\n"
 
 
 # ------------------------------------------------------------------------------------------------------------ processes
-
-
-def test_forking_for_ever_while_errors_are_ignored(service: LocalService) -> None:
-    """Piston, tests/fork.py; CMS, cmstestsuite/code/fork.c; DOMjudge, tests/test-fork.c; judgev2, issue 20."""
-    with service.create(**{**LIMITS, "memory": "512M"}) as sandbox:  # 48 of them have about 256 MiB, and the kernel would end some of them first
-        done = sandbox.commands.run(["python3", "-c", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"], timeout=2)
-        assert done.reason in {"timeout", "pids"}
-        check_serves(sandbox)
 
 
 def test_leaving_the_session_and_the_parent(sandbox: Sandbox) -> None:
@@ -61,7 +54,7 @@ for _ in range(5):
         os.execvp("sleep", ["sleep", "4321"])
 time.sleep(600)
 """
-    assert sandbox.commands.run(["python3", "-c", program], timeout=1.5).reason == "timeout"
+    assert sandbox.commands.run(["python3", "-c", program], timeout=1).reason == "timeout"
     left = sandbox.commands.run("pgrep -xf 'sleep 4321' | wc -l").stdout
     # A daemon outlives its command, as it should; it counts against the limits and ends with the sandbox.
     assert int(left) <= 5
@@ -115,45 +108,14 @@ told["tried"] = [attempt(os.kill, os.getppid(), number).get("error") for number 
     assert told == {"parent": 1, "tried": ["EPERM"] * 3}
 
 
-@pytest.mark.parametrize("user", USERS)
-def test_rebooting(sandbox: Sandbox, user: str) -> None:
+def test_rebooting(sandbox: Sandbox) -> None:
     """DOMjudge, tests/stress-test-reboot.c."""
-    told = run_inside(sandbox, 'told["refused"] = called(libc.reboot(0x01234567))', user=user)
-    assert told["refused"] in {"EPERM", "ENOSYS"}
-
-
-# ------------------------------------------------------------------------------------------------------------ memory
-
-
-@pytest.mark.parametrize("size", ["heap", "static", "stack"])
-def test_more_memory_than_there_is(service: LocalService, size: str) -> None:
-    """CMS, oom-heap.c and oom-static.c; DMOJ, python_mle; QingdaoU Judger, memory1.c to memory3.c and stack.c; DOMjudge, test-stacksize.c."""
-    programs = {
-        "heap": "held = []\nwhile True: held.append(bytearray(b'x' * 1000000))",
-        "static": "held = bytearray(b'x' * (1 << 30))",
-        "stack": "import sys; sys.setrecursionlimit(1 << 30)\ndef f(): f()\nf()",
-    }
-    with service.create(**LIMITS) as made:
-        try:
-            done = made.commands.run(["python3", "-c", programs[size]], timeout=60)
-            assert done.exit_code in {1, 137, 139}
-            check_serves(made)
-        except SandlotError as error:
-            ended = error
-            reason = ended.fields.get("reason")
-        else:
-            reason = "oom"
-        assert reason == "oom"
+    for user in USERS:
+        told = run_inside(sandbox, 'told["refused"] = called(libc.reboot(0x01234567))', user=user)
+        assert told["refused"] in {"EPERM", "ENOSYS"}, user
 
 
 # ------------------------------------------------------------------------------------------------------------ output
-
-
-def test_printing_for_ever(sandbox: Sandbox) -> None:
-    """Piston, tests/runaway_output.py; DMOJ, cpp_ole; QingdaoU Judger, output_size.c; DOMjudge, test-fill-stdout.cc and test-fill-stderr.cpp."""
-    done = sandbox.commands.run("while :; do echo secure; echo safe >&2; done", timeout=1)
-    assert done.reason == "timeout"
-    assert len(done.stdout) <= 2 * MIB
 
 
 def test_a_program_that_prints_more_than_it_has(sandbox: Sandbox) -> None:
@@ -310,12 +272,6 @@ def test_ending_by_every_signal_says_which(sandbox: Sandbox) -> None:
         done = sandbox.commands.run(["python3", "-c", f"import os; os.kill(os.getpid(), {number})"] if number != 13 else f"kill -{number} $$")
         assert (done.signal, done.exit_code, done.reason) == (number, 128 + number, "signalled")
     assert sandbox.commands.run("exit 37").exit_code == 37
-
-
-def test_environment_of_the_service_is_not_printed(service: LocalService, sandbox: Sandbox) -> None:
-    """Judge0, issue 564: printenv from a submission showed the worker's variables."""
-    assert service.secret not in sandbox.commands.run("env; cat /proc/*/environ 2>/dev/null; true", user="root").stdout
-    assert service.secret not in str(sandbox.run_code("import os; dict(os.environ)").text)
 
 
 def test_a_sandbox_that_is_killed_while_it_runs_says_so(service: LocalService) -> None:
