@@ -137,7 +137,7 @@ def test_file_injection(page: Page, client: AgentSandbox) -> None:
         client.files.download(page.names["uploaded"].file_id)
 
 
-def test_sessions_keep_the_workspace_and_no_variables(page: Page, client: AgentSandbox) -> None:
+def test_session_keeps_its_workspace_but_no_variables(page: Page, client: AgentSandbox) -> None:
     assert page.run(programs.SESSIONS) == ["42", ""]
     with pytest.raises(agentsandbox.NotFoundError):
         client.sessions.get(page.names["sid"])
@@ -148,7 +148,7 @@ def test_sessions_with_preloaded_files(page: Page) -> None:
     assert (sorted(ast.literal_eval(listed)), empty) == (["config.txt", "users.csv"], "")
 
 
-def test_files_are_injected_into_a_session(page: Page) -> None:
+def test_files_are_injected_into_an_existing_session(page: Page) -> None:
     assert page.run(programs.INJECTED_SESSION) == []
     assert page.names["result"].stdout == "data content\n"
 
@@ -197,7 +197,7 @@ def test_configuration(page: Page, base_url: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- beyond the documentation
 
 
-def test_sessions_are_listed_looked_at_and_deleted(client: AgentSandbox) -> None:
+def test_sessions_are_listed_inspected_and_deleted(client: AgentSandbox) -> None:
     before = client.sessions.list().sessions
     made = client.sessions.create(env_vars={"A": "1"})
     assert (made.created, client.sessions.get(made.session_id).created) == (True, False)
@@ -211,7 +211,7 @@ def test_sessions_are_listed_looked_at_and_deleted(client: AgentSandbox) -> None
 
 
 @pytest.mark.smoke
-def test_a_run_is_a_fresh_process_in_the_workspace(client: AgentSandbox, session: str) -> None:
+def test_run_is_a_fresh_process_in_the_workspace(client: AgentSandbox, session: str) -> None:
     looks = "import os, sys; print(os.getcwd(), sys.argv == [__file__], repr(sys.stdin.read()), os.listdir('.'), __name__, 'x' in globals()); x = 1"
     for _ in range(2):
         assert client.run(looks, session_id=session).stdout.split(maxsplit=1)[1] == "True '' [] __main__ False\n"
@@ -230,7 +230,7 @@ def test_a_run_is_a_fresh_process_in_the_workspace(client: AgentSandbox, session
     until(lambda: client.run("ls /run/code | wc -l", language="bash", session_id=session).stdout == "1\n")
 
 
-def test_the_runs_environment_goes_before_the_sessions_and_does_not_stay(client: AgentSandbox) -> None:
+def test_run_environment_overrides_the_sessions_for_that_run_only(client: AgentSandbox) -> None:
     show = "import os; print(os.environ.get('A'), os.environ.get('B'))"
     with client.sessions.context(env_vars={"A": "session", "B": "session"}) as made:
         assert client.run(show, session_id=made.session_id, env_vars={"A": "run"}).stdout == "run session\n"
@@ -238,7 +238,7 @@ def test_the_runs_environment_goes_before_the_sessions_and_does_not_stay(client:
         assert client.run("echo $A", language="bash", session_id=made.session_id).stdout == "session\n"
 
 
-def test_files_that_a_run_made_can_be_downloaded(client: AgentSandbox, session: str) -> None:
+def test_files_made_by_a_run_can_be_downloaded(client: AgentSandbox, session: str) -> None:
     upload = client.files.upload(b"given", filename="given.txt")
     made = client.run(
         "import os, pathlib\n"
@@ -267,7 +267,7 @@ def test_files_that_a_run_made_can_be_downloaded(client: AgentSandbox, session: 
     client.files.delete(upload.file_id)
 
 
-def test_a_run_without_a_session_gives_its_files_and_leaves_no_session(client: AgentSandbox, service: TcpService) -> None:
+def test_run_without_a_session_returns_files_and_leaves_no_session(client: AgentSandbox, service: TcpService) -> None:
     before = client.sessions.list().sessions
     made = client.run("open('/workspace/a.txt', 'w').write('a'); open('/output/b.txt', 'w').write('b')")
     assert [(file.filename, client.files.download(file.file_id)) for file in made.files] == [("b.txt", b"b"), ("a.txt", b"a")]
@@ -280,7 +280,7 @@ def test_a_run_without_a_session_gives_its_files_and_leaves_no_session(client: A
         client.files.delete(file.file_id)
 
 
-def test_files_and_environment_are_there_from_a_sessions_beginning(client: AgentSandbox) -> None:
+def test_session_starts_with_its_files_and_environment(client: AgentSandbox) -> None:
     upload = client.files.upload(b"given", filename="given.txt")
     with client.sessions.context(file_ids=[upload.file_id], env_vars={"A": "1"}) as made:
         assert client.run("echo $A; ls -A; cat given.txt", language="bash", session_id=made.session_id).stdout == "1\ngiven.txt\ngiven"
@@ -291,7 +291,7 @@ def test_files_and_environment_are_there_from_a_sessions_beginning(client: Agent
     client.files.delete(upload.file_id)
 
 
-def test_an_upload_may_go_into_a_session_as_well(client: AgentSandbox, session: str) -> None:
+def test_upload_can_also_go_into_a_session(client: AgentSandbox, session: str) -> None:
     told = client._http.post(  # noqa: SLF001 - the vendor's plugin sends this, its client has no word for it
         f"files?session_id={session}", files={"file": ("both.csv", b"1,2", "text/csv")}
     )
@@ -300,7 +300,7 @@ def test_an_upload_may_go_into_a_session_as_well(client: AgentSandbox, session: 
     client.files.delete(told["file_id"])
 
 
-def test_code_and_output_of_large_size(client: AgentSandbox, session: str) -> None:
+def test_large_code_and_output(client: AgentSandbox, session: str) -> None:
     code = "data = '" + "x" * 3_000_000 + "'\nprint(len(data))\n"
     assert client.run(code, session_id=session).stdout == "3000000\n"
     whole = client.run("print('0123456789' * 200_000)", session_id=session).stdout
@@ -312,7 +312,7 @@ def test_code_and_output_of_large_size(client: AgentSandbox, session: str) -> No
     assert re.search(r"\n\[\.\.\. \d+ bytes omitted \.\.\.\]\n", cut)
 
 
-def test_all_files_are_listed_page_by_page(client: AgentSandbox, session: str) -> None:
+def test_files_are_listed_in_pages(client: AgentSandbox, session: str) -> None:
     before = {file.file_id for file in client.files.list_all()}
     made = [client.files.upload(str(number).encode(), filename=f"{number}.txt").file_id for number in range(120)]
     for limit in (50, 7, 100):
@@ -354,7 +354,7 @@ def test_background_process_outlives_its_run(client: AgentSandbox, session: str)
     assert (ended.return_code, ended.stderr) == (0, "")
 
 
-def test_the_log_of_a_run(client: AgentSandbox, session: str) -> None:
+def test_execution_log_of_a_run(client: AgentSandbox, session: str) -> None:
     code = "import sys; print('out'); print('err', file=sys.stderr); open('/output/made', 'w').close(); sys.exit(3)"
     log = client.executions.get(run_of(client, code, session))
     assert (log.endpoint, log.method, log.status_code, log.session_id) == ("/v1/execute", "POST", 200, session)
@@ -368,7 +368,7 @@ def test_the_log_of_a_run(client: AgentSandbox, session: str) -> None:
             client.executions.get(wrong)
 
 
-async def test_many_at_once(key: str, base_url: str) -> None:
+async def test_many_concurrent_requests(key: str, base_url: str) -> None:
     async with AsyncAgentSandbox(api_key=key, base_url=base_url) as client, client.sessions.context() as made:
         runs = [client.run(f"print({number} ** 2)", session_id=made.session_id) for number in range(8)]
         results = await asyncio.gather(*runs, client.run("print('own')"), client.run("echo own", language="bash"))
@@ -376,7 +376,7 @@ async def test_many_at_once(key: str, base_url: str) -> None:
         assert (await client.run("ls -A", language="bash", session_id=made.session_id)).stdout == ""
 
 
-def test_what_is_another_keys_is_not_there(client: AgentSandbox, session: str, service: TcpService, base_url: str) -> None:
+def test_resources_of_another_key_are_not_found(client: AgentSandbox, session: str, service: TcpService, base_url: str) -> None:
     file = client.files.upload(b"mine", filename="mine.txt")
     execution = run_of(client, "1", session)
     with AgentSandbox(api_key=service.key("other"), base_url=base_url) as other:
@@ -408,7 +408,7 @@ def test_what_is_another_keys_is_not_there(client: AgentSandbox, session: str, s
     client.files.delete(file.file_id)
 
 
-def test_the_clients_errors_say_what_to_do(client: AgentSandbox, session: str, base_url: str) -> None:
+def test_client_errors_have_hints(client: AgentSandbox, session: str, base_url: str) -> None:
     with AgentSandbox(api_key="wrong", base_url=base_url) as stranger, pytest.raises(agentsandbox.AuthenticationError) as unknown:
         stranger.sessions.list()
     assert unknown.value.message.startswith("This API key is not known.")
@@ -425,7 +425,7 @@ def test_the_clients_errors_say_what_to_do(client: AgentSandbox, session: str, b
     assert large.value.status_code == 413
 
 
-def test_sessions_outlive_a_service_that_is_killed(client: AgentSandbox, service: TcpService) -> None:
+def test_sessions_survive_a_killed_service(client: AgentSandbox, service: TcpService) -> None:
     with client.sessions.context(env_vars={"A": "1"}) as made:
         client.run("echo kept > state; (setsid sleep 1000 >/dev/null 2>&1 &)", language="bash", session_id=made.session_id)
         service.end(signal.SIGKILL)

@@ -40,7 +40,7 @@ def nothing_runs_on(sandbox: Sandbox) -> Iterator[None]:
         sandbox.commands.kill(each.pid)
 
 
-def test_a_command_is_run_and_its_output_is_followed(sandbox: Sandbox) -> None:
+def test_command_output_is_streamed(sandbox: Sandbox) -> None:
     told: list[tuple[str, str]] = []
     done = sandbox.commands.run(
         "echo one; sleep 0.2; echo two >&2; printf 'drei \\xc3\\xa4'",
@@ -52,7 +52,7 @@ def test_a_command_is_run_and_its_output_is_followed(sandbox: Sandbox) -> None:
     assert "".join(text for name, text in told if name == "out") == done.stdout
 
 
-def test_one_that_fails_is_raised_with_what_it_wrote(sandbox: Sandbox) -> None:
+def test_failed_command_raises_with_its_output(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException) as failed:
         sandbox.commands.run("echo before; echo why >&2; exit 3")
     assert (failed.value.exit_code, failed.value.stdout, failed.value.stderr) == (3, "before\n", "why\n")
@@ -62,7 +62,7 @@ def test_one_that_fails_is_raised_with_what_it_wrote(sandbox: Sandbox) -> None:
     assert (killed.value.exit_code, killed.value.error) == (-1, "signal: killed")
 
 
-def test_environment_folder_and_user_are_those_that_were_asked_for(sandbox: Sandbox) -> None:
+def test_command_runs_with_the_given_environment_folder_and_user(sandbox: Sandbox) -> None:
     done = sandbox.commands.run("id -un; pwd; echo $A-$HOME", envs={"A": "b c"})
     assert done.stdout == "user\n/home/user\nb c-/home/user\n"
     done = sandbox.commands.run("id -un; pwd; echo $HOME", user="root", cwd="/tmp")
@@ -75,14 +75,14 @@ def test_environment_folder_and_user_are_those_that_were_asked_for(sandbox: Sand
         sandbox.commands.run("pwd", user="nobody")
 
 
-def test_megabytes_of_output_come_whole(sandbox: Sandbox) -> None:
+def test_megabytes_of_output_arrive_complete(sandbox: Sandbox) -> None:
     done = sandbox.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
     assert done.stdout == "x" * 3_000_000
     quiet = sandbox.commands.run("echo gone", retain_output=False)
     assert quiet.stdout is None
 
 
-def test_a_command_ends_by_its_timeout(sandbox: Sandbox) -> None:
+def test_command_ends_at_its_timeout(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         sandbox.commands.run("echo a; sleep 77", timeout=0.5)
     deadline = time.monotonic() + 10
@@ -91,7 +91,7 @@ def test_a_command_ends_by_its_timeout(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("sleep 1; echo done", timeout=0).stdout == "done\n"
 
 
-def test_one_in_the_background_outlives_who_started_it(sandbox: Sandbox) -> None:
+def test_background_command_outlives_its_client(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("echo begun; read line; echo got $line; echo more", background=True, stdin=True, timeout=60)
     assert next(iter(handle))[0] == "begun\n"
     handle.disconnect()
@@ -106,7 +106,7 @@ def test_one_in_the_background_outlives_who_started_it(sandbox: Sandbox) -> None
         sandbox.commands.connect(handle.pid)
 
 
-def test_one_in_the_background_is_waited_for_and_killed(sandbox: Sandbox) -> None:
+def test_background_command_is_awaited_and_killed(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("for i in 1 2 3; do echo $i; done", background=True)
     assert [out for out, _, _ in handle if out]
     assert handle.wait().stdout == "1\n2\n3\n"
@@ -119,7 +119,7 @@ def test_one_in_the_background_is_waited_for_and_killed(sandbox: Sandbox) -> Non
     assert sandbox.commands.kill(999_999) is False
 
 
-def test_input_is_written_and_ended(sandbox: Sandbox) -> None:
+def test_stdin_is_written_and_closed(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("cat; echo over", background=True, stdin=True)
     sandbox.commands.send_stdin(handle.pid, "one\n")
     handle.send_stdin(b"two\n")
@@ -135,7 +135,7 @@ def test_input_is_written_and_ended(sandbox: Sandbox) -> None:
         sandbox.commands.stream_input(999_999, ["x"])
 
 
-def test_an_input_that_has_nothing_to_say_is_kept_alive(sandbox: Sandbox, rpc: ProcessClientSync) -> None:
+def test_idle_input_stream_is_kept_alive(sandbox: Sandbox, rpc: ProcessClientSync) -> None:
     handle = sandbox.commands.run("cat", background=True, stdin=True)
     selected: Oneof[Literal["pid"], int] = Oneof("pid", handle.pid)
     selector = process_pb.ProcessSelector(selector=selected)
@@ -158,7 +158,7 @@ def test_an_input_that_has_nothing_to_say_is_kept_alive(sandbox: Sandbox, rpc: P
     assert handle.wait().stdout == "one two"
 
 
-def test_the_list_tells_environment_folder_and_tag(sandbox: Sandbox, rpc: ProcessClientSync) -> None:
+def test_process_list_has_environment_folder_and_tag(sandbox: Sandbox, rpc: ProcessClientSync) -> None:
     asked = process_pb.StartRequest(
         process=process_pb.ProcessConfig(cmd="sleep", args=["1000"], envs={"A": "b"}, cwd="/tmp"),
         tag="mine",
@@ -178,7 +178,7 @@ def test_the_list_tells_environment_folder_and_tag(sandbox: Sandbox, rpc: Proces
     assert (last.event.value.status, last.event.value.exited) == ("signal: terminated", False)
 
 
-def test_a_stream_that_has_nothing_to_tell_says_that_it_lives(rpc: ProcessClientSync) -> None:
+def test_idle_output_stream_sends_keepalives(rpc: ProcessClientSync) -> None:
     asked = process_pb.StartRequest(process=process_pb.ProcessConfig(cmd="sleep", args=["2.5"]), stdin=False)
     events = rpc.start(asked, headers={"Keepalive-Ping-Interval": "1"})
     kinds = [event.event.event.field for event in events if event.event is not None and event.event.event is not None]
@@ -187,14 +187,14 @@ def test_a_stream_that_has_nothing_to_tell_says_that_it_lives(rpc: ProcessClient
     assert kinds[-1] == "end"
 
 
-def test_what_makes_no_sense_is_refused(sandbox: Sandbox) -> None:
+def test_invalid_requests_are_refused(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidArgumentException):
         sandbox.commands.run("true", envs={"A=B": "c"})
     with pytest.raises(InvalidArgumentException):
         sandbox.commands.run("true", envs={"A": "x" * 300_000})
 
 
-def test_somebody_elses_sandbox_is_not_found_with_a_key_nor_a_token(sandbox: Sandbox, others: Options, options: Options) -> None:
+def test_sandbox_of_another_key_is_not_found_with_key_or_token(sandbox: Sandbox, others: Options, options: Options) -> None:
     theirs = Sandbox.create(template="base", **others)
     try:
         for shown, status in (
@@ -212,7 +212,7 @@ def test_somebody_elses_sandbox_is_not_found_with_a_key_nor_a_token(sandbox: San
         theirs.kill()
 
 
-def test_a_sandbox_that_ends_under_a_command_is_told(options: Options) -> None:
+def test_end_of_the_sandbox_is_reported_to_a_running_command(options: Options) -> None:
     doomed = Sandbox.create(template="base", **options)
     assert doomed.is_running()
     handle = doomed.commands.run("sleep 1000", background=True, timeout=0)
@@ -226,7 +226,7 @@ def test_a_sandbox_that_ends_under_a_command_is_told(options: Options) -> None:
     assert doomed.is_running() is False
 
 
-def test_git_is_commands_and_works_as_these_do(sandbox: Sandbox) -> None:
+def test_git_helpers_work(sandbox: Sandbox) -> None:
     sandbox.git.init("repo", initial_branch="main")
     sandbox.git.configure_user("A", "a@example.org", scope="local", path="repo")
     sandbox.files.write("repo/file", "one\n")

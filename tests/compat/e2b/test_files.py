@@ -20,7 +20,7 @@ def empty_again(sandbox: Sandbox) -> Iterator[None]:
     sandbox.commands.run("rm -rf /home/user/t /root/t", user="root")
 
 
-def test_text_and_bytes_come_back_as_they_were(sandbox: Sandbox) -> None:
+def test_text_and_bytes_round_trip(sandbox: Sandbox) -> None:
     written = sandbox.files.write("t/a b/ä.txt", "grüße\n")
     assert (written.name, written.type, written.path) == ("ä.txt", FileType.FILE, "/home/user/t/a b/ä.txt")
     assert sandbox.files.read("t/a b/ä.txt") == "grüße\n"
@@ -34,7 +34,7 @@ def test_text_and_bytes_come_back_as_they_were(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("stat -c '%U %a' t/raw").stdout == "user 644\n"
 
 
-def test_uploads_are_streamed_and_may_come_packed(sandbox: Sandbox) -> None:
+def test_uploads_are_streamed_and_may_be_compressed(sandbox: Sandbox) -> None:
     whole = b"0123456789abcdef" * 200_000
     for octets, packed in ((True, False), (True, True), (False, False)):
         sandbox.files.write("t/big", whole, use_octet_stream=octets, gzip=packed)
@@ -47,7 +47,7 @@ def test_uploads_are_streamed_and_may_come_packed(sandbox: Sandbox) -> None:
     assert sandbox.files.get_info("t/file").size == len(whole)
 
 
-def test_many_files_at_once(sandbox: Sandbox) -> None:
+def test_many_files_are_written_at_once(sandbox: Sandbox) -> None:
     written = sandbox.files.write_files([{"path": f"t/{number}", "data": f"{number}"} for number in range(120)])
     assert [each.path for each in written] == [f"/home/user/t/{number}" for number in range(120)]
     assert sandbox.files.read("t/119") == "119"
@@ -57,7 +57,7 @@ def test_many_files_at_once(sandbox: Sandbox) -> None:
         sandbox.files.write("t/z", "z", metadata={"a": "b"})
 
 
-def test_what_is_not_there_or_no_file_is_told(sandbox: Sandbox) -> None:
+def test_missing_paths_and_folders_are_reported(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundException):
         sandbox.files.read("t/nothing")
     with pytest.raises(FileNotFoundException):
@@ -76,7 +76,7 @@ def test_what_is_not_there_or_no_file_is_told(sandbox: Sandbox) -> None:
     sandbox.files.remove("t/nothing")
 
 
-def test_entries_are_told_with_all_that_is_known(sandbox: Sandbox) -> None:
+def test_file_entries_have_all_fields(sandbox: Sandbox) -> None:
     before = time.time()
     sandbox.files.write("t/file", "12345")
     sandbox.commands.run("cd t; chmod 640 file; ln -s file link; mkdir -m 1777 sticky; mkfifo fifo")
@@ -92,7 +92,7 @@ def test_entries_are_told_with_all_that_is_known(sandbox: Sandbox) -> None:
     assert [each.name for each in sandbox.files.list("t")] == ["file", "link", "sticky"], "what is no file, folder or link the client leaves out"
 
 
-def test_folders_are_made_listed_moved_and_removed(sandbox: Sandbox) -> None:
+def test_folders_are_created_listed_moved_and_removed(sandbox: Sandbox) -> None:
     assert sandbox.files.make_dir("t/a/b") is True
     assert sandbox.files.make_dir("t/a/b") is False
     sandbox.files.write("t/a/b/c/file", "x")
@@ -113,7 +113,7 @@ def test_folders_are_made_listed_moved_and_removed(sandbox: Sandbox) -> None:
     assert (sandbox.files.exists("t/a"), sandbox.files.exists("t/new")) == (False, True)
 
 
-def test_signed_urls_open_one_file_to_whoever_has_them(sandbox: Sandbox, options: Options) -> None:
+def test_signed_url_opens_one_file(sandbox: Sandbox, options: Options) -> None:
     sandbox.files.write("t/file.txt", "content")
     url = sandbox.download_url("t/file.txt")
     assert url.startswith(options["sandbox_url"].removesuffix("/e2b") + "/files?path=t")
@@ -125,7 +125,7 @@ def test_signed_urls_open_one_file_to_whoever_has_them(sandbox: Sandbox, options
     assert sandbox.files.read("t/up load.txt") == "sent"
 
 
-def test_a_signed_url_is_good_for_nothing_else(sandbox: Sandbox) -> None:
+def test_signed_url_opens_nothing_else(sandbox: Sandbox) -> None:
     sandbox.files.write("t/file", "content")
     url, up = sandbox.download_url("t/file"), sandbox.upload_url("t/file")
     for wrong in (

@@ -44,7 +44,7 @@ def sandbox(opts: Opts) -> Iterator[Sandbox]:
 
 
 @pytest.mark.smoke
-def test_variables_and_files_stay_between_runs(sandbox: Sandbox) -> None:
+def test_variables_and_files_persist_between_runs(sandbox: Sandbox) -> None:
     assert sandbox.get_info().template_id == "code-interpreter-v1"
     first = sandbox.run_code("x = 41\nprint('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1")
     assert (first.text, first.logs.stdout, first.logs.stderr, first.error) == ("42", ["out\n"], ["err\n"], None)
@@ -58,7 +58,7 @@ def test_variables_and_files_stay_between_runs(sandbox: Sandbox) -> None:
     assert sandbox.files.read("made.txt") == sandbox.commands.run("cat made.txt").stdout == "by code"
 
 
-def test_what_is_written_is_told_as_it_is(sandbox: Sandbox) -> None:
+def test_code_output_is_streamed(sandbox: Sandbox) -> None:
     seen: list[tuple[str, Any]] = []
     going = threading.Event()
 
@@ -93,7 +93,7 @@ display(data, raw=True)
 """
 
 
-def test_a_result_has_every_form_that_was_shown(sandbox: Sandbox) -> None:
+def test_result_has_every_displayed_format(sandbox: Sandbox) -> None:
     (result,) = sandbox.run_code(SHOWS).results
     assert not result.is_main_result
     assert (result.text, result.html, result.markdown, result.svg, result.latex) == ("plain", "<b>h</b>", "*m*", "<svg/>", "$l$")
@@ -116,7 +116,7 @@ plt.show()
 """
 
 
-def test_a_figure_is_an_image_and_its_data(sandbox: Sandbox) -> None:
+def test_figure_has_image_and_chart_data(sandbox: Sandbox) -> None:
     (result,) = sandbox.run_code(DRAWN).results
     assert base64.b64decode(result.png or "").startswith(b"\x89PNG")
     assert isinstance(result.chart, SuperChart)
@@ -135,14 +135,14 @@ def test_a_figure_is_an_image_and_its_data(sandbox: Sandbox) -> None:
     assert (other.x_label, other.x_unit) == ("time (s)", "s")
 
 
-def test_environment_is_the_sandboxs_and_the_runs(sandbox: Sandbox) -> None:
+def test_code_sees_the_environment_of_sandbox_and_run(sandbox: Sandbox) -> None:
     look = "import os; [os.environ.get(each) for each in ('COLOUR', 'SIZE')]"
     assert sandbox.run_code(look, envs={"SIZE": "big"}).text == "['green', 'big']"
     assert sandbox.run_code(look, envs={"COLOUR": "red"}).text == "['red', None]"
     assert sandbox.run_code(look).text == "['green', None]"
 
 
-def test_languages_are_those_of_the_template(sandbox: Sandbox) -> None:
+def test_languages_of_the_template_are_available(sandbox: Sandbox) -> None:
     sandbox.run_code("let y = 20", language="javascript")
     assert sandbox.run_code("y + 1", language="js").text == "21"
     sandbox.run_code("z=3", language="bash")
@@ -156,7 +156,7 @@ def test_languages_are_those_of_the_template(sandbox: Sandbox) -> None:
         sandbox.run_code("1", language="python", context=Context("default", "python", "/"))
 
 
-def test_contexts_have_variables_and_a_folder_of_their_own(sandbox: Sandbox) -> None:
+def test_contexts_have_their_own_variables_and_folder(sandbox: Sandbox) -> None:
     sandbox.run_code("mine = 'default'")
     made = sandbox.create_code_context(cwd="/tmp", language="python")
     assert (made.language, made.cwd) == ("python", "/tmp")
@@ -178,7 +178,7 @@ def test_contexts_have_variables_and_a_folder_of_their_own(sandbox: Sandbox) -> 
         sandbox.create_code_context(cwd="/no/such/folder")
 
 
-def test_a_default_context_that_was_removed_begins_anew(sandbox: Sandbox) -> None:
+def test_removed_default_context_starts_anew(sandbox: Sandbox) -> None:
     sandbox.run_code("here = 1")
     (default,) = (each for each in sandbox.list_code_contexts() if each.language == "python" and sandbox.run_code("here", context=each).text == "1")
     sandbox.remove_code_context(default)
@@ -189,20 +189,20 @@ def test_a_default_context_that_was_removed_begins_anew(sandbox: Sandbox) -> Non
     assert sandbox.run_code("here").error is not None
 
 
-def test_a_client_that_gives_up_interrupts_its_code(sandbox: Sandbox) -> None:
+def test_request_timeout_interrupts_the_code(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         sandbox.run_code("kept = 7\nimport time\nwhile True: time.sleep(0.01)", timeout=1)
     assert sandbox.run_code("kept").text == "7"  # its turn comes, and the variables are there
 
 
-def test_an_interpreter_that_ends_says_so(sandbox: Sandbox) -> None:
+def test_exit_of_the_interpreter_is_reported(sandbox: Sandbox) -> None:
     error = sandbox.run_code("import os; os._exit(3)").error
     assert error is not None
     assert error.name == "KernelDied"
     assert sandbox.run_code("1 + 1").text == "2"
 
 
-def test_a_sandbox_that_ends_under_its_code_is_told_as_that(opts: Opts) -> None:
+def test_end_of_the_sandbox_is_reported_to_running_code(opts: Opts) -> None:
     doomed = Sandbox.create(timeout=60, **opts)
     with pytest.raises(TimeoutException, match="killed"):
         doomed.run_code("print('on', flush=True)\nimport time\ntime.sleep(600)", on_stdout=lambda _: doomed.kill())
@@ -212,7 +212,7 @@ def test_a_sandbox_that_ends_under_its_code_is_told_as_that(opts: Opts) -> None:
         doomed.list_code_contexts()
 
 
-def test_variables_outlive_a_pause_a_fork_and_a_snapshot(opts: Opts) -> None:
+def test_variables_survive_pause_fork_and_snapshot(opts: Opts) -> None:
     with Sandbox.create(timeout=120, **opts) as made:
         made.run_code("x = [1]")
         (fork,) = made.fork()
@@ -227,7 +227,7 @@ def test_variables_outlive_a_pause_a_fork_and_a_snapshot(opts: Opts) -> None:
         assert Sandbox.connect(made.sandbox_id, **opts).run_code("x").text == "[1]"
 
 
-def test_a_stranger_runs_nothing(service: TcpService, sandbox: Sandbox) -> None:
+def test_another_key_cannot_run_code(service: TcpService, sandbox: Sandbox) -> None:
     url, headers = f"{service.url}/e2b", {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-API-KEY": service.key("stranger")}
     with httpx.Client(base_url=url, headers=headers) as http:
         for answer in (http.post("/execute", json={"code": "1"}), http.post("/contexts"), http.get("/contexts"), http.delete("/contexts/default")):
@@ -236,7 +236,7 @@ def test_a_stranger_runs_nothing(service: TcpService, sandbox: Sandbox) -> None:
         assert http.get("/contexts", headers={"X-API-KEY": "none"}).status_code == 401
 
 
-async def test_the_asynchronous_client_does_the_same(opts: Opts) -> None:
+async def test_async_client_does_the_same(opts: Opts) -> None:
     made = await AsyncSandbox.create(timeout=60, **opts)
     lines: list[str] = []
     done = await made.run_code("x = 5\nprint('out')\nx", on_stdout=lambda message: lines.append(message.line))

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_program_in_javascript(service: TcpService, folder: Path) -> None:
+def test_javascript_program(service: TcpService, folder: Path) -> None:
     url = f"{service.url}/e2b"
     env = {**os.environ, "E2B_API_KEY": service.key("javascript"), "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
     done = subprocess.run([NODE / "bin" / "node", "program.mjs"], cwd=folder, env=env, check=True, capture_output=True, text=True)

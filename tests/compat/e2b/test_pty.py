@@ -20,7 +20,7 @@ def until(terminal: CommandHandle, wanted: bytes) -> bytes:
     raise AssertionError(shown)
 
 
-def test_a_terminal_is_typed_on_and_resized(sandbox: Sandbox) -> None:
+def test_terminal_takes_input_and_is_resized(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=30, cols=100), envs={"A": "b"}, timeout=60)
     assert any(each.pid == terminal.pid and each.args == ["-i", "-l"] for each in sandbox.commands.list())
     sandbox.pty.send_stdin(terminal.pid, b"stty size; echo $A-$TERM; pwd\n")
@@ -35,7 +35,7 @@ def test_a_terminal_is_typed_on_and_resized(sandbox: Sandbox) -> None:
     assert sandbox.pty.kill(terminal.pid) is False
 
 
-def test_one_that_was_left_goes_on(sandbox: Sandbox) -> None:
+def test_terminal_survives_a_disconnect(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(PtySize(rows=24, cols=80), cwd="/tmp", user="root", timeout=60)
     terminal.disconnect()
     again = sandbox.pty.connect(terminal.pid)

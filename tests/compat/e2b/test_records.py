@@ -54,9 +54,7 @@ def sizes(pages: Any) -> list[int]:  # noqa: ANN401 - E2B's
     return found
 
 
-def test_pages_are_as_long_as_they_may_be_and_go_on_where_the_last_one_ended(
-    api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox], own: Options
-) -> None:
+def test_pages_are_bounded_and_continue_without_gaps(api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox], own: Options) -> None:
     assert (sizes(Sandbox.list(limit=1, **own)), sizes(Sandbox.list(limit=2, **own))) == ([1, 1], [2])
     first = Sandbox.list(limit=1, **own)
     first.next_items()
@@ -80,7 +78,7 @@ def test_pages_are_as_long_as_they_may_be_and_go_on_where_the_last_one_ended(
     assert found == sorted(every)
 
 
-def test_there_are_no_teams(own: Options) -> None:
+def test_teams_are_not_supported(own: Options) -> None:
     with httpx.Client(base_url=own["api_url"], headers={"X-API-KEY": own["api_key"]}) as http:
         for path in ("/templates", "/v2/templates"):
             refused = http.get(path, params={"teamID": "t"})
@@ -88,7 +86,7 @@ def test_there_are_no_teams(own: Options) -> None:
             assert "teamID" in refused.json()["message"]
 
 
-def test_logs_are_chosen_by_level_words_and_time_and_told_from_either_end(api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox]) -> None:
+def test_logs_are_filtered_by_level_text_and_time_in_both_directions(api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox]) -> None:
     box = boxes[0]
 
     def v2(**query: Any) -> list[str]:  # noqa: ANN401 - E2B's
@@ -116,7 +114,7 @@ def test_logs_are_chosen_by_level_words_and_time_and_told_from_either_end(api: A
     assert v2(cursor=late - 1, direction=LogsDirection.BACKWARD) == every[2::-1]
 
 
-def test_metrics_are_of_the_time_and_the_sandboxes_that_were_asked_for(api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox]) -> None:
+def test_metrics_are_filtered_by_time_and_sandbox(api: AuthenticatedClient, boxes: tuple[Sandbox, Sandbox]) -> None:
     now, hour = datetime.now(UTC), timedelta(hours=1)
     for start, end, wanted in ((now - hour, None, 1), (now + hour, None, 0), (None, now + hour, 1), (None, now - hour, 0)):
         assert len(boxes[0].get_metrics(start=start, end=end)) == wanted

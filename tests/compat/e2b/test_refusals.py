@@ -56,7 +56,7 @@ def refused(answer: httpx.Response, word: str) -> None:
         ("rules", {"x": []}, "network"),
     ],
 )
-def test_a_field_that_means_nothing_here_is_refused_and_says_so(http: httpx.Client, sandbox: Sandbox, field: str, value: object, word: str) -> None:
+def test_unsupported_fields_are_refused_by_name(http: httpx.Client, sandbox: Sandbox, field: str, value: object, word: str) -> None:
     of_network = word in {"network", "allowed addresses", "denied addresses"}
     asked = {"network": {field: value}} if of_network else {field: value}
     refused(http.post("/v2/sandboxes", json={"templateID": "base", **asked}), word)
@@ -64,7 +64,7 @@ def test_a_field_that_means_nothing_here_is_refused_and_says_so(http: httpx.Clie
         refused(http.put(f"/sandboxes/{sandbox.sandbox_id}/network", json={field: value}), word)
 
 
-def test_the_values_that_say_what_is_so_anyway_are_taken(http: httpx.Client) -> None:
+def test_unsupported_fields_are_accepted_with_their_neutral_values(http: httpx.Client) -> None:
     network = {"allowOut": [], "denyOut": [], "allowPublicTraffic": False, "dnsServers": [], "egressProxy": {}, "httpsPorts": [], "rules": {}}
     asked = {"templateID": "base", "autoPauseMemory": True, "secure": True, "mcp": {}, "iam": {"tokens": {}}, "network": network}
     made = http.post("/v2/sandboxes", json=asked)
@@ -72,13 +72,13 @@ def test_the_values_that_say_what_is_so_anyway_are_taken(http: httpx.Client) -> 
     http.delete(f"/sandboxes/{made.json()['sandboxID']}")
 
 
-def test_neither_a_pause_nor_a_resume_is_without_memory(http: httpx.Client, sandbox: Sandbox) -> None:
+def test_pause_and_resume_without_memory_are_refused(http: httpx.Client, sandbox: Sandbox) -> None:
     for call in ("sandboxes/{}/pause", "v2/sandboxes/{}/connect", "sandboxes/{}/connect"):
         refused(http.post(call.format(sandbox.sandbox_id), json={"memory": False, **({} if "pause" in call else {"timeout": 600})}), "memory")
     assert sandbox.is_running()
 
 
-def test_volumes_secrets_and_builds_are_refused_by_their_calls(options: Options) -> None:
+def test_volume_secret_and_build_calls_are_refused(options: Options) -> None:
     for_control: dict[str, Any] = {"api_key": options["api_key"], "api_url": options["api_url"]}
     for ask in (
         Volume.list,
@@ -107,7 +107,7 @@ def test_volumes_secrets_and_builds_are_refused_by_their_calls(options: Options)
             ask(**for_control)
 
 
-def test_every_other_call_of_these_families_is_answered_in_its_shape(http: httpx.Client) -> None:
+def test_other_volume_secret_and_build_paths_get_errors_in_e2b_format(http: httpx.Client) -> None:
     for method, path, status in (
         *(("GET", "/templates/base/files/abc", 501), ("POST", "/v2/templates/base/builds/b", 501), ("GET", "/templates/base/builds/b/status", 501)),
         *(("POST", "/secrets/s", 501), ("GET", "/templates/base/builds/b/logs", 404), ("GET", "/templates/base/tags/count", 404)),
@@ -119,7 +119,7 @@ def test_every_other_call_of_these_families_is_answered_in_its_shape(http: httpx
         assert (set(answer.json()), answer.json()["code"]) == ({"code", "message"}, status), path
 
 
-def test_a_port_of_ones_own_is_not_taken_for_e2bs_servers(http: httpx.Client, sandbox: Sandbox) -> None:
+def test_other_ports_are_not_served_as_e2b_servers(http: httpx.Client, sandbox: Sandbox) -> None:
     inside = {"E2b-Sandbox-Id": sandbox.sandbox_id}
     for path, port, other in (("/health", "49983", "49999"), ("/files?path=/etc/passwd", "49983", "3000"), ("/contexts", "49999", "49983")):
         assert http.get(path, headers={**inside, "E2b-Sandbox-Port": port}).status_code in {200, 204}
@@ -134,7 +134,7 @@ def answered(service: TcpService, status: int) -> int:
     return sum(each.get("path") == "/e2b/v2/sandboxes" and each.get("status") == status for each in service.records())
 
 
-def test_the_client_asks_once_where_waiting_does_not_help(service: TcpService, url: str) -> None:
+def test_client_does_not_retry_an_exceeded_zero_quota(service: TcpService, url: str) -> None:
     key = service.key("nothing", "--max-sandboxes", "0")
     before = answered(service, 429)
     with pytest.raises(RateLimitException):
@@ -145,7 +145,7 @@ def test_the_client_asks_once_where_waiting_does_not_help(service: TcpService, u
     assert (said.headers["should-retry"], "retry-after" in said.headers) == ("false", False)
 
 
-async def test_the_client_asks_again_where_waiting_helps(service: TcpService, url: str) -> None:
+async def test_client_retries_an_exceeded_quota(service: TcpService, url: str) -> None:
     key = service.key("one", "--max-sandboxes", "1")
     opts: dict[str, Any] = {"api_key": key, "api_url": url, "sandbox_url": url}
     first, second = Sandbox.create(timeout=60, **opts), []
@@ -160,7 +160,7 @@ async def test_the_client_asks_again_where_waiting_helps(service: TcpService, ur
     second[0].kill()
 
 
-def test_a_full_service_is_busy_to_its_client() -> None:
+def test_full_service_raises_busy() -> None:
     with tcp_service({"SANDLOT_MAX_SANDBOXES": "1"}) as service:
         opts: dict[str, Any] = {"api_key": service.key("busy"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
         first = Sandbox.create(timeout=60, **opts)
@@ -170,7 +170,7 @@ def test_a_full_service_is_busy_to_its_client() -> None:
         first.kill()
 
 
-def test_a_full_disk_is_no_space_to_its_client(url: str, options: Options) -> None:
+def test_full_disk_raises_not_enough_space(url: str, options: Options) -> None:
     limits = {"disk_bytes": 64 << 20}
     made = httpx.post(
         f"{url.removesuffix('/e2b')}/v1/sandboxes", json={"template": "base", "limits": limits}, headers={"X-API-KEY": options["api_key"]}

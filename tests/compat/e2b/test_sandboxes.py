@@ -82,7 +82,7 @@ def sandbox(opts: Opts) -> Iterator[Sandbox]:
     made.kill()
 
 
-def test_what_a_sandbox_is_made_with_holds_inside(sandbox: Sandbox) -> None:
+def test_create_options_hold_inside_the_sandbox(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("echo $COLOUR in $PWD as $(id -un)").stdout == "green in /home/user as user\n"
     assert sandbox.commands.run(INDEX).stdout.strip() not in {"", "403"}
     told = sandbox.get_info()
@@ -94,7 +94,7 @@ def test_what_a_sandbox_is_made_with_holds_inside(sandbox: Sandbox) -> None:
     assert sandbox.is_running()
 
 
-def test_a_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
+def test_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
     for asked in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
         with Sandbox.create(**asked, **opts) as closed:
             with_index = closed.commands.run(f"{INDEX} || true").stdout.strip()
@@ -119,13 +119,13 @@ def test_a_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
         {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
     ],
 )
-def test_what_is_not_enforced_is_refused(opts: Opts, asked: dict[str, Any]) -> None:
+def test_unenforced_options_are_refused(opts: Opts, asked: dict[str, Any]) -> None:
     with pytest.raises(SandboxException) as refused:
         Sandbox.create(**asked, **opts)
     assert refused.value.status_code == 501
 
 
-def test_what_makes_no_sense_is_refused(opts: Opts) -> None:
+def test_invalid_requests_are_refused(opts: Opts) -> None:
     with pytest.raises(SandboxException, match="base, code-interpreter, code-interpreter-v1") as refused:
         Sandbox.create("no-such-template", **opts)
     assert refused.value.status_code == 404
@@ -135,7 +135,7 @@ def test_what_makes_no_sense_is_refused(opts: Opts) -> None:
         Sandbox.create(**{**opts, "api_key": "e2b_0000"})
 
 
-def test_volumes_are_mounted_by_their_names(service: TcpService, opts: Opts) -> None:
+def test_volumes_are_mounted_by_name(service: TcpService, opts: Opts) -> None:
     with httpx.Client(headers={"X-API-KEY": opts["api_key"]}) as http:
         volume = http.post(f"{service.url}/v1/volumes", json={"name": "shared"}).raise_for_status().json()["id"]
         for says, expected in (("echo kept > /mnt/v/file", ""), ("cat /mnt/v/file", "kept\n")):
@@ -148,13 +148,13 @@ def test_volumes_are_mounted_by_their_names(service: TcpService, opts: Opts) -> 
         assert http.delete(f"{service.url}/v1/volumes/{volume}").status_code == 204
 
 
-def test_a_request_that_is_sent_again_makes_nothing_anew(opts: Opts) -> None:
+def test_idempotency_key_prevents_a_second_sandbox(opts: Opts) -> None:
     once, again = (Sandbox.create(idempotency_key="k-1", **opts) for _ in range(2))
     assert once.sandbox_id == again.sandbox_id
     once.kill()
 
 
-def test_sandboxes_are_listed_by_what_they_are(opts: Opts, sandbox: Sandbox) -> None:
+def test_sandboxes_are_listed_with_filters_and_pages(opts: Opts, sandbox: Sandbox) -> None:
     younger = Sandbox.create(metadata={"who": "younger"}, **opts)
 
     def ids(limit: int = 100, order: Literal["asc", "desc"] = "desc", **query: Any) -> list[str]:  # noqa: ANN401 - E2B's
@@ -177,7 +177,7 @@ def test_sandboxes_are_listed_by_what_they_are(opts: Opts, sandbox: Sandbox) -> 
     assert ids() == [sandbox.sandbox_id]
 
 
-def test_a_sandbox_is_ended_once(opts: Opts) -> None:
+def test_kill_ends_a_sandbox_once(opts: Opts) -> None:
     made = Sandbox.create(**opts)
     assert [made.kill(), made.kill(), made.is_running()] == [True, False, False]
     with pytest.raises(SandboxNotRunningException):
@@ -190,7 +190,7 @@ def test_a_sandbox_is_ended_once(opts: Opts) -> None:
         Sandbox.connect(made.sandbox_id, **opts)
 
 
-def test_timeouts_end_or_pause(opts: Opts) -> None:
+def test_timeout_ends_or_pauses_a_sandbox(opts: Opts) -> None:
     ended = Sandbox.create(timeout=1, **opts)
     settle(ended.is_running, expected=False)
     ending = Sandbox.create(timeout=600, **opts)
@@ -211,7 +211,7 @@ def test_timeouts_end_or_pause(opts: Opts) -> None:
     pausing.kill()
 
 
-def test_a_paused_sandbox_goes_on_where_it_was(opts: Opts) -> None:
+def test_paused_sandbox_resumes_where_it_was(opts: Opts) -> None:
     made = Sandbox.create(timeout=60, **opts)
     running = made.commands.run("sleep 600", background=True)
     assert [made.pause(strict=True), made.pause()] == [True, False]
@@ -232,7 +232,7 @@ def test_a_paused_sandbox_goes_on_where_it_was(opts: Opts) -> None:
     again.kill()
 
 
-def test_older_clients_find_their_calls(api: AuthenticatedClient, opts: Opts, sandbox: Sandbox) -> None:
+def test_calls_of_older_clients_are_served(api: AuthenticatedClient, opts: Opts, sandbox: Sandbox) -> None:
     made = post_sandboxes.sync_detailed(client=api, body=NewSandbox(template_id="base", metadata={"old": "1"}, secure=True)).parsed
     id_ = made.sandbox_id  # type: ignore[union-attr]
     listed = get_sandboxes.sync_detailed(client=api, metadata="old=1").parsed
@@ -258,7 +258,7 @@ def test_older_clients_find_their_calls(api: AuthenticatedClient, opts: Opts, sa
     assert sandbox.is_running()
 
 
-def test_snapshots_are_templates(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
+def test_snapshots_can_be_used_as_templates(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
     sandbox.commands.run("echo kept > /tmp/kept")
     running = sandbox.commands.run("sleep 600", background=True)
     whole, files = sandbox.create_snapshot(name="whole"), sandbox.create_snapshot(mode="filesystem")
@@ -289,7 +289,7 @@ def test_snapshots_are_templates(opts: Opts, stranger: Opts, sandbox: Sandbox) -
         Sandbox.delete_snapshot("base", **opts)
 
 
-def test_forks_go_on_where_the_sandbox_is(opts: Opts) -> None:
+def test_forks_continue_from_the_sandboxs_state(opts: Opts) -> None:
     with Sandbox.create(metadata={"of": "fork"}, **opts) as parent:
         running = parent.commands.run("sleep 600", background=True)
         children = parent.fork(timeout=120, count=2)
@@ -303,7 +303,7 @@ def test_forks_go_on_where_the_sandbox_is(opts: Opts) -> None:
             child.kill()
 
 
-def test_metrics_are_those_of_now(api: AuthenticatedClient, sandbox: Sandbox) -> None:
+def test_metrics_are_current(api: AuthenticatedClient, sandbox: Sandbox) -> None:
     (now,) = sandbox.get_metrics()
     assert (now.cpu_count, now.mem_total, now.disk_total) == (1, 1 << 30, 5 << 30)
     assert 0 < now.mem_used < now.mem_total
@@ -313,7 +313,7 @@ def test_metrics_are_those_of_now(api: AuthenticatedClient, sandbox: Sandbox) ->
     assert set(many.sandboxes) == {sandbox.sandbox_id}  # type: ignore[union-attr]
 
 
-def test_logs_are_what_runs_wrote(api: AuthenticatedClient, sandbox: Sandbox) -> None:
+def test_logs_contain_the_output_of_runs(api: AuthenticatedClient, sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException):
         sandbox.commands.run("echo logged-out; echo logged-err >&2; exit 3")
 
@@ -326,7 +326,7 @@ def test_logs_are_what_runs_wrote(api: AuthenticatedClient, sandbox: Sandbox) ->
     assert "logged-out" in [each.line for each in old.logs]  # type: ignore[union-attr]
 
 
-def test_templates_are_the_services(api: AuthenticatedClient) -> None:
+def test_templates_are_those_of_the_service(api: AuthenticatedClient) -> None:
     for listed in (get_templates, get_v2_templates):
         found = {each.template_id: each for each in listed.sync_detailed(client=api).parsed}
         assert {"base", "code-interpreter"} <= set(found)
@@ -352,7 +352,7 @@ def test_unsupported_calls_are_refused_in_the_vendors_format(opts: Opts) -> None
             assert answer.json()["message"]
 
 
-def test_a_stranger_finds_nothing(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
+def test_another_key_finds_nothing(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
     id_ = sandbox.sandbox_id
     assert Sandbox.list(**stranger).next_items() == []
     assert Sandbox.kill(id_, **stranger) is False
@@ -366,7 +366,7 @@ def test_a_stranger_finds_nothing(opts: Opts, stranger: Opts, sandbox: Sandbox) 
         assert http.get("/health", headers={"E2b-Sandbox-Id": "sb-none"}).status_code == 401
 
 
-async def test_the_asynchronous_client_does_the_same(opts: Opts) -> None:
+async def test_async_client_does_the_same(opts: Opts) -> None:
     made = await AsyncSandbox.create(timeout=60, metadata={"how": "async"}, **opts)
     found = await AsyncSandbox.list(SandboxQuery(metadata={"how": "async"}), **opts).next_items()
     assert [each.sandbox_id for each in found] == [made.sandbox_id]

@@ -35,7 +35,7 @@ def until(handle: WatchHandle, *wanted: Kind) -> list[FilesystemEvent]:
     return events
 
 
-def test_a_folder_is_asked_again_and_again(sandbox: Sandbox) -> None:
+def test_folder_events_are_polled(sandbox: Sandbox) -> None:
     sandbox.files.make_dir("w/sub")
     handle = sandbox.files.watch_dir("w")
     assert handle.get_new_events() == []
@@ -51,7 +51,7 @@ def test_a_folder_is_asked_again_and_again(sandbox: Sandbox) -> None:
         handle.get_new_events()
 
 
-def test_what_is_below_and_what_it_is_are_told_where_that_is_asked_for(sandbox: Sandbox) -> None:
+def test_recursive_watch_reports_nested_entries(sandbox: Sandbox) -> None:
     sandbox.files.make_dir("r/sub")
     handle = sandbox.files.watch_dir("r", recursive=True, include_entry=True, allow_network_mounts=True)
     sandbox.files.write("r/sub/deep/file", "12345")
@@ -64,7 +64,7 @@ def test_what_is_below_and_what_it_is_are_told_where_that_is_asked_for(sandbox: 
         sandbox.files.watch_dir("nowhere")
 
 
-def test_a_link_to_a_folder_is_watched_by_the_links_own_names(sandbox: Sandbox) -> None:
+def test_linked_folder_is_watched_under_the_links_name(sandbox: Sandbox) -> None:
     sandbox.commands.run("mkdir real; ln -s real link")
     handle = sandbox.files.watch_dir("link")
     sandbox.files.write("link/file", "x")
@@ -72,7 +72,7 @@ def test_a_link_to_a_folder_is_watched_by_the_links_own_names(sandbox: Sandbox) 
     handle.stop()
 
 
-def test_a_folder_is_told_of_as_it_happens(options: Options, sandbox: Sandbox) -> None:
+def test_folder_events_are_streamed(options: Options, sandbox: Sandbox) -> None:
     async def watch() -> None:
         same = await AsyncSandbox.connect(sandbox.sandbox_id, **options)
         await same.files.make_dir("s")
@@ -94,7 +94,7 @@ def test_a_folder_is_told_of_as_it_happens(options: Options, sandbox: Sandbox) -
     asyncio.run(watch())
 
 
-def test_a_volume_is_watched_as_any_other_folder(options: Options, service: TcpService) -> None:
+def test_volumes_can_be_watched(options: Options, service: TcpService) -> None:
     with httpx.Client(base_url=service.url, headers={"X-API-KEY": options["api_key"]}) as http:
         volume = http.post("/v1/volumes", json={"name": "watched"}).raise_for_status().json()["id"]
         with Sandbox.create(volume_mounts={"/mnt/v": "watched"}, **options) as made:
@@ -106,7 +106,7 @@ def test_a_volume_is_watched_as_any_other_folder(options: Options, service: TcpS
         assert http.delete(f"/v1/volumes/{volume}").status_code == 204
 
 
-def test_a_watcher_ends_with_the_service_and_another_one_is_begun() -> None:
+def test_watcher_ends_with_the_service_and_can_be_recreated() -> None:
     with tcp_service() as service:
         url = f"{service.url}/e2b"
         sandbox = Sandbox.create(template="base", api_key=service.key("mine"), api_url=url, sandbox_url=url)

@@ -17,13 +17,13 @@ def client() -> Iterator[Client]:
         yield Client(api_url=f"{service.url}/pandastack", api_key=service.key("compat"), max_create_retry_seconds=0)
 
 
-def test_the_template_is_what_is_inside(client: Client) -> None:
+def test_template_determines_the_image(client: Client) -> None:
     has = "python3 -c 'import pandas; print(1)'"
     with client.sandboxes.create(template="base") as base, client.sandboxes.create(template="code-interpreter") as other:
         assert (base.exec(has).exit_code, other.exec(has).stdout) == (1, "1\n")
 
 
-def test_its_time_ends_a_sandbox_unless_it_is_persistent(client: Client) -> None:
+def test_ttl_ends_a_sandbox_unless_it_is_persistent(client: Client) -> None:
     kept = client.sandboxes.create(template="base", persistent=True, ttl_seconds=1)
     assert (kept.persistent, kept.lifecycle()["ttl_seconds"]) == (True, 1)
     brief = client.sandboxes.create(template="base", ttl_seconds=1)
@@ -35,7 +35,7 @@ def test_its_time_ends_a_sandbox_unless_it_is_persistent(client: Client) -> None
         time.sleep(0.1)
 
 
-def test_a_volume_has_the_size_that_was_asked_for(client: Client) -> None:
+def test_volume_has_the_given_size(client: Client) -> None:
     fill = "head -c 100M /dev/zero > /mnt/{name}/full; stat -c %s /mnt/{name}/full"
     sizes = {"small": 64, "large": 160}
     for name, size_mb in sizes.items():

@@ -81,18 +81,18 @@ def program(key: str, url: str, tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
-def test_the_tool_of_the_guide(program: Callable[[str], str], service: TcpService) -> None:
+def test_tool_of_the_guide(program: Callable[[str], str], service: TcpService) -> None:
     before = {info.id for info in service.client.sandboxes()}
     assert program(RUN_CODE) == "5050\n"
     assert {info.id for info in service.client.sandboxes()} == before  # it has ended what it made
 
 
-def test_the_agent_of_the_guide(program: Callable[[str], str]) -> None:
+def test_agent_of_the_guide(program: Callable[[str], str]) -> None:
     only_main = RUN_CODE.partition('if __name__ == "__main__":')[0]
     assert program(f"{TOOL}\n{only_main}\n{AGENT}") == "It is 832040.\n"
 
 
-def test_one_sandbox_for_a_session_of_the_guide(program: Callable[[str], str]) -> None:
+def test_session_of_the_guide_uses_one_sandbox(program: Callable[[str], str]) -> None:
     calls = """
     run_code("open('f', 'w').write('kept')")
     print(run_code("print(open('f').read())"))
@@ -107,7 +107,7 @@ def test_one_sandbox_for_a_session_of_the_guide(program: Callable[[str], str]) -
 
 
 @pytest.mark.smoke
-def test_a_sandbox_is_made_listed_looked_at_and_ended(client: Client, sb: Sandbox) -> None:
+def test_sandbox_is_created_listed_inspected_and_killed(client: Client, sb: Sandbox) -> None:
     made = client.sandboxes.create(template="base", ttl_seconds=120, metadata={"job": "demo"})
     assert (made.template, made.status, made.persistent, made.metadata, made.cpu, made.memory_mb) == (
         "base",
@@ -130,7 +130,7 @@ def test_a_sandbox_is_made_listed_looked_at_and_ended(client: Client, sb: Sandbo
     assert [each.id for each in client.sandboxes.list()] == [sb.id]
 
 
-def test_how_long_it_lives_is_told_and_changed(client: Client) -> None:
+def test_lifecycle_is_read_and_updated(client: Client) -> None:
     with client.sandboxes.create(template="base", persistent=True, ttl_seconds=7200) as made:
         assert made.persistent
         told = made.lifecycle()
@@ -147,14 +147,14 @@ def test_how_long_it_lives_is_told_and_changed(client: Client) -> None:
             time.sleep(0.1)
 
 
-def test_the_persistent_one_outlives_its_context_manager(client: Client) -> None:
+def test_persistent_sandbox_outlives_its_context_manager(client: Client) -> None:
     with client.sandboxes.create(template="base", persistent=True) as made:
         pass
     assert made.exec("echo here").stdout == "here\n"
     made.kill()
 
 
-def test_a_paused_one_goes_on_where_it_was(client: Client, sb: Sandbox) -> None:
+def test_paused_sandbox_continues_where_it_was(client: Client, sb: Sandbox) -> None:
     sb.pause()
     assert client.sandboxes.get(sb.id).status == "paused"
     sb.resume()
@@ -163,7 +163,7 @@ def test_a_paused_one_goes_on_where_it_was(client: Client, sb: Sandbox) -> None:
     assert sb.exec("echo awake").stdout == "awake\n"
 
 
-def test_a_hibernated_one_is_woken_and_wakes_by_itself(client: Client) -> None:
+def test_hibernated_sandbox_wakes_on_request_and_by_itself(client: Client) -> None:
     with client.sandboxes.create() as made:
         context = made.create_code_context()
         context.run_code("x = 41")
@@ -177,7 +177,7 @@ def test_a_hibernated_one_is_woken_and_wakes_by_itself(client: Client) -> None:
         assert context.run_code("x").text == "41"
 
 
-def test_a_snapshot_is_taken_started_from_and_removed(client: Client) -> None:
+def test_snapshot_is_created_restored_and_deleted(client: Client) -> None:
     with client.sandboxes.create(template="base") as made:
         made.exec("echo kept > /root/note")
         taken = made.snapshot()
@@ -197,7 +197,7 @@ def test_a_snapshot_is_taken_started_from_and_removed(client: Client) -> None:
         client.sandboxes.create(from_snapshot=taken)
 
 
-def test_forks_go_on_from_one_and_one_is_kept(client: Client) -> None:
+def test_forks_continue_from_the_parent_and_one_is_promoted(client: Client) -> None:
     with client.sandboxes.create(template="base", metadata={"of": "parent"}) as parent:
         parent.exec("echo 1 > /tmp/state")
         child = parent.fork(metadata={"branch": "x"})
@@ -222,7 +222,7 @@ def test_forks_go_on_from_one_and_one_is_kept(client: Client) -> None:
             each.kill()
 
 
-def test_what_is_in_a_volume_outlives_sandboxes(client: Client) -> None:
+def test_volume_contents_outlive_sandboxes(client: Client) -> None:
     made = client.volumes.create("models", 64)
     assert (made["name"], made["size_mb"]) == ("models", 64)
     assert [each["name"] for each in client.volumes.list()] == ["models"]
@@ -249,7 +249,7 @@ def test_what_is_in_a_volume_outlives_sandboxes(client: Client) -> None:
     assert client.volumes.list() == []
 
 
-def test_several_ways_are_tried_and_the_best_is_kept(client: Client, sb: Sandbox) -> None:
+def test_best_of_several_forks_is_kept(client: Client, sb: Sandbox) -> None:
     found = sb.explore(["exit 1", "echo PASS > /root/way", "sleep 1; echo PASS"], score_fn=lambda _box, done: 2.0 if done.files_changed else 1.0)
     assert found.winner is not None
     assert found.winner.exec("cat /root/way").stdout == "PASS\n"
@@ -264,7 +264,7 @@ def test_several_ways_are_tried_and_the_best_is_kept(client: Client, sb: Sandbox
 
 
 @pytest.mark.smoke
-def test_a_command_is_the_shells_and_roots(sb: Sandbox) -> None:
+def test_command_runs_in_the_shell_as_root(sb: Sandbox) -> None:
     done = sb.exec("cd /root && echo $0 $(id -u) $PWD; echo bad >&2; exit 3", timeout_seconds=20)
     assert (done.stdout, done.stderr, done.exit_code) == ("/bin/sh 0 /root\n", "bad\n", 3)
     assert done.duration_ms > 0
@@ -274,7 +274,7 @@ def test_a_command_is_the_shells_and_roots(sb: Sandbox) -> None:
     assert sb.run_code("echo ${BASH_VERSION%%.*}", language="bash").stdout == "5\n"
 
 
-def test_a_command_that_takes_too_long_is_ended(sb: Sandbox, wire: httpx.Client) -> None:
+def test_command_is_ended_at_its_timeout(sb: Sandbox, wire: httpx.Client) -> None:
     with pytest.raises(SandboxTimeout):
         sb.exec("sleep 60", timeout_seconds=1)
     with pytest.raises(SandboxTimeout):
@@ -285,7 +285,7 @@ def test_a_command_that_takes_too_long_is_ended(sb: Sandbox, wire: httpx.Client)
         assert "command timeout: it was ended after 2 s" in wire.post(f"/v1/sandboxes/{sb.id}/{path}", json=asked).text
 
 
-def test_code_may_be_longer_than_an_argument(sb: Sandbox) -> None:
+def test_code_may_exceed_the_argument_limit(sb: Sandbox) -> None:
     blob = "x" * 300_000
     code = f"""import sys
 text = '''{blob}'''
@@ -301,7 +301,7 @@ raise SystemExit(7)
     assert sb.exec("ls /run/code").stdout.count("\n") <= 1  # what the last one was run from is being removed
 
 
-def test_output_is_told_as_it_comes(sb: Sandbox) -> None:
+def test_output_is_streamed(sb: Sandbox) -> None:
     out: list[str] = []
     bad: list[str] = []
     sb.filesystem.write("/tmp/go", "")
@@ -320,7 +320,7 @@ def test_output_is_told_as_it_comes(sb: Sandbox) -> None:
     assert ("".join(out), "".join(bad)) == ("ä\u2028 one\ntwo\nä\n", "three\n")
 
 
-def test_a_sandbox_that_ends_under_a_stream_leaves_the_outcome_open(client: Client) -> None:
+def test_end_of_the_sandbox_leaves_the_outcome_of_a_stream_open(client: Client) -> None:
     made = client.sandboxes.create(template="base")
     with pytest.raises(pandastack.ExecInterrupted) as broken:
         made.exec_stream("echo begun; sleep 60", on_stdout=lambda _: made.kill())
@@ -330,7 +330,7 @@ def test_a_sandbox_that_ends_under_a_stream_leaves_the_outcome_open(client: Clie
 # ------------------------------------------------------------------------------------------------------------------------ sessions
 
 
-def test_a_session_keeps_its_variables_and_shows_charts(sb: Sandbox, wire: httpx.Client) -> None:
+def test_session_keeps_variables_and_returns_charts(sb: Sandbox, wire: httpx.Client) -> None:
     with sb.create_code_context() as context:
         context.run_code("import math\nx = 20")
         done = context.run_code("import sys; print('out'); print('err', file=sys.stderr); math.floor(x) + 1")
@@ -360,7 +360,7 @@ def test_a_session_keeps_its_variables_and_shows_charts(sb: Sandbox, wire: httpx
 
 
 @pytest.mark.smoke
-def test_files_are_written_read_listed_and_looked_at(sb: Sandbox, wire: httpx.Client, tmp_path: Path) -> None:
+def test_files_are_written_read_listed_and_inspected(sb: Sandbox, wire: httpx.Client, tmp_path: Path) -> None:
     fs = sb.filesystem
     content = bytes(range(256)) * 4096
     assert fs.write("/app/made/data.bin", content) == {"path": "/app/made/data.bin", "bytes": len(content)}
@@ -393,12 +393,12 @@ def test_files_are_written_read_listed_and_looked_at(sb: Sandbox, wire: httpx.Cl
     assert not fs.exists("/app")
 
 
-def test_a_large_folder_is_listed_whole(sb: Sandbox) -> None:
+def test_large_folder_is_listed_completely(sb: Sandbox) -> None:
     sb.exec("mkdir /tmp/many && cd /tmp/many && seq 1 2500 | xargs touch")
     assert len(sb.filesystem.listdir("/tmp/many")) == 2500
 
 
-def test_what_listens_is_told(sb: Sandbox) -> None:
+def test_listening_ports_are_reported(sb: Sandbox) -> None:
     assert sb.preview_urls() == {}
     sb.exec("python3 -m http.server 8000 >/dev/null 2>&1 & python3 -m http.server 8001 --bind 127.0.0.1 >/dev/null 2>&1 &")
     while len(told := sb.preview_urls()) < 2:
@@ -408,7 +408,7 @@ def test_what_listens_is_told(sb: Sandbox) -> None:
     sb.exec("pkill -f http.server")
 
 
-def test_what_its_runs_wrote_is_told_and_followed(client: Client) -> None:
+def test_logs_of_runs_are_read_and_followed(client: Client) -> None:
     made = client.sandboxes.create(template="base")
     made.exec("echo one; echo two >&2")
     made.run_code("print('ä', end='')")
@@ -435,7 +435,7 @@ def test_what_its_runs_wrote_is_told_and_followed(client: Client) -> None:
 # -------------------------------------------------------------------------------------------------------- templates, keys, failures
 
 
-def test_templates_are_told(client: Client) -> None:
+def test_templates_are_listed(client: Client) -> None:
     assert {"base", "code-interpreter"} <= {each.name for each in client.templates.list()}
     found = client.templates.get("code-interpreter")
     assert (found.cpu, found.memory_mb, found.is_global) == (1, 1024, True)
@@ -450,7 +450,7 @@ def test_templates_are_told(client: Client) -> None:
         client.sandboxes.create(template="browser")
 
 
-def test_whose_key_it_is(client: Client, url: str) -> None:
+def test_owner_of_the_key_is_reported(client: Client, url: str) -> None:
     assert client.me()["name"] == "compat"
     with pytest.raises(AuthError):
         Client(api_url=url, api_key="wrong").me()

@@ -49,7 +49,7 @@ def sandbox(options: Options) -> Iterator[Sandbox]:
     made.kill()
 
 
-def test_a_sandbox_is_made_looked_at_and_used(sandbox: Sandbox, options: Options) -> None:
+def test_sandbox_is_created_inspected_and_used(sandbox: Sandbox, options: Options) -> None:
     info = sandbox.get_info()
     assert (info.template_id, info.state, info.metadata) == ("code_interpreter", SandboxState.RUNNING, {"for": "tests"})
     assert (info.cpu_count, info.memory_mb, info.envd_version) == (1, 1024, "0.6.4")
@@ -62,7 +62,7 @@ def test_a_sandbox_is_made_looked_at_and_used(sandbox: Sandbox, options: Options
     assert sandbox.is_running()
 
 
-def test_the_program_of_the_page_on_connecting(sandbox: Sandbox, options: Options) -> None:
+def test_connect_program_of_the_documentation(sandbox: Sandbox, options: Options) -> None:
     env = {"E2B_API_KEY": options["api_key"], "E2B_SANDBOX_URL": options["sandbox_url"], "NO_PROXY": "127.0.0.1"}
     assert 'api_url="https://api.sandbase.ai"' in CONNECT
     text = CONNECT.replace("https://api.sandbase.ai", options["api_url"])
@@ -70,7 +70,7 @@ def test_the_program_of_the_page_on_connecting(sandbox: Sandbox, options: Option
     assert (done.returncode, done.stdout) == (0, f'Running in {sandbox.sandbox_id} as "user"\n'), done.stderr
 
 
-def test_sandboxes_are_listed_by_what_is_asked_for_and_in_pages(sandbox: Sandbox, options: Options) -> None:
+def test_sandboxes_are_listed_in_filtered_pages(sandbox: Sandbox, options: Options) -> None:
     other = Sandbox.create(template="base", metadata={"for": "a list & more"}, **options)
     pages = Sandbox.list(limit=1, **options)
     listed = []
@@ -92,7 +92,7 @@ def test_sandboxes_are_listed_by_what_is_asked_for_and_in_pages(sandbox: Sandbox
     assert found() == [sandbox.sandbox_id]
 
 
-def test_a_timeout_is_set_and_connecting_never_shortens_it(sandbox: Sandbox, options: Options) -> None:
+def test_connect_never_shortens_the_timeout(sandbox: Sandbox, options: Options) -> None:
     sandbox.set_timeout(1800)
     until = sandbox.get_info().end_at
     assert timedelta(minutes=29) < until - datetime.now(UTC) <= timedelta(minutes=30)
@@ -102,7 +102,7 @@ def test_a_timeout_is_set_and_connecting_never_shortens_it(sandbox: Sandbox, opt
     assert longer.commands.run("echo connected").stdout == "connected\n"
 
 
-def test_a_pause_keeps_what_runs_until_one_connects(options: Options) -> None:
+def test_paused_processes_continue_after_connect(options: Options) -> None:
     made = Sandbox.create(template="base", **options)
     running = made.commands.run("sleep 1000", background=True)
     assert made.pause()
@@ -118,7 +118,7 @@ def test_a_pause_keeps_what_runs_until_one_connects(options: Options) -> None:
     assert not again.kill()
 
 
-def test_one_that_has_ended_is_not_found(options: Options) -> None:
+def test_killed_sandbox_is_not_found(options: Options) -> None:
     made = Sandbox.create(template="base", **options)
     assert made.kill()
     for call in (made.get_info, made.pause, made.get_metrics, lambda: made.set_timeout(60), lambda: Sandbox.connect(made.sandbox_id, **options)):
@@ -127,7 +127,7 @@ def test_one_that_has_ended_is_not_found(options: Options) -> None:
     assert not made.is_running()
 
 
-def test_metrics_are_a_list_and_of_the_time_that_is_asked_for(sandbox: Sandbox, options: Options) -> None:
+def test_metrics_are_a_list_filtered_by_time(sandbox: Sandbox, options: Options) -> None:
     (now,) = sandbox.get_metrics()
     assert (now.cpu_count, now.mem_total) == (1, 1 << 30)
     assert 0 < now.mem_used < now.mem_total
@@ -143,7 +143,7 @@ def test_metrics_are_a_list_and_of_the_time_that_is_asked_for(sandbox: Sandbox, 
         assert requests.get(url, headers=headers, params={"start": 1}, timeout=60).status_code == 400
 
 
-def test_the_network_is_closed_where_that_is_asked_for_and_what_there_is_not_is_refused(options: Options) -> None:
+def test_network_can_be_closed_and_unsupported_options_are_refused(options: Options) -> None:
     closed = Sandbox.create(template="base", allow_internet_access=False, **options)
     assert closed.commands.run("pip download --no-deps -d /tmp/x six || echo refused").stdout.endswith("refused\n")
     with pytest.raises(SandboxException, match="e2b"):

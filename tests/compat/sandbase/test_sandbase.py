@@ -84,12 +84,12 @@ def test_quick_start(base: str, key: str, tmp_path: Path) -> None:
     assert any(line.split() == ["max", "4.000000"] for line in printed), printed
 
 
-def test_agents_are_refused_with_what_to_do(base: str, key: str, tmp_path: Path) -> None:
+def test_agents_are_refused_with_a_hint(base: str, key: str, tmp_path: Path) -> None:
     (printed,) = program(programs.AGENTS, base, key, tmp_path)
     assert printed.startswith("501 Sandlot does not have POST /sandbase/default/v1/agents.")
 
 
-def test_a_sandbox_is_looked_at_listed_and_prolonged(api: Api, box: str) -> None:
+def test_sandbox_is_inspected_listed_and_prolonged(api: Api, box: str) -> None:
     told = api("GET", box).json()
     assert (told["templateID"], told["status"], told["metadata"]) == ("code_interpreter", "running", {"for": "tests"})
     assert told["sandboxID"] in [each["sandboxID"] for each in api("GET", "/sandboxes?status=running").json()]
@@ -104,7 +104,7 @@ def test_a_sandbox_is_looked_at_listed_and_prolonged(api: Api, box: str) -> None
 
 
 @pytest.mark.smoke
-def test_commands_have_the_environment_the_folder_and_no_shell(api: Api, box: str) -> None:
+def test_commands_have_environment_and_folder_but_no_shell(api: Api, box: str) -> None:
     def run(*argv: str, status: int = 200, **more: object) -> dict[str, Any]:
         told: dict[str, Any] = api("POST", f"{box}/processes", status, json={"cmd": argv[0], "args": list(argv[1:]), **more}).json()
         return told
@@ -122,7 +122,7 @@ def test_commands_have_the_environment_the_folder_and_no_shell(api: Api, box: st
 
 
 @pytest.mark.smoke
-def test_files_by_both_sets_of_paths(api: Api, box: str) -> None:
+def test_files_are_served_at_both_sets_of_paths(api: Api, box: str) -> None:
     content = bytes(range(256)) * 4000
     api("POST", f"{box}/files", data={"path": "/workspace/deep/data.bin"}, files={"file": ("data.bin", content)})
     assert api("GET", f"{box}/files", params={"path": "/workspace/deep/data.bin"}).content == content
@@ -143,7 +143,7 @@ def test_files_by_both_sets_of_paths(api: Api, box: str) -> None:
     assert api("GET", f"{box}/files", 404, params={"path": "/workspace/a/main.py"}).json()["code"] == 404
 
 
-def test_a_pause_keeps_memory_and_files(api: Api) -> None:
+def test_pause_keeps_memory_and_files(api: Api) -> None:
     made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base'}).json()['sandboxID']}"
     code = "import time; number = 0\nwhile True: number += 1; open('/workspace/number', 'w').write(str(number)); time.sleep(0.05)"
     api("POST", f"{made}/processes", json={"cmd": "sh", "args": ["-c", f'nohup python3 -c "{code}" >/dev/null 2>&1 & sleep 1']})
@@ -172,7 +172,7 @@ def left_s(box: dict[str, Any]) -> float:
     return (datetime.fromisoformat(box["endAt"]) - datetime.now(UTC)).total_seconds()
 
 
-def test_a_new_sandbox_is_what_was_asked_for_and_its_time_ends_it_or_pauses_it(api: Api) -> None:
+def test_create_options_apply_and_timeout_ends_or_pauses(api: Api) -> None:
     asked: dict[str, Any] = {"templateID": "base", "timeout": 1800, "metadata": {"a": "b"}, "envVars": {"X": "1", "E2B_TEMPLATE_ID": "mine"}}
     told = api("POST", "/sandboxes", 201, json=asked).json()
     assert (told["templateID"], told["metadata"]) == ("base", {"a": "b"})
@@ -198,7 +198,7 @@ def test_a_new_sandbox_is_what_was_asked_for_and_its_time_ends_it_or_pauses_it(a
         api("DELETE", f"/sandboxes/{one}", 204)
 
 
-def test_the_network_is_closed_where_that_is_asked_for(api: Api) -> None:
+def test_network_can_be_closed(api: Api) -> None:
     made = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base', 'allowInternetAccess': False}).json()['sandboxID']}"
     other = f"/sandboxes/{api('POST', '/sandboxes', 201, json={'templateID': 'base'}).json()['sandboxID']}"
     asked = {"cmd": "pip", "args": ["download", "--no-deps", "-d", "/tmp/x", "six"], "timeout": 100}
@@ -267,7 +267,7 @@ def test_events_and_webhooks(api: Api) -> None:
     api("DELETE", f"/events/webhooks/{hook['id']}", 204)
 
 
-def test_a_webhook_is_made_to_wait_and_changed_and_loses_nothing(api: Api, service: TcpService) -> None:
+def test_disabled_and_updated_webhook_loses_no_event(api: Api, service: TcpService) -> None:
     Receiver.got, Receiver.paths = [("", "", b"{}")], []
 
     def killed() -> str:
@@ -309,12 +309,12 @@ def test_a_webhook_is_made_to_wait_and_changed_and_loses_nothing(api: Api, servi
     api("DELETE", f"/sandboxes/{third}", 204)
 
 
-def test_a_webhook_inside_is_refused(api: Api) -> None:
+def test_webhooks_to_private_addresses_are_refused(api: Api) -> None:
     for url in ("http://169.254.169.254/latest", "http://10.0.0.1/", "http://[::1]:8080/"):
         assert "is not a public address" in api("POST", "/events/webhooks", 400, json={"name": "x", "url": url}).json()["message"]
 
 
-def test_another_keys_sandbox_is_not_found(service: TcpService, base: str, key: str, box: str) -> None:
+def test_sandbox_of_another_key_is_not_found(service: TcpService, base: str, key: str, box: str) -> None:
     stranger = Api(base, service.key("stranger"))
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("GET", "/files"), ("GET", "/envs")):
         assert stranger(method, box + path, 404).json()["message"] == "sandbox not found"

@@ -64,7 +64,7 @@ def model(service: TcpService) -> Iterator[Model]:
     made.http.close()
 
 
-def test_a_client_is_greeted_and_told_the_tools(model: Model) -> None:
+def test_mcp_client_lists_the_tools(model: Model) -> None:
     assert (model.greeted["protocolVersion"], model.greeted["serverInfo"]["name"], "tools" in model.greeted["capabilities"]) == (
         *("2025-06-18", "sandboxapi"),
         True,
@@ -78,7 +78,7 @@ def test_a_client_is_greeted_and_told_the_tools(model: Model) -> None:
     assert model.http.get(model.url).status_code == 405  # it has nothing to say by itself
 
 
-def test_programs_are_run_once(model: Model) -> None:
+def test_tool_runs_a_program_once(model: Model) -> None:
     done = model.call("execute_code", language="python3", code="print(input() * 2)", stdin="ab")
     assert (done["status"], done["stdout"], done["exit_code"]) == ("completed", "abab\n", 0)
     batch = model.call("execute_batch", executions=[{"language": "bash", "code": f"exit {n}"} for n in (0, 3)] + [{"language": "go", "code": ""}])
@@ -90,7 +90,7 @@ def test_programs_are_run_once(model: Model) -> None:
         assert "executions" in model.failing("execute_batch", executions=executions)
 
 
-def test_a_session_keeps_what_the_calls_in_it_left(model: Model) -> None:
+def test_mcp_session_keeps_its_state(model: Model) -> None:
     session = model.call("session_create", language="python3", idle_ttl=60)
     assert session["idle_ttl"] == 60
     here = {"session_id": session["id"]}
@@ -104,7 +104,7 @@ def test_a_session_keeps_what_the_calls_in_it_left(model: Model) -> None:
     assert "There is no session" in model.failing("session_execute", code="1", **here)
 
 
-def test_a_session_of_another_key_is_not_there(model: Model, service: TcpService) -> None:
+def test_mcp_session_of_another_key_is_not_found(model: Model, service: TcpService) -> None:
     here = {"session_id": model.call("session_create", language="bash")["id"]}
     other = Model(service, service.key("other"))
     for tool, arguments in (("session_execute", {"code": "1"}), ("session_install_packages", {"packages": ["six"]}), ("session_close", {})):

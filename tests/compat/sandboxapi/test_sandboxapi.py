@@ -99,7 +99,7 @@ def think(messages: Sequence[Message]) -> Say | Call:
     return Say(f"The total revenue is {re.search(r'total: ([0-9.]+)', told)[1] if 'total:' in told else told}.")  # type: ignore[index]
 
 
-def test_the_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_path: Path) -> None:
+def test_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     changed = AGENT.replace("from sandboxapi import SandboxAPI\n", "import json\nfrom sandlot.sdk.compat.sandboxapi import SandboxAPI\n")
     assert changed != AGENT
@@ -135,7 +135,7 @@ def test_the_program_of_the_guide(service: TcpService, key: str, base_url: str, 
 # ------------------------------------------------------------------------------------------------------------------------ programs
 
 
-def test_a_program_is_run_once_and_graded(sb: SandboxAPI) -> None:
+def test_program_is_run_once_and_graded(sb: SandboxAPI) -> None:
     done = sb.execute(language="python3", code="import sys\nprint(sys.stdin.read().upper())", stdin="abc")
     assert (done.status, done.stdout, done.stderr, done.exit_code, done.language) == ("completed", "ABC\n", "", 0, "python3")
     assert done.id
@@ -148,7 +148,7 @@ def test_a_program_is_run_once_and_graded(sb: SandboxAPI) -> None:
     assert "TypeError" in failed.stderr
 
 
-def test_a_program_that_takes_too_long_or_too_much(sb: SandboxAPI) -> None:
+def test_program_limits_for_time_output_and_memory(sb: SandboxAPI) -> None:
     late = sb.execute(language="python3", code="print('early', flush=True)\nwhile True: pass", timeout=1)
     assert (late.status, late.stdout, late.exit_signal) == ("timeout", "early\n", "SIGKILL")
     assert late.stderr.endswith("killed after 1 s.\n")
@@ -173,13 +173,13 @@ for where in (("127.0.0.1", 4479), ("1.1.1.1", 53)):
 """
 
 
-def test_a_program_has_no_network(sb: SandboxAPI) -> None:
+def test_program_has_no_network(sb: SandboxAPI) -> None:
     inside, outside = sb.execute(language="python3", code=REACH).stdout.split()
     assert inside in {"none", "403"}  # what listens inside lets nothing through
     assert outside == "none"
 
 
-def test_many_programs_at_once(sb: SandboxAPI) -> None:
+def test_batch_of_programs(sb: SandboxAPI) -> None:
     asked = [{"language": "bash", "code": f"echo {n}; exit {n % 2}"} for n in range(6)]
     done = sb.execute_batch([*asked, {"language": "cobol", "code": ""}], concurrency=3)
     assert [each.stdout for each in done.results[:6]] == [f"{n}\n" for n in range(6)]
@@ -188,7 +188,7 @@ def test_many_programs_at_once(sb: SandboxAPI) -> None:
     assert (done.total, done.completed, done.failed) == (7, 3, 4)
 
 
-def test_the_languages_are_those_of_the_template(sb: SandboxAPI) -> None:
+def test_listed_languages_match_the_template(sb: SandboxAPI) -> None:
     versions = {
         "python3": "import platform; print(platform.python_version())",
         "javascript": "console.log(process.versions.node)",
@@ -209,7 +209,7 @@ def test_the_languages_are_those_of_the_template(sb: SandboxAPI) -> None:
 
 
 @pytest.mark.smoke
-def test_state_stays_between_calls_also_after_an_exception(sb: SandboxAPI, session: Session) -> None:
+def test_state_persists_after_an_exception(sb: SandboxAPI, session: Session) -> None:
     assert sb.sessions.execute(session.id, code="import math\nx = 20\nopen('note', 'w').write('kept')").stderr == ""
     failed = sb.sessions.execute(session.id, code="x += 1\nraise ValueError('no')")
     assert (failed.status, failed.exit_code) == ("runtime_error", 1)
@@ -218,7 +218,7 @@ def test_state_stays_between_calls_also_after_an_exception(sb: SandboxAPI, sessi
     assert (done.status, done.stdout, done.stderr, done.result) == ("completed", "21 kept\n", "", "42")
 
 
-def test_what_was_installed_can_be_imported_at_once(sb: SandboxAPI) -> None:
+def test_installed_package_can_be_imported_at_once(sb: SandboxAPI) -> None:
     session = sb.sessions.create(language="python3")
     before = sb.sessions.execute(session.id, code="kept = object()\nimport humanize")
     assert "ModuleNotFoundError: No module named 'humanize'" in before.stderr
@@ -236,7 +236,7 @@ def test_what_was_installed_can_be_imported_at_once(sb: SandboxAPI) -> None:
 
 
 @cases("language, first, second", [("bash", "cd /tmp; x=41", "echo $PWD $((x + 1))"), ("javascript", "let x = 41", "console.log('/tmp', x + 1)")])
-def test_other_languages_keep_their_state_as_well(sb: SandboxAPI, language: str, first: str, second: str) -> None:
+def test_other_languages_keep_their_state(sb: SandboxAPI, language: str, first: str, second: str) -> None:
     session = sb.sessions.create(language=language)
     assert sb.sessions.execute(session.id, code=first).status == "completed"
     done = sb.sessions.execute(session.id, code=second)
@@ -244,7 +244,7 @@ def test_other_languages_keep_their_state_as_well(sb: SandboxAPI, language: str,
     sb.sessions.close(session.id)
 
 
-def test_code_that_takes_too_long_is_interrupted_and_its_session_goes_on(sb: SandboxAPI, session: Session) -> None:
+def test_timeout_interrupts_code_and_keeps_the_session(sb: SandboxAPI, session: Session) -> None:
     late = sb.sessions.execute(session.id, code="here = 1\nimport time\ntime.sleep(60)", timeout=1)
     assert (late.status, late.exit_code) == ("timeout", 124)
     assert "after 1 s" in late.stderr
@@ -252,7 +252,7 @@ def test_code_that_takes_too_long_is_interrupted_and_its_session_goes_on(sb: San
 
 
 @pytest.mark.smoke
-def test_sessions_are_listed_looked_at_and_closed(sb: SandboxAPI, session: Session) -> None:
+def test_sessions_are_listed_inspected_and_closed(sb: SandboxAPI, session: Session) -> None:
     made = sb.sessions.create(language="bash", idle_ttl=60)
     assert (made.status, made.language, made.idle_ttl) == ("active", "bash", 60)
     assert [each.id for each in sb.sessions.list()][-1] == made.id
@@ -265,7 +265,7 @@ def test_sessions_are_listed_looked_at_and_closed(sb: SandboxAPI, session: Sessi
     assert sb.sessions.get(session.id).id == session.id
 
 
-def test_a_session_that_nobody_uses_is_closed(sb: SandboxAPI, forgotten: Session) -> None:
+def test_unused_session_is_closed(sb: SandboxAPI, forgotten: Session) -> None:
     assert forgotten.idle_ttl == 5
     while True:  # looking at it is no use of it
         try:
@@ -277,7 +277,7 @@ def test_a_session_that_nobody_uses_is_closed(sb: SandboxAPI, forgotten: Session
         sb.sessions.execute(forgotten.id, code="echo")
 
 
-def test_an_install_goes_to_the_manager_that_was_asked_for_and_ends_in_the_time_that_it_has(sb: SandboxAPI) -> None:
+def test_install_uses_the_given_manager_and_timeout(sb: SandboxAPI) -> None:
     session = sb.sessions.create(language="javascript")
     done = sb.sessions.install(session.id, manager="npm", packages=["left-pad"])
     assert (done.status, done.exit_code, done.manager, done.packages) == ("completed", 0, "npm", ("left-pad",)), done
@@ -289,7 +289,7 @@ def test_an_install_goes_to_the_manager_that_was_asked_for_and_ends_in_the_time_
     sb.sessions.close(session.id)
 
 
-def test_a_session_takes_no_input_and_no_other_language(sb: SandboxAPI, session: Session, key: str, base_url: str) -> None:
+def test_session_refuses_input_and_other_languages(sb: SandboxAPI, session: Session, key: str, base_url: str) -> None:
     def told(**body: str) -> httpx.Response:
         url = f"{base_url}/v1/sessions/{session.id}/execute"
         return httpx.post(url, json={"code": "print(1)", **body}, headers={"Authorization": f"Bearer {key}"}, timeout=60)
@@ -301,7 +301,7 @@ def test_a_session_takes_no_input_and_no_other_language(sb: SandboxAPI, session:
     assert sb.sessions.get(session.id).language == "python3"
 
 
-def test_callers_find_the_other_paths_and_headers(key: str, base_url: str) -> None:
+def test_alternative_paths_and_headers_work(key: str, base_url: str) -> None:
     with httpx.Client(base_url=base_url, headers={"X-RapidAPI-Key": key, "X-RapidAPI-Host": "there"}, timeout=120) as http:
         made = http.post("/v1/sessions", json={"language": "python"})
         assert made.status_code == 201

@@ -53,7 +53,7 @@ async def same(box: Sandbox, here: Here) -> AsyncGenerator[AsyncSandbox]:
 # -------------------------------------------------------------------------------------------------------------- processes
 
 
-async def test_a_process_is_found_read_and_followed(same: AsyncSandbox) -> None:
+async def test_process_is_found_read_and_followed(same: AsyncSandbox) -> None:
     script = "echo out; echo err >&2; echo end"
     started = await same.start_process("sh", ["-c", script], name="async-both")
     assert [event.line for event in await same.follow_stdout("async-both")] == ["out", "end"]
@@ -65,7 +65,7 @@ async def test_a_process_is_found_read_and_followed(same: AsyncSandbox) -> None:
     assert await status_of(same.get_process("async-nobody")) == 404
 
 
-async def test_a_process_is_signalled_started_again_and_killed(same: AsyncSandbox) -> None:
+async def test_process_is_signalled_restarted_and_killed(same: AsyncSandbox) -> None:
     async def ready() -> bool:
         return bool((await same.get_stdout("async-looper")).lines == ["ready"])
 
@@ -86,7 +86,7 @@ async def test_a_process_is_signalled_started_again_and_killed(same: AsyncSandbo
     assert not (await same.send_signal(second.pid, 15)).success
 
 
-async def test_a_terminal_is_where_its_address_says(same: AsyncSandbox, key: str) -> None:
+async def test_terminal_is_reached_at_its_address(same: AsyncSandbox, key: str) -> None:
     made = (await same.create_pty_session("sh", ["-c", "read word; echo got-$word; exit 3"])).value
     address = same.pty_ws_url(made["session_id"], made["token"])
     headers = [f"Authorization: Bearer {key}", f"X-PTY-Token: {made['token']}"]
@@ -101,7 +101,7 @@ async def test_a_terminal_is_where_its_address_says(same: AsyncSandbox, key: str
 # ----------------------------------------------------------------------------------------------------- files and tunnels
 
 
-async def test_files_are_sent_listed_and_deleted(same: AsyncSandbox, tmp_path: Path) -> None:
+async def test_files_are_uploaded_listed_and_deleted(same: AsyncSandbox, tmp_path: Path) -> None:
     content = os.urandom(2 * MIB)
     local = tmp_path / "local.bin"
     local.write_bytes(content)
@@ -116,7 +116,7 @@ async def test_files_are_sent_listed_and_deleted(same: AsyncSandbox, tmp_path: P
     assert (await same.run("ls", ["/workspace/async"])).stdout == "small"
 
 
-async def test_a_port_inside_is_reached_through_a_tunnel(same: AsyncSandbox) -> None:
+async def test_port_is_reached_through_a_tunnel(same: AsyncSandbox) -> None:
     async def listens() -> bool:
         return ":1F7C" in (await same.run("cat", ["/proc/net/tcp"])).stdout
 
@@ -137,7 +137,7 @@ async def test_a_port_inside_is_reached_through_a_tunnel(same: AsyncSandbox) -> 
         await same.create_tunnel(0)
 
 
-async def test_a_sandbox_says_how_it_is_and_what_ran_in_it(same: AsyncSandbox, box: Sandbox) -> None:
+async def test_health_info_and_logs_are_read(same: AsyncSandbox, box: Sandbox) -> None:
     assert (await same.health()).healthy
     await same.run("sh", ["-c", "echo said-async"])
     told = await same.daemon_info()
@@ -151,7 +151,7 @@ async def test_a_sandbox_says_how_it_is_and_what_ran_in_it(same: AsyncSandbox, b
 # -------------------------------------------------------------------------------------------------------------- sandboxes
 
 
-async def test_a_name_is_made_come_back_to_and_woken(here: Here) -> None:
+async def test_named_sandbox_is_reconnected_and_woken(here: Here) -> None:
     box = await AsyncSandbox.get_or_create("async-worker", memory_mb=256, timeout_secs=300, **here)
     try:
         assert box.bind_outcome == "created"
@@ -174,7 +174,7 @@ async def test_a_name_is_made_come_back_to_and_woken(here: Here) -> None:
         await AsyncSandbox.connect("async-worker", **here)
 
 
-async def test_a_client_makes_lists_changes_and_ends_sandboxes(client_there: AsyncSandboxClient, service: TcpService) -> None:
+async def test_client_creates_lists_updates_and_deletes_sandboxes(client_there: AsyncSandboxClient, service: TcpService) -> None:
     client = client_there
     pending = await client.create(memory_mb=256, wait=False)
     id_ = pending.sandbox_id
@@ -201,7 +201,7 @@ async def test_a_client_makes_lists_changes_and_ends_sandboxes(client_there: Asy
     assert await status_of(client.list_archived(direction="backward")) == 400
 
 
-async def test_snapshots_are_taken_waited_for_listed_and_started_from(client_there: AsyncSandboxClient) -> None:
+async def test_snapshots_are_created_awaited_listed_and_restored(client_there: AsyncSandboxClient) -> None:
     client = client_there
     async with await client.create_and_connect(memory_mb=256) as box:
         await box.run("sh", ["-c", "echo kept > state"])
@@ -219,7 +219,7 @@ async def test_snapshots_are_taken_waited_for_listed_and_started_from(client_the
         assert await status_of(client.get_snapshot(id_)) == 404
 
 
-async def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client_there: AsyncSandboxClient, service: TcpService) -> None:
+async def test_pool_is_created_inspected_updated_claimed_and_deleted(client_there: AsyncSandboxClient, service: TcpService) -> None:
     client = client_there
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 208}
     pool = (await client.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=1)).pool_id
@@ -249,7 +249,7 @@ async def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client_th
 # ---------------------------------------------------------------------------------------------------------------- clients
 
 
-async def test_a_client_is_made_for_this_machine_or_for_a_service(url: str, key: str) -> None:
+async def test_client_is_created_for_localhost_or_a_service(url: str, key: str) -> None:
     program = f"""
 import asyncio, os
 from tensorlake.sandbox import AsyncSandboxClient

@@ -65,13 +65,13 @@ while True:
 
 
 @cases("its", [Sandbox, SandboxClient])
-def test_each_method_of_its_classes_is_called_by_a_test(its: type) -> None:
+def test_every_client_method_is_called_by_a_test(its: type) -> None:
     said = "\n".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.py"))
     assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"\.{name}\b", said)] == []
 
 
 @cases("its, receiver", [(AsyncSandbox, r"(?<!client)(?<!AsyncSandboxClient)"), (AsyncSandboxClient, "(?:client|AsyncSandboxClient)")])
-def test_each_method_of_its_asynchronous_classes_is_called_by_an_asynchronous_test(its: type, receiver: str) -> None:
+def test_every_async_client_method_is_called_by_an_async_test(its: type, receiver: str) -> None:
     """Both classes have methods of the same names: in those tests the client is called ``client``, and nothing else is."""
     sources = [path.read_text(encoding="utf-8") for path in HERE.glob("*.py")]
     tests = [(source, node) for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AsyncFunctionDef)]
@@ -79,7 +79,7 @@ def test_each_method_of_its_asynchronous_classes_is_called_by_an_asynchronous_te
     assert [name for name in vars(its) if not name.startswith("_") and not re.search(rf"{receiver}\.{name}\b", said)] == []
 
 
-def test_a_sandbox_is_asked_by_itself(url: str, key: str, service: TcpService) -> None:
+def test_sandbox_methods_work_without_a_client(url: str, key: str, service: TcpService) -> None:
     here = {"api_url": url, "api_key": key}
     box = Sandbox.create(memory_mb=256, timeout_secs=300, **here)
     ids = [box.sandbox_id]
@@ -109,7 +109,7 @@ def test_a_sandbox_is_asked_by_itself(url: str, key: str, service: TcpService) -
         Sandbox.connect("by-itself", **here)
 
 
-def test_a_checkpoint_is_a_snapshot_of_the_sandbox_that_takes_it(client: SandboxClient, url: str, key: str) -> None:
+def test_checkpoint_is_a_snapshot_of_its_sandbox(client: SandboxClient, url: str, key: str) -> None:
     here = {"api_url": url, "api_key": key}
     with client.create_and_connect(memory_mb=256) as box:
         box.run("sh", ["-c", "echo kept > state"])
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_a_snapshot_of_the_sandbox_that_takes_it(client: Sandbox
             Sandbox.get_snapshot(id_, **here)
 
 
-def test_ports_are_not_published_and_are_told_so(client: SandboxClient, box: Sandbox) -> None:
+def test_publishing_ports_is_refused(client: SandboxClient, box: Sandbox) -> None:
     access = client.get_port_access(box.sandbox_id)
     assert (access.exposed_ports, access.allow_unauthenticated_access, access.sandbox_url) == ([], False, box.info().sandbox_url)
     with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
@@ -136,14 +136,14 @@ def test_ports_are_not_published_and_are_told_so(client: SandboxClient, box: San
     assert client.unexpose_ports(box.sandbox_id, [8080]).exposed_ports == []
 
 
-def test_a_terminal_is_made_first_and_looked_at_later(box: Sandbox) -> None:
+def test_terminal_is_created_and_listed(box: Sandbox) -> None:
     made = box.create_pty_session("sh", ["-c", "read word; exit $word"], rows=10, cols=40).value
     pty = box.connect_pty(made["session_id"], made["token"])
     pty.send_input("6\n")
     assert pty.wait(20) == 6
 
 
-def test_a_desktop_is_seen_and_touched_where_a_program_serves_one(box: Sandbox) -> None:
+def test_desktop_of_a_program_is_seen_and_controlled(box: Sandbox) -> None:
     with pytest.raises(SandboxError):
         box.connect_desktop(connect_timeout=1)
     server = box.start_process("python", ["-c", DESKTOP])
@@ -157,7 +157,7 @@ def test_a_desktop_is_seen_and_touched_where_a_program_serves_one(box: Sandbox) 
         until_so(lambda: "key 97" in box.get_stdout(server.pid).lines)
 
 
-def test_a_client_is_made_for_this_machine_or_for_a_service(url: str, key: str) -> None:
+def test_client_is_created_for_localhost_or_a_service(url: str, key: str) -> None:
     program = f"""
 from tensorlake.sandbox import SandboxClient
 for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cloud(api_url={url!r}):
@@ -171,14 +171,14 @@ for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cl
         assert status(lambda: SandboxClient.for_localhost(api_url=url).list()) == 401
 
 
-def test_a_sandbox_that_nobody_waited_for_is_looked_at_until_it_is_ready(client: SandboxClient) -> None:
+def test_create_without_waiting_is_polled_until_ready(client: SandboxClient) -> None:
     pending = client.create(memory_mb=256, wait=False)
     assert pending.status().status in {SandboxStatus.PENDING, SandboxStatus.RUNNING}
     with pending.ready(timeout=60) as box:
         assert (box.sandbox_id, box.run("echo", ["up"]).stdout) == (pending.sandbox_id, "up")
 
 
-def test_an_older_client_starts_asks_again_and_again_and_reads(box: Sandbox, service: TcpService, key: str) -> None:
+def test_polling_calls_of_older_clients_are_served(box: Sandbox, service: TcpService, key: str) -> None:
     """What version 0.4 does to run a command."""
     inside = f"{service.url}/tensorlake/sbx/{box.sandbox_id}/api/v1/processes"
     with httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
@@ -189,7 +189,7 @@ def test_an_older_client_starts_asks_again_and_again_and_reads(box: Sandbox, ser
         assert [sorted(each["lines"]) for each in read] == [["out"], ["err"], ["err", "out"]]
 
 
-async def test_asyncio_has_the_same(url: str, key: str) -> None:
+async def test_async_classes_do_the_same(url: str, key: str) -> None:
     with pytest.deprecated_call():
         client = AsyncSandboxClient(api_url=url, api_key=key)
     async with client:

@@ -58,7 +58,7 @@ def inside(box: Sandbox) -> str:
         ({"file_systems": [FileSystemMount(**MOUNT, read_only=True, snapshot_id="s")]}, "snapshot_id"),
     ],
 )
-def test_what_nothing_would_come_of_is_refused_by_its_name(client: SandboxClient, asked: Mapping[str, Any], field: str) -> None:
+def test_unsupported_options_are_refused_by_name(client: SandboxClient, asked: Mapping[str, Any], field: str) -> None:
     before = len(list(client.list()))
     with pytest.raises(RemoteAPIError, match=f"{field}.* is not possible here") as told:
         client.create(**asked)
@@ -66,12 +66,12 @@ def test_what_nothing_would_come_of_is_refused_by_its_name(client: SandboxClient
     assert len(list(client.list())) == before
 
 
-def test_what_says_what_is_so_anyway_passes(client: SandboxClient) -> None:
+def test_neutral_values_of_unsupported_options_are_accepted(client: SandboxClient) -> None:
     made = client.create(memory_mb=256, exposed_ports=[], allow_unauthenticated_access=False, max_pending_secs=0)
     client.delete(made.sandbox_id)
 
 
-def test_what_a_sandbox_is_not_is_not_made_of_one_that_runs_either(client: SandboxClient, box: Sandbox) -> None:
+def test_unsupported_updates_are_refused(client: SandboxClient, box: Sandbox) -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"allow_unauthenticated_access": True}, "allow_unauthenticated_access"),
         ({"exposed_ports": [80]}, "exposed_ports"),
@@ -86,7 +86,7 @@ def test_what_a_sandbox_is_not_is_not_made_of_one_that_runs_either(client: Sandb
     assert (same.network_policy, same.exposed_ports) == (None, [])
 
 
-def test_a_sandbox_that_is_made_without_auto_resume_is_not_woken_by_a_request(client: SandboxClient) -> None:
+def test_sandbox_without_auto_resume_is_not_woken_by_a_request(client: SandboxClient) -> None:
     for auto_resume in (None, False):
         with client.create_and_connect(memory_mb=256, name="sleeper", auto_resume=auto_resume) as box:
             client.suspend("sleeper")
@@ -97,13 +97,13 @@ def test_a_sandbox_that_is_made_without_auto_resume_is_not_woken_by_a_request(cl
                 assert client.get("sleeper").status == SandboxStatus.SUSPENDED
 
 
-def test_an_image_is_what_is_in_a_sandbox(client: SandboxClient) -> None:
+def test_image_determines_the_template(client: SandboxClient) -> None:
     for image, has in ((None, "there"), ("base", "")):
         with client.create_and_connect(memory_mb=512, image=image) as box:
             assert box.run("python", ["-c", "import numpy; print('there')"]).stdout == has
 
 
-def test_cpus_are_what_it_may_use(client: SandboxClient, service: TcpService) -> None:
+def test_cpu_limit_is_enforced(client: SandboxClient, service: TcpService) -> None:
     with client.create_and_connect(memory_mb=256, cpus=0.25) as box:
         spinning = box.start_process("python", ["-c", SPINS])
 
@@ -120,21 +120,21 @@ def test_cpus_are_what_it_may_use(client: SandboxClient, service: TcpService) ->
         box.kill_process(spinning.pid)
 
 
-def test_resources_that_are_changed_are_there_at_once(client: SandboxClient) -> None:
+def test_updated_resources_apply_at_once(client: SandboxClient) -> None:
     with client.create_and_connect(memory_mb=128) as box:
         client.update_sandbox(box.sandbox_id, memory_mb=512)
         assert box.run("python", ["-c", "x = b'x' * (256 << 20); print(len(x) >> 20)"]).stdout == "256"
         assert status(lambda: client.update_sandbox(box.sandbox_id, disk_mb=6144)) == 501
 
 
-def test_who_does_not_want_to_wait_is_told_that_it_was_only_accepted(http: httpx.Client) -> None:
+def test_request_without_waiting_responds_accepted(http: httpx.Client) -> None:
     for wait, told in (({}, 200), ({"wait": True}, 200), ({"wait": False}, 202)):
         made = http.post(f"{NAMED}/sandboxes", json={"image": "base", "resources": {"memory_mb": 256}, **wait})
         assert (made.status_code, made.json()["status"]) == (told, "running")
         assert http.delete(f"{NAMED}/sandboxes/{made.json()['sandbox_id']}").status_code == 204
 
 
-def test_who_waits_for_a_rest_no_longer_is_told_so_and_the_rest_goes_on(client: SandboxClient, http: httpx.Client) -> None:
+def test_suspend_continues_after_its_wait_timeout(client: SandboxClient, http: httpx.Client) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         id_ = box.sandbox_id
         with pytest.raises(SandboxError, match="did not suspend within 0s"):
@@ -147,7 +147,7 @@ def test_who_waits_for_a_rest_no_longer_is_told_so_and_the_rest_goes_on(client: 
             assert http.post(f"{NAMED}/sandboxes/{id_}/suspend", params={"wait_ms": word}).status_code == 400
 
 
-def test_of_what_has_ended_a_page_is_as_long_as_it_is_asked_for_and_the_next_one_follows(client: SandboxClient) -> None:
+def test_archived_sandboxes_are_listed_in_pages(client: SandboxClient) -> None:
     ids = [client.create(image="base", memory_mb=256).sandbox_id for _ in range(3)]
     for id_ in ids:
         client.delete(id_)
@@ -165,7 +165,7 @@ def test_of_what_has_ended_a_page_is_as_long_as_it_is_asked_for_and_the_next_one
     assert status(lambda: client.list_archived(limit=0)) == 400
 
 
-def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
+def test_logs_contain_the_output_of_processes(client: SandboxClient) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         box.run("sh", ["-c", "echo one; echo two; echo bad >&2"])
         assert [line.body for line in client.get_logs(box.sandbox_id).logs] == ["one", "two", "bad"]
@@ -184,7 +184,7 @@ def test_what_ran_is_in_the_logs(client: SandboxClient) -> None:
 # ------------------------------------------------------------------------------------------------------------------ pools
 
 
-def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(client: SandboxClient, box: Sandbox) -> None:
+def test_pool_options_hold_inside_claimed_sandboxes(client: SandboxClient, box: Sandbox) -> None:
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 208, "disk_mb": 48}
     with pytest.raises(RemoteAPIError, match="entrypoint is not possible here"):
         client.create_pool(**asked, entrypoint=["sleep"])
@@ -206,7 +206,7 @@ def test_what_is_said_of_a_pool_is_so_inside_of_what_is_claimed_of_it(client: Sa
         client.delete_pool(pool)
 
 
-def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(client: SandboxClient, http: httpx.Client) -> None:
+def test_claim_can_mount_file_systems(client: SandboxClient, http: httpx.Client) -> None:
     pool = client.create_pool(image="base", memory_mb=216, warm_containers=0).pool_id
     assert http.post("/v1/volumes", json={"name": "claimed", "size_bytes": 64 * MIB}).status_code == 201
     claimed = client.claim(pool, file_systems=[FileSystemMount(file_system_id="claimed", mount_path="/mnt/here")]).sandbox_id
@@ -231,13 +231,13 @@ def test_what_is_claimed_gets_the_file_systems_that_are_asked_for(client: Sandbo
         ({"stderr_mode": OutputMode.DISCARD}, "stderr_mode"),
     ],
 )
-def test_what_nobody_does_for_a_process_is_refused_by_its_name(box: Sandbox, asked: Mapping[str, Any], field: str) -> None:
+def test_unsupported_process_options_are_refused_by_name(box: Sandbox, asked: Mapping[str, Any], field: str) -> None:
     with pytest.raises(RemoteAPIError, match=f"{field}.* is not possible here") as told:
         box.start_process("true", **asked)
     assert told.value.status_code == 400
 
 
-def test_a_process_is_its_users_and_is_fed_where_that_was_asked_for(box: Sandbox) -> None:
+def test_process_has_its_user_and_stdin_only_on_request(box: Sandbox) -> None:
     for user, name in ((None, "user"), ("root", "root")):
         process = box.start_process("id", ["-un"], user=user, stdout_mode=OutputMode.CAPTURE, stderr_mode=OutputMode.CAPTURE)
         assert [event.line for event in box.follow_output(process.pid)] == [name]
@@ -246,13 +246,13 @@ def test_a_process_is_its_users_and_is_fed_where_that_was_asked_for(box: Sandbox
     assert status(lambda: box.write_stdin(unfed.pid, b"x")) == 409
 
 
-def test_the_timeout_of_a_desktops_question_is_one(box: Sandbox, http: httpx.Client) -> None:
+def test_timeout_of_desktop_requests_is_accepted(box: Sandbox, http: httpx.Client) -> None:
     late = {"command": "sleep", "args": ["60"], "timeout_secs": 0.5}
     assert '"timed_out"' in http.post(f"{inside(box)}/processes/run", json=late).text
     assert http.post(f"{inside(box)}/processes/run", json={**late, "timeout": 0.5}).status_code == 400
 
 
-def test_a_terminal_is_its_users_and_its_token_opens_it(box: Sandbox, http: httpx.Client) -> None:
+def test_terminal_has_its_user_and_opens_with_its_token(box: Sandbox, http: httpx.Client) -> None:
     made = http.post(f"{inside(box)}/pty", json={"command": "sh", "args": ["-c", "id -un; cat"], "user": "root"}).json()
     address = box.pty_ws_url(made["session_id"], made["token"])
     for query, headers in (("", [f"X-PTY-Token: {made['token']}"]), (f"?token={made['token']}", [])):
@@ -270,7 +270,7 @@ def test_a_terminal_is_its_users_and_its_token_opens_it(box: Sandbox, http: http
     assert http.delete(f"{inside(box)}/pty/{made['session_id']}").status_code == 204
 
 
-def test_a_header_names_the_sandbox_where_its_client_keeps_no_path(box: Sandbox, http: httpx.Client) -> None:
+def test_header_names_the_sandbox_at_root_paths(box: Sandbox, http: httpx.Client) -> None:
     told = http.post("/api/v1/processes/run", json={"command": "hostname"}, headers={"X-Tensorlake-Sandbox-Id": box.sandbox_id})
     assert f'"line":"{box.sandbox_id}"' in told.text.replace(": ", ":")
     assert http.get("/api/v1/info").status_code == 400

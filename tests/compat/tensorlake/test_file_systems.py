@@ -42,7 +42,7 @@ def test_volumes_are_file_systems(client: SandboxClient, service: TcpService, ke
         assert http.delete("/v1/volumes/shelf").status_code == 204
 
 
-def test_one_is_put_into_a_sandbox_that_runs_and_taken_out(client: SandboxClient, shelf: str) -> None:
+def test_file_system_is_attached_to_and_detached_from_a_running_sandbox(client: SandboxClient, shelf: str) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         told = box.attach_file_system(shelf, "/mnt/shelf")
         assert [(each.file_system_id, each.mount_path, each.read_only) for each in told.file_systems] == [(shelf, "/mnt/shelf", False)]
@@ -56,7 +56,7 @@ def test_one_is_put_into_a_sandbox_that_runs_and_taken_out(client: SandboxClient
         assert (done.stdout, done.exit_code != 0) == ("kept", True)
 
 
-def test_one_that_is_in_use_is_not_taken_out(client: SandboxClient, shelf: str) -> None:
+def test_file_system_in_use_is_not_detached(client: SandboxClient, shelf: str) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         box.attach_file_system(shelf, "/mnt/shelf")
         box.attach_file_system(shelf, "/mnt/shelf")
@@ -68,13 +68,13 @@ def test_one_that_is_in_use_is_not_taken_out(client: SandboxClient, shelf: str) 
 
 
 @cases("field", [{"prefetch": True}, {"owner": "root"}, {"read_only": True, "snapshot_id": "s"}])
-def test_what_nothing_would_come_of_is_refused(client: SandboxClient, shelf: str, field: dict[str, object]) -> None:
+def test_unsupported_mount_options_are_refused(client: SandboxClient, shelf: str, field: dict[str, object]) -> None:
     with client.create_and_connect(memory_mb=256) as box:
         assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/shelf", **field)) == 400
         assert box.list_file_systems() == []
 
 
-def test_what_is_not_there_and_what_is_somebody_elses_is_not_found(client: SandboxClient, stranger: SandboxClient, shelf: str) -> None:
+def test_missing_and_foreign_file_systems_are_not_found(client: SandboxClient, stranger: SandboxClient, shelf: str) -> None:
     with client.create_and_connect(memory_mb=256) as box, stranger.create_and_connect(memory_mb=256) as theirs:
         works: tuple[Callable[[], object], ...] = (
             lambda: client.attach_file_system(box.sandbox_id, "nowhere", "/mnt/x"),
@@ -88,7 +88,7 @@ def test_what_is_not_there_and_what_is_somebody_elses_is_not_found(client: Sandb
                 work()
 
 
-def test_from_another_host_it_is_the_same(client: SandboxClient, url: str, key: str, shelf: str) -> None:
+def test_file_systems_work_from_another_host(client: SandboxClient, url: str, key: str, shelf: str) -> None:
     with client.create_and_connect(memory_mb=256) as box, httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
         place = f"{url}/sandboxes/{box.sandbox_id}/file_systems"
         put = http.post(place, json={"file_system_id": shelf, "mount_path": "/mnt/shelf"})
@@ -98,7 +98,7 @@ def test_from_another_host_it_is_the_same(client: SandboxClient, url: str, key: 
         assert (taken.status_code, taken.json()["file_systems"]) == (200, [])
 
 
-async def test_the_asynchronous_classes_do_the_same(url: str, key: str, shelf: str) -> None:
+async def test_async_classes_handle_file_systems(url: str, key: str, shelf: str) -> None:
     with pytest.deprecated_call():
         client = AsyncSandboxClient(api_url=url, api_key=key)
     async with client, await client.create_and_connect(memory_mb=256) as box:

@@ -50,7 +50,7 @@ def given_up(service: TcpService, its: httpx.Client, path: str, body: Mapping[st
     raise AssertionError("it was made too quickly, each time")
 
 
-def test_a_create_that_is_given_up_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
+def test_aborted_create_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
     asked = {"resources": RESOURCES, "name": "given-up"}
     given_up(service, its, SANDBOXES, asked, NONE)
     settle(lambda: listed(its), NONE)
@@ -59,7 +59,7 @@ def test_a_create_that_is_given_up_leaves_no_sandbox(service: TcpService, its: h
     assert its.delete(f"{SANDBOXES}/{made.json()['sandbox_id']}").status_code < 300
 
 
-def test_a_claim_that_is_given_up_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
+def test_aborted_claim_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
     pools = SANDBOXES.replace("sandboxes", "sandbox-pools")
     pool = its.post(pools, json={"image": "base", "resources": RESOURCES, "warm_containers": 0}).json()["pool_id"]
     given_up(service, its, f"{pools}/{pool}/sandboxes", {}, NONE)
@@ -67,7 +67,7 @@ def test_a_claim_that_is_given_up_leaves_no_sandbox(service: TcpService, its: ht
     assert its.delete(f"{pools}/{pool}").status_code < 300
 
 
-def test_a_copy_that_is_given_up_leaves_its_parent_alone_and_running(service: TcpService, its: httpx.Client) -> None:
+def test_aborted_copy_leaves_only_its_running_parent(service: TcpService, its: httpx.Client) -> None:
     parent = its.post(SANDBOXES, json={"resources": RESOURCES}).json()["sandbox_id"]
     given_up(service, its, f"{SANDBOXES}/{parent}/copy?times=2", {}, [parent])
     settle(lambda: listed(its), [parent])
@@ -76,7 +76,7 @@ def test_a_copy_that_is_given_up_leaves_its_parent_alone_and_running(service: Tc
     assert its.delete(f"{SANDBOXES}/{parent}").status_code < 300
 
 
-def test_a_start_from_a_snapshot_that_is_given_up_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
+def test_aborted_restore_leaves_no_sandbox(service: TcpService, its: httpx.Client) -> None:
     parent = its.post(SANDBOXES, json={"resources": RESOURCES}).json()["sandbox_id"]
     taken = its.post(f"{SANDBOXES}/{parent}/snapshot", json={"snapshot_type": "filesystem"}).json()["snapshot_id"]
     assert its.delete(f"{SANDBOXES}/{parent}").status_code < 300

@@ -59,12 +59,12 @@ def run(tmp_path: Path, program: str, url: str, key: str, env: Mapping[str, str]
     return done.stdout
 
 
-def test_claude_uses_the_tool(tmp_path: Path, url: str, key: str) -> None:
+def test_claude_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
     text = run(tmp_path, f"{programs.CLAUDE}\nprint('ANSWER', run_agent('...'))", url, key, anthropic=ANTHROPIC)
     assert text.partition("ANSWER ")[2].strip() == f"18 15.5|{SEEN}"
 
 
-def test_openai_uses_the_tool(tmp_path: Path, url: str, key: str) -> None:
+def test_openai_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
     def think(messages: Sequence[Message]) -> Say | Call:
         told = [message["content"] for message in messages if message["role"] == "tool"]
         return Say("|".join(told)) if len(told) == 2 else Call("run_code", {"code": [STATISTICS, AGAIN][len(told)]})
@@ -75,11 +75,11 @@ def test_openai_uses_the_tool(tmp_path: Path, url: str, key: str) -> None:
     assert text.partition("ANSWER ")[2].strip() == f"18 15.5|{SEEN}"
 
 
-def test_the_agents_sdk_uses_the_tool(tmp_path: Path, url: str, key: str) -> None:
+def test_agents_sdk_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
     assert run(tmp_path, programs.AGENTS, url, key, agents=AGENTS).strip() == "0.2619"
 
 
-def test_a_sandbox_for_every_call_ends_with_it(client: SandboxClient) -> None:
+def test_sandbox_per_call_ends_with_the_call(client: SandboxClient) -> None:
     names = {"tl_client": client}
     exec(programs.NOT_ONE_PER_CALL, names)  # noqa: S102 - that is the test
     before = {each.sandbox_id for each in client.list()}
@@ -87,7 +87,7 @@ def test_a_sandbox_for_every_call_ends_with_it(client: SandboxClient) -> None:
     assert {each.sandbox_id for each in client.list()} == before
 
 
-def test_what_was_installed_is_in_what_starts_from_the_snapshot_and_what_is_needed_is_installed_on_demand(client: SandboxClient) -> None:
+def test_snapshot_contains_installed_packages_and_more_can_be_installed(client: SandboxClient) -> None:
     names: dict[str, object] = {"tl_client": client}
     exec(programs.SNAPSHOT, names)  # noqa: S102
     first, box = names["setup_sandbox"], names["sandbox"]
@@ -102,7 +102,7 @@ def test_what_was_installed_is_in_what_starts_from_the_snapshot_and_what_is_need
         client.delete_snapshot(names["snapshot"].snapshot_id)  # type: ignore[attr-defined]
 
 
-def test_a_sandbox_is_claimed_of_a_pool(client: SandboxClient) -> None:
+def test_sandbox_is_claimed_from_a_pool(client: SandboxClient) -> None:
     names: dict[str, object] = {"tl_client": client}
     exec(programs.POOL.replace("warm_containers=3", "warm_containers=1"), names)  # noqa: S102
     box, pool = names["sandbox"], names["pool"]
@@ -114,7 +114,7 @@ def test_a_sandbox_is_claimed_of_a_pool(client: SandboxClient) -> None:
         client.delete_pool(pool.pool_id)  # type: ignore[attr-defined]
 
 
-def test_a_locked_sandbox_reaches_nothing_not_even_the_ports_of_its_host(client: SandboxClient, service: TcpService) -> None:
+def test_locked_sandbox_reaches_neither_internet_nor_host_ports(client: SandboxClient, service: TcpService) -> None:
     names: dict[str, object] = {"tl_client": client}
     exec(programs.LOCKED, names)  # noqa: S102
     box = names["sandbox"]

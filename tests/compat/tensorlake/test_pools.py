@@ -10,7 +10,7 @@ from tests.compat.tensorlake.asking import status, until_so
 from tests.support.tcpservice import TcpService
 
 
-def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client: SandboxClient, service: TcpService) -> None:
+def test_pool_is_created_inspected_updated_claimed_and_deleted(client: SandboxClient, service: TcpService) -> None:
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 192}
     locked = NetworkConfig(allow_internet_access=False)
     pool = client.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=2, network=locked).pool_id
@@ -42,9 +42,7 @@ def test_a_pool_is_made_looked_at_changed_claimed_of_and_removed(client: Sandbox
     assert status(lambda: client.claim(pool)) == 404
 
 
-def test_a_pool_is_ones_own_and_one_of_the_nodes_is_claimed_of_by_whoever_knows_it(
-    operator: SandboxClient, client: SandboxClient, stranger: SandboxClient
-) -> None:
+def test_pools_are_private_and_shared_pools_can_be_claimed_by_id(operator: SandboxClient, client: SandboxClient, stranger: SandboxClient) -> None:
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 224, "warm_containers": 0}
     nodes, own, other = (each.create_pool(**asked).pool_id for each in (operator, client, stranger))
     assert len({nodes, own, other}) == 3

@@ -39,7 +39,7 @@ from tests.support.tcpservice import TcpService
 
 
 @pytest.mark.smoke
-def test_a_command_is_run_to_its_end(box: Sandbox) -> None:
+def test_command_runs_to_its_end(box: Sandbox) -> None:
     done = box.run("sh", ["-c", "echo out; echo; echo err >&2; printf end; exit 3"])
     assert (done.exit_code, done.stdout, done.stderr, done.reason) == (3, "out\n\nend", "err", CommandExitReason.EXITED)
     where = box.run("sh", ["-c", "echo $PWD $A; id -un"], env={"A": "b c"}, working_dir="/tmp", user="root")
@@ -50,7 +50,7 @@ def test_a_command_is_run_to_its_end(box: Sandbox) -> None:
     assert (len(long.stdout), long.stdout[-2:]) == (3_000_002, "\n\u00e9")
 
 
-def test_a_command_that_does_not_end_by_itself_says_how_it_did(box: Sandbox) -> None:
+def test_signalled_and_timed_out_commands_report_their_end(box: Sandbox) -> None:
     killed = box.run("sh", ["-c", "kill -9 $$"])
     assert (killed.exit_code, killed.reason) == (-9, CommandExitReason.SIGNALED)
     late = box.run("sh", ["-c", "echo before; sleep 60"], timeout=0.5)
@@ -60,7 +60,7 @@ def test_a_command_that_does_not_end_by_itself_says_how_it_did(box: Sandbox) -> 
     assert status(lambda: box.run("true", working_dir="relative")) == 400
 
 
-def test_a_process_is_started_found_fed_and_followed(box: Sandbox) -> None:
+def test_process_is_started_found_fed_and_followed(box: Sandbox) -> None:
     began = datetime.now(UTC)
     cat = box.start_process("cat", ["-"], stdin_mode=StdinMode.PIPE, name="kitty", env={"A": "1"})
     assert (cat.command, cat.args, cat.status.value, cat.stdin_writable, cat.managed.name) == ("cat", ["-"], "running", True, "kitty")
@@ -80,7 +80,7 @@ def test_a_process_is_started_found_fed_and_followed(box: Sandbox) -> None:
     assert status(lambda: box.get_process("nobody")) == status(lambda: box.get_process(99999)) == 404
 
 
-def test_a_process_is_signalled_killed_and_started_again(box: Sandbox) -> None:
+def test_process_is_signalled_killed_and_restarted(box: Sandbox) -> None:
     script = "trap 'echo term; exit 7' TERM; echo $A; pwd; while :; do sleep 0.05; done"
     first = box.start_process("sh", ["-c", script], env={"A": "again"}, working_dir="/tmp", name="looper")
     until_so(lambda: box.get_stdout("looper").lines == ["again", "/tmp"])
@@ -98,13 +98,13 @@ def test_a_process_is_signalled_killed_and_started_again(box: Sandbox) -> None:
     assert not box.send_signal(third.pid, 15).success
 
 
-def test_what_a_process_cannot_be_is_refused(box: Sandbox) -> None:
+def test_invalid_process_requests_are_refused(box: Sandbox) -> None:
     assert status(lambda: box.start_process("true", restart={"policy": "always"})) == 400
     assert status(lambda: box.start_process("true", health_check={"type": "tcp", "port": 80})) == 400
     assert status(lambda: box.start_process("true", stdout_mode="discard")) == 400
 
 
-def test_a_terminal_is_typed_on_resized_left_and_come_back_to(box: Sandbox) -> None:
+def test_terminal_takes_input_is_resized_and_reconnected(box: Sandbox) -> None:
     shown: list[bytes] = []
     pty = box.create_pty("bash", ["--norc"], env={"PS1": "$ "}, working_dir="/tmp", rows=20, cols=70, on_data=shown.append)
     pty.send_input("stty size; pwd\n")
@@ -125,7 +125,7 @@ def test_a_terminal_is_typed_on_resized_left_and_come_back_to(box: Sandbox) -> N
         box.connect_pty("0" * 32, pty.token)
 
 
-def test_who_asks_for_a_terminal_that_is_not_there_is_told_before_the_upgrade(box: Sandbox, key: str) -> None:
+def test_missing_terminal_is_refused_before_the_upgrade(box: Sandbox, key: str) -> None:
     address = f"{box.info().sandbox_url}/api/v1/pty/x/ws"
     with pytest.raises(websocket.WebSocketBadStatusException) as refused:
         websocket.create_connection(address.replace("http", "ws", 1), header=[f"Authorization: Bearer {key}"])
@@ -137,7 +137,7 @@ def test_who_asks_for_a_terminal_that_is_not_there_is_told_before_the_upgrade(bo
 
 
 @pytest.mark.smoke
-def test_files_go_in_and_out(box: Sandbox, tmp_path: Path) -> None:
+def test_files_are_written_and_read(box: Sandbox, tmp_path: Path) -> None:
     content = os.urandom(3 * MIB)
     box.write_file("/workspace/deep/er/a.bin", content)
     assert bytes(box.read_file("/workspace/deep/er/a.bin").value) == content
@@ -157,7 +157,7 @@ def test_files_go_in_and_out(box: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_a_sandbox_says_how_it_is(box: Sandbox) -> None:
+def test_health_and_info_are_reported(box: Sandbox) -> None:
     assert box.health().healthy
     box.run("true")
     told = box.daemon_info()
@@ -168,7 +168,7 @@ def test_a_sandbox_says_how_it_is(box: Sandbox) -> None:
 # -------------------------------------------------------------------------------------------------------------- sandboxes
 
 
-def test_a_sandbox_is_told_with_all_that_was_asked_for(client: SandboxClient, service: TcpService) -> None:
+def test_sandbox_response_has_all_requested_options(client: SandboxClient, service: TcpService) -> None:
     made = client.create(image="tensorlake/ubuntu-minimal", cpus=0.5, memory_mb=300, disk_mb=64, timeout_secs=77, auto_resume=False)
     try:
         told = client.get(made.sandbox_id)
@@ -191,13 +191,13 @@ def test_a_sandbox_is_told_with_all_that_was_asked_for(client: SandboxClient, se
     "asked",
     [{"image": "no-such-image"}, {"memory_mb": 1}, {"timeout_secs": 8 * 24 * 3600}, {"name": "no name"}],
 )
-def test_what_cannot_be_kept_is_refused_with_the_reason(client: SandboxClient, asked: dict[str, object]) -> None:
+def test_unsupported_requests_are_refused_with_the_reason(client: SandboxClient, asked: dict[str, object]) -> None:
     before = len(list(client.list()))
     assert status(lambda: client.create(**asked)) == 400
     assert len(list(client.list())) == before
 
 
-def test_a_timeout_ends_what_was_closed_and_never_deleted(client: SandboxClient) -> None:
+def test_timeout_ends_a_closed_sandbox(client: SandboxClient) -> None:
     box = client.create_and_connect(timeout_secs=1)
     id_ = box.sandbox_id
     box.close()
@@ -211,7 +211,7 @@ def test_a_timeout_ends_what_was_closed_and_never_deleted(client: SandboxClient)
         client.delete("sb-aaaa-aaaaaaaaaaaaaaaa")
 
 
-def test_a_name_is_one_sandboxs_and_as_good_as_its_id(client: SandboxClient, url: str, key: str) -> None:
+def test_unique_name_works_like_an_id(client: SandboxClient, url: str, key: str) -> None:
     def named() -> Sandbox:
         return Sandbox.get_or_create("worker", api_url=url, api_key=key, timeout_secs=300)
 
@@ -240,7 +240,7 @@ def test_a_name_is_one_sandboxs_and_as_good_as_its_id(client: SandboxClient, url
     assert [each for each in client.list() if each.name] == []
 
 
-def test_limits_are_changed_while_it_runs_and_what_cannot_be_is_refused(client: SandboxClient, service: TcpService) -> None:
+def test_limits_are_updated_while_running_or_refused(client: SandboxClient, service: TcpService) -> None:
     box = client.create_and_connect(cpus=1.0, memory_mb=256)
     try:
         for memory_mb in (384, 512):
@@ -256,7 +256,7 @@ def test_limits_are_changed_while_it_runs_and_what_cannot_be_is_refused(client: 
         client.delete(box.sandbox_id)
 
 
-def test_copies_go_on_from_where_it_was(client: SandboxClient) -> None:
+def test_copies_continue_from_the_parents_state(client: SandboxClient) -> None:
     box = client.create_and_connect(memory_mb=256)
     ids = [box.sandbox_id]
     try:
@@ -276,7 +276,7 @@ def test_copies_go_on_from_where_it_was(client: SandboxClient) -> None:
 
 
 @cases("kind, processes", [(None, 1), (SnapshotType.FILESYSTEM, 0)])
-def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotType | None, processes: int) -> None:
+def test_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotType | None, processes: int) -> None:
     box = client.create_and_connect(memory_mb=256)
     box.run("sh", ["-c", "echo kept > state; sleep 1000 >/dev/null 2>&1 &"])
     taken = client.snapshot_and_wait(box.sandbox_id, snapshot_type=kind, wait_until="completed")
@@ -299,7 +299,7 @@ def test_a_snapshot_outlives_its_sandbox(client: SandboxClient, kind: SnapshotTy
 # ------------------------------------------------------------------------------------------------- strangers, and other ways
 
 
-def test_somebody_elses_is_not_there(stranger: SandboxClient, client: SandboxClient, box: Sandbox) -> None:
+def test_sandboxes_of_another_owner_are_not_found(stranger: SandboxClient, client: SandboxClient, box: Sandbox) -> None:
     client.update_sandbox(box.sandbox_id, name="shared-by-tests")
     for word in (box.sandbox_id, "shared-by-tests"):
         for asked in (stranger.get, stranger.delete, stranger.suspend, stranger.resume, stranger.copy, stranger.snapshot, stranger.get_logs):
@@ -313,7 +313,7 @@ def test_somebody_elses_is_not_there(stranger: SandboxClient, client: SandboxCli
     assert stranger.create(name="shared-by-tests", memory_mb=256).name == "shared-by-tests"
 
 
-async def test_the_asynchronous_client_does_the_same(url: str, key: str) -> None:
+async def test_async_client_does_the_same(url: str, key: str) -> None:
     box = await AsyncSandbox.create(memory_mb=256, api_url=url, api_key=key)
     try:
         done = await asyncio.gather(*(box.run("echo", [str(number)]) for number in range(5)))
@@ -352,7 +352,7 @@ client.delete(claimed.sandbox_id)
 """
 
 
-def test_from_another_host_its_client_asks_at_other_places(service: TcpService, operator: SandboxClient, tmp_path: Path) -> None:
+def test_client_on_another_host_uses_other_addresses(service: TcpService, operator: SandboxClient, tmp_path: Path) -> None:
     pool = operator.create_pool(image="base", memory_mb=200, warm_containers=0).pool_id
     with relayed(service.port, "127.0.0.2") as port:
         url = f"http://127.0.0.2:{port}/tensorlake"

@@ -103,7 +103,7 @@ def rest(connection: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def test_a_web_server_inside_is_fetched_by_an_ordinary_client(box: Sandbox) -> None:
+def test_http_client_reaches_a_web_server_inside(box: Sandbox) -> None:
     with box.create_tunnel(8000, local_port=0) as tunnel:
         assert tunnel.remote_port == 8000
         for _ in range(3):
@@ -113,7 +113,7 @@ def test_a_web_server_inside_is_fetched_by_an_ordinary_client(box: Sandbox) -> N
             urllib.request.urlopen(f"http://{tunnel.local_host}:{tunnel.local_port}/nothing", timeout=30)
 
 
-def test_what_is_large_passes_whole_both_ways_and_a_half_that_is_closed_is_closed(tunnel: TcpTunnel) -> None:
+def test_large_transfers_and_half_closes_pass_both_ways(tunnel: TcpTunnel) -> None:
     body = os.urandom(LARGE)
     with closing(dial(tunnel, "hash")) as connection:
         connection.sendall(body)
@@ -123,7 +123,7 @@ def test_what_is_large_passes_whole_both_ways_and_a_half_that_is_closed_is_close
         assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
 
 
-def test_who_ends_its_half_before_it_reads_anything_gets_all(box: Sandbox, tunnel: TcpTunnel) -> None:
+def test_early_half_close_still_receives_everything(box: Sandbox, tunnel: TcpTunnel) -> None:
     seen = len(box.get_stdout("tunnelled").lines)
     with closing(dial(tunnel, "press")) as connection:
         until_so(lambda: box.get_stdout("tunnelled").lines[seen:][-1:] == ["full"])
@@ -131,7 +131,7 @@ def test_who_ends_its_half_before_it_reads_anything_gets_all(box: Sandbox, tunne
         assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
 
 
-def test_many_at_once(tunnel: TcpTunnel) -> None:
+def test_many_concurrent_requests(tunnel: TcpTunnel) -> None:
     connections = [dial(tunnel, "echo") for _ in range(40)]
     for number, connection in enumerate(connections):
         connection.sendall(b"%03d" % number)
@@ -141,7 +141,7 @@ def test_many_at_once(tunnel: TcpTunnel) -> None:
         connection.close()
 
 
-def test_a_client_that_leaves_is_seen_by_the_program(box: Sandbox, tunnel: TcpTunnel, key: str) -> None:
+def test_program_sees_a_client_disconnect(box: Sandbox, tunnel: TcpTunnel, key: str) -> None:
     with closing(dial(tunnel, "told")) as connection:
         assert connection.recv(5) == b"ready"
     until_so(lambda: box.get_stdout("tunnelled").lines[-1:] == ["end"])
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_is_seen_by_the_program(box: Sandbox, tunnel: TcpTu
     until_so(lambda: box.get_stdout("tunnelled").lines[-1:] == ["reset"])
 
 
-def test_a_tunnel_that_is_closed_closes_what_it_carries(box: Sandbox) -> None:
+def test_closing_a_tunnel_closes_its_connections(box: Sandbox) -> None:
     tunnel = box.create_tunnel(7001, local_port=0)
     with closing(dial(tunnel, "told")) as connection:
         assert connection.recv(5) == b"ready"
@@ -163,14 +163,14 @@ def test_a_tunnel_that_is_closed_closes_what_it_carries(box: Sandbox) -> None:
     assert tunnel.closed
 
 
-def test_nobody_listens(box: Sandbox) -> None:
+def test_connection_to_a_closed_port_fails(box: Sandbox) -> None:
     with box.create_tunnel(7777, local_port=0) as tunnel, suppress(ConnectionError), closing(dial(tunnel, "echo")) as connection:
         assert rest(connection) == b""
     with pytest.raises(SandboxError):
         box.create_tunnel(0)
 
 
-def test_the_asynchronous_client_has_them_too(service: TcpService, key: str, box: Sandbox) -> None:
+def test_async_client_has_tunnels(service: TcpService, key: str, box: Sandbox) -> None:
     async def echoed() -> bytes:
         headers = {"Authorization": f"Bearer {key}", "X-Tensorlake-Sandbox-Id": box.sandbox_id}
         async with await AsyncTcpTunnel.listen(base_url=service.url, ws_headers=headers, remote_port=7001, local_port=0) as made:
@@ -184,7 +184,7 @@ def test_the_asynchronous_client_has_them_too(service: TcpService, key: str, box
     assert asyncio.run(echoed()) == b"async"
 
 
-def test_what_the_address_says(box: Sandbox, key: str, service: TcpService) -> None:
+def test_tunnel_address_is_reported(box: Sandbox, key: str, service: TcpService) -> None:
     """By hand: the port, the sandbox in the path or in the header, whose it is, and what is no byte of a tunnel."""
     there = f"{box.info().sandbox_url}/api/v1/tunnels/tcp".replace("http", "ws", 1)
     root = f"ws://127.0.0.1:{service.port}/api/v1/tunnels/tcp"
@@ -239,7 +239,7 @@ finally:
 """
 
 
-def test_from_another_host_as_well(service: TcpService, tmp_path: Path) -> None:
+def test_tunnels_work_from_another_host(service: TcpService, tmp_path: Path) -> None:
     with relayed(service.port, "127.0.0.3") as port:
         url = f"http://127.0.0.3:{port}/tensorlake"
         env = {
