@@ -82,7 +82,7 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
         {"network": {"allowPublicTraffic": True}},
     ],
 )
-def test_what_is_not_enforced_is_refused(more: dict[str, Any]) -> None:
+def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         translate.new_sandbox(body(**more), 300)
 

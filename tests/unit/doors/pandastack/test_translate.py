@@ -89,7 +89,7 @@ async def test_fork_inherits_labels_of_the_api(clock: ManualClock) -> None:
 # ----------------------------------------------------------------------------------------------------------------------- commands
 
 
-def test_a_command_is_the_shells_and_roots() -> None:
+def test_command_runs_in_the_shell_as_root() -> None:
     made = running.command("echo 1", 5, "n")
     assert (made.file, made.said) == (None, made.argv)
     spec = made.spec()

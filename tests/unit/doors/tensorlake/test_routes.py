@@ -194,7 +194,7 @@ async def test_terminal_token_opens_only_its_terminal(at: SharedBench) -> None:
             assert socket.close_code == 1008
 
 
-async def test_somebody_elses_is_not_there(at: SharedBench) -> None:
+async def test_sandboxes_of_another_owner_are_not_found(at: SharedBench) -> None:
     _, owner = await at.service.keys.create("owner")
     _, other = await at.service.keys.create("other")
     async with at.client(other) as stranger:
