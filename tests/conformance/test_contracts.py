@@ -1,4 +1,4 @@
-"""The in-memory driver and its scripted guest keep the same contracts as the real ones."""
+"""The in-memory driver and its scripted guest keep the same contracts as the real ones (``test_drivers.py`` for the real drivers)."""
 
 from __future__ import annotations
 
@@ -71,12 +71,6 @@ class TestMemoryGuest(GuestContractSuite):
             yield subject
 
 
-class TestGvisorDriver(DriverContractSuite):
-    @pytest.fixture
-    def bench(self, tmp_path: Path) -> Bench:
-        return real_bench("gvisor", tmp_path)
-
-
 class TestGvisorGuest(GuestContractSuite):
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Bench:
@@ -85,12 +79,6 @@ class TestGvisorGuest(GuestContractSuite):
     @pytest.fixture
     def subject(self, gvisor: Subject) -> Subject:
         return gvisor
-
-
-class TestContainerDriver(DriverContractSuite):
-    @pytest.fixture
-    def bench(self, tmp_path: Path) -> Bench:
-        return real_bench("container", tmp_path)
 
 
 class TestContainerGuest(GuestContractSuite):

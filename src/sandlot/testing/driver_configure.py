@@ -139,15 +139,16 @@ class ConfigureSuite:
             await subject.instance.configure(Change(disk_bytes=SMALL.disk_bytes))  # it is so already
             assert await _fails(subject, _MORE_MIB)
 
-    @pytest.mark.parametrize("change", [Change(memory_bytes=1), Change(cpus=math.nan), Change(cpus=0), Change(pids=0), Change(pids=10**9)], ids=str)
-    async def test_what_no_sandbox_could_have_is_refused(self, bench: Bench, change: Change) -> None:
-        driver = bench.start()
-        instance = await bench.boot(driver)
-        with pytest.raises(InvalidRequestError):
-            await instance.configure(change)
+    async def test_what_no_sandbox_could_have_is_refused(self, bench: Bench) -> None:
+        instance = await bench.boot(bench.start())
+        impossible = (Change(memory_bytes=1), Change(cpus=math.nan), Change(cpus=0), Change(pids=0), Change(pids=10**9))
+        for change in impossible:
+            with pytest.raises(InvalidRequestError):
+                await instance.configure(change)
         await instance.destroy()
-        with pytest.raises(SandboxEndedError):
-            await instance.configure(change)
+        for change in impossible:
+            with pytest.raises(SandboxEndedError):
+                await instance.configure(change)
 
     async def test_a_paused_one_is_resumed_first(self, bench: Bench) -> None:
         driver = await able(bench, Ability.CONFIGURE_MEMORY)

@@ -72,6 +72,9 @@ class DriverContractSuite:
     async def test_guest_that_shuts_down_has_exited(self, bench: Bench) -> None:
         async with bench.sandbox() as subject:
             waiting = [asyncio.create_task(subject.instance.wait()) for _ in range(2)]
+            cancelled = asyncio.create_task(subject.instance.wait())
+            await asyncio.sleep(0)
+            cancelled.cancel()
             await subject.link.shutdown()
             assert {exit_.reason for exit_ in await asyncio.gather(*waiting)} == {ExitReason.EXITED}
             for method in (subject.instance.usage, subject.instance.pause, subject.instance.resume, subject.instance.connect):

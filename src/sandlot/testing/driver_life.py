@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.model.errors import ConflictError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.errors import SandboxEndedError, UnsupportedError
 from sandlot.model.ports import Ability, ByteStream, Change, ExitReason
-from sandlot.testing.bench import SMALL, Bench, meet, spun
+from sandlot.testing.bench import SMALL, Bench, spun
 from sandlot.testing.driver_clean import CleanSuite
 from sandlot.testing.traces import traces
 
@@ -28,17 +28,6 @@ class LifeSuite(CleanSuite):
     """See the module."""
 
     # ------------------------------------------------------------------------------------------------------- the probe
-    async def test_the_probe_boots_and_says_why_not(self, bench: Bench) -> None:
-        driver = bench.start()
-        can = await asyncio.to_thread(driver.probe)
-        assert can.driver == driver.name == bench.driver
-        assert can.runtime
-        assert can.can(Ability.BOOT), can.why_not(Ability.BOOT)
-        for ability in Ability:
-            assert can.can(ability) or can.why_not(ability)
-        assert await asyncio.to_thread(driver.probe) == can
-        assert driver.fingerprint() == bench.start().fingerprint()
-
     async def test_what_the_probe_denies_is_refused_with_a_reason(self, bench: Bench, tmp_path: Path) -> None:
         driver = bench.start()
         can = await asyncio.to_thread(driver.probe)
@@ -63,11 +52,6 @@ class LifeSuite(CleanSuite):
             assert (verdict.ok, verdict.reason) == (False, can.why_not(Ability.SNAPSHOT))
 
     # ------------------------------------------------------------------------------------------------------- booting
-    async def test_it_boots_and_answers(self, bench: Bench) -> None:
-        async with bench.sandbox() as subject:
-            done = await subject.run("sh", "-c", "echo out; echo err >&2; exit 3")
-        assert (done.code, done.stdout, done.stderr) == (3, "out\n", "err\n")
-
     async def test_what_is_written_inside_can_be_run_and_loaded(self, bench: Bench) -> None:
         program = (
             "import ctypes, glob, os, shutil\n"
@@ -96,35 +80,9 @@ class LifeSuite(CleanSuite):
             async with bench.sandbox(driver) as subject:
                 return (await subject.run("echo", str(number))).stdout
 
-        assert await asyncio.gather(*(one(number) for number in range(6))) == [f"{number}\n" for number in range(6)]
-
-    async def test_a_blank_boots_once_only(self, bench: Bench) -> None:
-        blank = await bench.start().prepare(bench.shape())
-        instance = await blank.boot(bench.spec())
-        with pytest.raises(ConflictError):
-            await blank.boot(bench.spec())
-        async with meet(instance) as subject:
-            assert (await subject.run("true")).code == 0
-        await instance.destroy()
+        assert await asyncio.gather(*(one(number) for number in range(4))) == [f"{number}\n" for number in range(4)]
 
     # ------------------------------------------------------------------------------------------------------- the link
-    async def test_one_connection_after_the_other(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        for number in range(3):
-            async with meet(instance) as subject:
-                assert (await subject.run("echo", str(number))).stdout == f"{number}\n"
-        await instance.destroy()
-
-    async def test_two_connections_at_once_are_refused(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        stream = await instance.connect()
-        with pytest.raises(ConflictError):
-            await instance.connect()
-        await stream.aclose()
-        await stream.aclose()
-        await (await instance.connect()).aclose()
-        await instance.destroy()
-
     async def test_much_flows_both_ways_at_once(self, bench: Bench) -> None:
         async with bench.sandbox() as subject:
             text = bytes(range(256)) * (_BIG_BYTES // 256)
@@ -173,30 +131,6 @@ class LifeSuite(CleanSuite):
         assert ended.value.fields["reason"] == ExitReason.KILLED
 
     # ------------------------------------------------------------------------------------------------------- the end
-    async def test_a_guest_that_ends_has_exited(self, bench: Bench) -> None:
-        async with bench.sandbox() as subject:
-            waiting = [asyncio.create_task(subject.instance.wait()) for _ in range(3)]
-            cancelled = asyncio.create_task(subject.instance.wait())
-            await asyncio.sleep(0)
-            cancelled.cancel()
-            await subject.link.shutdown()
-            ends = await asyncio.gather(*waiting)
-            assert {end.reason for end in ends} == {ExitReason.EXITED}
-            for method in (subject.instance.usage, subject.instance.pause, subject.instance.resume, subject.instance.connect):
-                with pytest.raises(SandlotError):
-                    await method()
-        # Destroying what ended by itself does not change why.
-        assert (await subject.instance.wait()).reason is ExitReason.EXITED
-
-    async def test_what_is_destroyed_was_killed(self, bench: Bench) -> None:
-        instance = await bench.boot(bench.start())
-        waiting = asyncio.create_task(instance.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await instance.destroy()
-        assert (await waiting).reason is ExitReason.KILLED
-        assert (await instance.wait()).reason is ExitReason.KILLED
-
     async def test_destroying_is_idempotent_and_shared(self, bench: Bench) -> None:
         instance = await bench.boot(bench.start())
         first = asyncio.create_task(instance.destroy())
@@ -208,17 +142,9 @@ class LifeSuite(CleanSuite):
         assert traces(bench.data_dir, bench.node) == ()
         await instance.destroy()
 
-    async def test_a_blank_is_given_back(self, bench: Bench) -> None:
-        blank = await bench.start().prepare(bench.shape())
-        assert traces(bench.data_dir, bench.node) != ()
-        await asyncio.gather(blank.destroy(), blank.destroy())
-        assert traces(bench.data_dir, bench.node) == ()
-        with pytest.raises(SandlotError):
-            await blank.boot(bench.spec())
-
     async def test_destroying_while_it_boots(self, bench: Bench) -> None:
         driver = bench.start()
-        for delay_s in (0.0, 0.002, 0.02, 0.06, 0.1, 0.15, 0.2):
+        for delay_s in (0.0, 0.002, 0.02, 0.06, 0.15):
             blank = await driver.prepare(bench.shape())
             booting = asyncio.create_task(blank.boot(bench.spec()))
             await asyncio.sleep(delay_s)
@@ -230,7 +156,7 @@ class LifeSuite(CleanSuite):
 
     async def test_cancelling_any_step_leaves_nothing(self, bench: Bench) -> None:
         driver = bench.start()
-        for delay_s in (0.0, 0.001, 0.003, 0.01, 0.015, 0.02, 0.03, 0.06, 0.1, 0.15, 0.2):
+        for delay_s in (0.0, 0.001, 0.003, 0.015, 0.03, 0.1, 0.2):
             making = asyncio.create_task(bench.boot(driver))
             await asyncio.sleep(delay_s)
             making.cancel()
@@ -255,22 +181,13 @@ class LifeSuite(CleanSuite):
             await instance.pause()
             await instance.pause()
             frozen = (await instance.usage()).cpu_s
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             assert (await instance.usage()).cpu_s == pytest.approx(frozen, abs=0.005)
             await instance.resume()
             await instance.resume()
             await spun(instance, frozen + 0.1)
             assert (await subject.run("echo", "here")).stdout == "here\n"
             spinning.cancel()
-
-    async def test_a_paused_sandbox_can_be_destroyed(self, bench: Bench) -> None:
-        driver = bench.start()
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.PAUSE):
-            pytest.skip(can.why_not(Ability.PAUSE))
-        instance = await bench.boot(driver)
-        await instance.pause()
-        await instance.destroy()
-        assert (await instance.wait()).reason is ExitReason.KILLED
 
 
 async def _read_to_end(stream: ByteStream) -> bool:

@@ -19,7 +19,7 @@ from sandlot.testing.bench import Bench, meet
 from sandlot.testing.survivor import MARK
 from sandlot.testing.traces import settled, traces
 
-_ROUNDS = 8
+_ROUNDS = 4
 _LONGEST_S = 1.2
 
 
@@ -44,18 +44,6 @@ class RestartSuite:
             await subject.link.shutdown()
             assert (await instance.wait()).reason is ExitReason.EXITED
         await instance.destroy()
-
-    async def test_an_adopted_sandbox_is_destroyed_like_any_other(self, bench: Bench) -> None:
-        driver = bench.start()
-        if not (can := await asyncio.to_thread(driver.probe)).can(Ability.ADOPT):
-            pytest.skip(can.why_not(Ability.ADOPT))
-        with service_of(bench, "live") as (service, ref):
-            service.kill()
-            service.wait()
-        instance = await driver.adopt(ref)
-        await instance.destroy()
-        assert (await instance.wait()).reason is ExitReason.KILLED
-        assert traces(bench.data_dir, bench.node) == ()
 
     async def test_what_is_not_alive_is_not_adopted(self, bench: Bench) -> None:
         driver = bench.start()
@@ -84,13 +72,10 @@ class RestartSuite:
         assert traces(bench.data_dir, bench.node) == ()
 
     async def test_a_sweep_takes_what_is_not_kept(self, bench: Bench) -> None:
-        refs = []
-        for _ in range(2):
-            with service_of(bench, "live") as (service, ref):
-                service.kill()
-                service.wait()
-                refs.append(ref)
-        driver = bench.start()
+        before = bench.start()
+        booted = [await bench.boot(before) for _ in range(2)]
+        refs = [instance.ref for instance in booted]
+        driver = bench.start()  # as after a restart of the service
         assert await driver.sweep(keep=refs) == 0
         assert await driver.sweep(keep=refs[1:]) == 1
         with pytest.raises(NotFoundError):
@@ -103,7 +88,9 @@ class RestartSuite:
         async with meet(instance) as subject:
             assert (await subject.run("echo", "held")).stdout == "held\n"
         await instance.destroy()
+        assert (await instance.wait()).reason is ExitReason.KILLED
         assert await driver.sweep(keep=()) == 0
+        await asyncio.gather(*(each.destroy() for each in booted))
 
     async def test_a_sweep_touches_nothing_of_another_node(self, bench: Bench) -> None:
         other = replace(bench, node=new_node_id())

@@ -55,8 +55,8 @@ try:
 except OSError as error:
     print(made, error.strerror)
 """
-_GENERATIONS = 5
-_ROUNDS = 3
+_GENERATIONS = 4
+_ROUNDS = 2
 _LONGEST_S = 0.8
 
 
@@ -323,7 +323,7 @@ class SnapshotSuite(CleanSuite):
             async with restored(bench, driver, into) as subject:
                 return await _ask(subject)
 
-        assert await asyncio.gather(*(one() for _ in range(5))) == [1] * 5
+        assert await asyncio.gather(*(one() for _ in range(4))) == [1] * 4
 
 
 @asynccontextmanager
