@@ -30,6 +30,7 @@ from sandlot.model.errors import (
 from sandlot.model.ports import Change, Reading, Resources
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
 from sandlot.server.settings import Settings
+from sandlot.testing.memory.driver import MemoryInstance
 from tests.support.clock import ManualClock
 from tests.support.service import BASE, BOUNDLESS, Bench, bench
 from tests.support.until import until
@@ -45,10 +46,9 @@ async def box(at: Bench) -> Sandbox:
 
 
 async def inside(box: Sandbox) -> int:
-    """What a process that is started now may start."""
-    program = "import resource; print(resource.getrlimit(resource.RLIMIT_NPROC)[0])"
-    finished = await processes.run(box, ProcessSpec(("python3", "-c", program), user=User.ROOT))
-    return int(finished.stdout.text())
+    """Return the limit of processes that the guest was given."""
+    assert isinstance(box.instance, MemoryInstance)
+    return box.instance.guest.pids
 
 
 async def promised(at: Bench) -> Resources:

@@ -99,6 +99,7 @@ async def test_followed_as_it_runs(box: Sandbox) -> None:
     await execution.close()
 
 
+@pytest.mark.real_guest
 async def test_results_are_bounded_and_those_left_out_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "MAX_RESULT_BYTES", 3000)
     done = await code.execute(box, Cell("'x' * 1000"))

@@ -96,6 +96,7 @@ async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, box: S
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 
+@pytest.mark.real_guest
 async def test_the_bound_on_the_background_holds_however_many_ask_at_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MAX_BACKGROUND", 3)
     asked = await asyncio.gather(*(code.begin(box, ENDLESS) for _ in range(5)), return_exceptions=True)

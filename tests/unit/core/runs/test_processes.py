@@ -84,6 +84,7 @@ async def test_a_client_that_goes_away_takes_its_processes_along(box: Sandbox) -
     await until_dead(box, "4321")
 
 
+@pytest.mark.real_guest
 async def test_a_client_that_goes_away_while_it_starts(box: Sandbox) -> None:
     for _ in range(10):
         running = asyncio.create_task(processes.run(box, sh("sleep 4322")))
@@ -105,6 +106,7 @@ async def test_followed_as_it_runs(box: Sandbox) -> None:
     await run.close()
 
 
+@pytest.mark.real_guest
 async def test_closing_one_that_runs_kills_it(box: Sandbox) -> None:
     run = await processes.start(box, sh("sleep 4323"))
     await until_alive(box, "4323")
@@ -112,6 +114,7 @@ async def test_closing_one_that_runs_kills_it(box: Sandbox) -> None:
     await until_dead(box, "4323")
 
 
+@pytest.mark.real_guest
 async def test_in_the_background_it_lives_on_and_can_be_found_again(box: Sandbox) -> None:
     id_, pid = await processes.launch(box, sh("echo one; read line; echo got $line; exit 5", stdin=True, timeout_s=None))
     assert pid > 1
@@ -128,6 +131,7 @@ async def test_in_the_background_it_lives_on_and_can_be_found_again(box: Sandbox
     assert (outcome.exit_code, stdout.text()) == (5, "one\ngot hi\n")
 
 
+@pytest.mark.real_guest
 async def test_what_there_is_by_now_does_not_wait_for_more(box: Sandbox) -> None:
     id_, _ = await processes.launch(box, sh("echo now; sleep 4324", timeout_s=None))
     await until_written(box, id_, b"now\n")

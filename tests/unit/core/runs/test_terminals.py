@@ -15,6 +15,7 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotErro
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
 from tests.support.until import until
 
+pytestmark = pytest.mark.real_guest  # terminals are the kernel's
 
 @pytest.mark.parametrize("user", [User.USER, User.ROOT])
 async def test_a_program_has_a_terminal_of_its_own(box: Sandbox, user: User) -> None:
