@@ -13,7 +13,7 @@ from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver
 from sandlot.model.specs import MIB, Limits, RootFs
 from sandlot.testing.bench import Bench, Subject, meet
-from sandlot.testing.driver_contract import DriverContractSuite
+from sandlot.testing.driver_contract import DriverContractSuite, SnapshotContractSuite
 from sandlot.testing.guest_contract import GuestContractSuite
 from sandlot.testing.memory.driver import MemoryDriver
 
@@ -54,7 +54,7 @@ async def container(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S
         yield subject
 
 
-class TestMemoryDriver(DriverContractSuite):
+class TestMemoryDriver(DriverContractSuite, SnapshotContractSuite):
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Bench:
         return memory_bench(tmp_path)

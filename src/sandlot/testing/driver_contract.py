@@ -123,6 +123,10 @@ class DriverContractSuite:
         await adopted.destroy()
         assert await after.sweep(keep=()) == 0
 
+
+class SnapshotContractSuite:
+    """Contract of a driver that has snapshots; mix it in beside :class:`DriverContractSuite`."""
+
     async def test_snapshot_restores_files_and_variables_any_number_of_times(self, bench: Bench) -> None:
         driver, into = await able(bench, Ability.SNAPSHOT), _folder(bench)
         async with bench.sandbox(driver) as subject:

@@ -10,7 +10,7 @@ sandbox cannot see), ``driver_volumes`` (what outlives it),
 from __future__ import annotations
 
 from sandlot.testing.driver_configure import ConfigureSuite
-from sandlot.testing.driver_contract import DriverContractSuite
+from sandlot.testing.driver_contract import DriverContractSuite, SnapshotContractSuite
 from sandlot.testing.driver_life import LifeSuite
 from sandlot.testing.driver_limits import LimitsSuite
 from sandlot.testing.driver_restart import RestartSuite
@@ -25,5 +25,5 @@ class PlainDriverSuite(DriverContractSuite, LifeSuite, LimitsSuite, ConfigureSui
     """All behaviours of a driver that has no snapshots: it refuses them."""
 
 
-class DriverSuite(PlainDriverSuite, SnapshotSuite):
+class DriverSuite(PlainDriverSuite, SnapshotContractSuite, SnapshotSuite):
     """All behaviours. Subclass it, name the class ``Test...`` and give it a ``bench`` fixture."""
