@@ -93,6 +93,7 @@ def test_client_of_a_stopping_service_gets_the_next_one(folder: Path) -> None:
             next_client.kill(kept.id)
 
 
+@pytest.mark.slow
 def test_service_that_does_not_start_shows_its_log(folder: Path) -> None:
     failed = client_process(folder, SANDLOT_LOG_LEVEL="loud")
     _, error = failed.communicate()

@@ -257,7 +257,8 @@ def test_watch_command_ends_with_the_folder(service: LocalService, sandbox: Sand
     assert watching.returncode == 0
 
 
-@pytest.mark.parametrize("isolation", EACH_ISOLATION)
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_upload_of_a_killed_service_is_ended_by_the_next_and_leaves_the_old_file(isolation: str) -> None:
     with local_service(isolation=isolation) as dying:
         sandbox = dying.create()
