@@ -307,25 +307,24 @@ def test_cp_copies_files_and_folders_in_and_out(sandlot: Commands, sandbox: Sand
 # ----------------------------------------------------------------------------------------------------------------- service
 
 
-def test_commands_that_only_look_start_no_service(sandlot: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "none"))
-    assert sandlot.ok("ls") == ""
-    assert json.loads(sandlot.ok("ls", "--json")) == []
-    assert sandlot.ok("rm", "--all") == ""
-    assert sandlot.run("stop").status == 0
+def test_commands_that_only_look_start_no_service(tmp_path: Path) -> None:
+    shell = Shell({"SANDLOT_DATA_DIR": str(tmp_path / "none")}, tmp_path)
+    assert shell.ok("ls") == ""
+    assert json.loads(shell.ok("ls", "--json")) == []
+    assert shell.ok("rm", "--all") == ""
+    assert shell.run("stop").returncode == 0
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-def test_rm_all_and_stop_end_sandboxes_and_the_service(sandlot: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_all_and_stop_end_sandboxes_and_the_service(tmp_path: Path) -> None:
     with local_service() as service:
-        monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
+        shell = Shell({"SANDLOT_DATA_DIR": str(service.data_dir)}, tmp_path)
         service.create()
         service.create()
-        assert sandlot.ok("rm", "--all").count("sb-") == 2
+        assert shell.ok("rm", "--all").count("sb-") == 2
         service.create()
         pid = service.pid
-        assert sandlot.ok("stop") == ""
+        assert shell.ok("stop") == ""
         settle(service.is_alive, expected=False)
         assert not Path(f"/proc/{pid}").exists()
         service.start()
@@ -353,31 +352,27 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_serve_accepts_keys_until_they_are_revoked(sandlot: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "served"))
+def test_serve_accepts_keys_until_they_are_revoked(tmp_path: Path) -> None:
     shell = Shell({"SANDLOT_DATA_DIR": str(tmp_path / "served")}, tmp_path)
-    early = sandlot.ok("keys", "create", "--name", "early").splitlines()[-1]
-    assert sandlot.run("keys", "create", "--name", "early").status == 1, "a name is used once"
+    early = shell.ok("keys", "create", "--name", "early").splitlines()[-1]
+    assert shell.run("keys", "create", "--name", "early").returncode == 1, "a name is used once"
     with serving(shell) as url:
-        late = sandlot.ok("keys", "create", "--name", "late").splitlines()[-1]
-        listed = sandlot.ok("keys", "list")
+        late = shell.ok("keys", "create", "--name", "late").splitlines()[-1]
+        listed = shell.ok("keys", "list")
         assert early not in listed
         assert [line.split()[1] for line in listed.splitlines()[1:]] == ["early", "late"]
         remote = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": early}, tmp_path)
         assert remote.ok("run", *BASE, "-c", "print(6 * 7)") == "42\n"
+        assert remote.ok("doctor").splitlines()[-1] == "Sandboxes can run."
         with Sandbox.create("base", url=url, api_key=late) as sandbox:
             assert sandbox.run_code("6 * 7").text == "42"
-        sandlot.ok("keys", "revoke", "early")
-        monkeypatch.setenv("SANDLOT_URL", url)
+        shell.ok("keys", "revoke", "early")
         for key in (early, ""):
-            monkeypatch.setenv("SANDLOT_API_KEY", key)
-            refused = sandlot.run("ls")
-            assert (refused.status, refused.stderr[:9]) == (1, "sandlot: ")
-        monkeypatch.setenv("SANDLOT_API_KEY", late)
-        assert sandlot.ok("doctor").splitlines()[-1] == "Sandboxes can run."
-        assert sandlot.run("stop").status == 2
-        monkeypatch.delenv("SANDLOT_URL")
-    assert sandlot.run("keys", "revoke", "early").status == 1
+            refused = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": key}, tmp_path).run("ls")
+            assert refused.returncode == 1
+            assert refused.stderr.startswith(b"sandlot: ")
+        assert Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": late}, tmp_path).run("stop").returncode == 2
+    assert shell.run("keys", "revoke", "early").returncode == 1
 
 
 # -------------------------------------------------------------------------------------------------------------------- demo
