@@ -17,6 +17,7 @@ from tests.support.until import until
 
 pytestmark = pytest.mark.real_guest  # terminals are the kernel's
 
+
 @pytest.mark.parametrize("user", [User.USER, User.ROOT])
 async def test_a_program_has_a_terminal_of_its_own(box: Sandbox, user: User) -> None:
     look = "test -t 0 -a -t 1 -a -t 2 && stty size && echo $TERM && echo err >&2 && : < $(tty) && : < /dev/tty; ps -o sid= -p $$ | tr -d ' '; echo $$"
