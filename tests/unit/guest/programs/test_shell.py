@@ -246,7 +246,7 @@ def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
     ship(tmp_path)
     kernel = Piped([sys.executable, "-SI", str(tmp_path / "shell.py")], tmp_path)
     kernel.begin("sleep 301 & echo $!; sleep 302")
-    pid = int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
+    assert int(kernel.until("cell-1", lambda told: "\n" in told.stdout).stdout)
     kernel.close()
     deadline = time.monotonic() + 30
     while members(kernel.process.pid) and time.monotonic() < deadline:  # some end a moment after the others
