@@ -261,14 +261,14 @@ class MemoryGuest:
         if self.ended.done():
             return
         self.ended.set_result(reason)
-        self.timers.close()
         for process in self.processes.running:
             if process.task is not None:
                 process.task.cancel()
         for context in self.kernels.contexts.values():
-            context.die()
+            context.stop("The sandbox has ended.", "died")  # not die(), which would start the next waiting cell
         for task in self._tasks:
             task.cancel()
+        self.timers.close()
         if self.stream is not None:
             self.stream.news.set()
             self.stream.writable.set()

@@ -26,7 +26,7 @@ from sandlot.testing.memory.files import MemoryFiles
 from sandlot.testing.memory.output import Follower, OutputLog
 from sandlot.testing.memory.process import UIDS, Processes, ProgramContext
 from sandlot.testing.memory.rpc import Call, RpcError
-from sandlot.testing.memory.shell import SAFE_MODULES, Shell
+from sandlot.testing.memory.shell import SAFE_MODULES, Shell, opener
 from sandlot.testing.memory.timers import Timer, Timers
 
 DEFAULT_CONTEXTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
@@ -243,7 +243,7 @@ class Context:
         if (script := self._kernels.scripts.get(cell.code)) is not None:
             await script(cell)
         elif self.language == "python":
-            await run_python(cell, self.namespace, {**self._kernels.environment(), **self.env, **cell.args["env"]}, self.cwd)
+            await run_python(cell, self.namespace, self._kernels.files, {**self._kernels.environment(), **self.env, **cell.args["env"]}, self.cwd)
         elif self.language == "bash":
             await self._run_bash(cell)
         elif (match := _LOG.fullmatch(cell.code)) is not None:
@@ -373,11 +373,6 @@ class Kernels:
         for id_, args in state["again"]:
             cell = self.cells[id_] = Cell(id_, args, self.timers)
             self.contexts[cell.kernel].submit(cell)
-
-    async def close(self) -> None:
-        """Stop everything."""
-        for context in self.contexts.values():
-            context.stop("The sandbox has ended.")
 
     def _create(self, call: Call) -> None:
         args = call.args
@@ -539,7 +534,7 @@ def _awaited(name: str, arguments: list[ast.expr]) -> ast.Await:
     return ast.Await(ast.Call(ast.Name(name, ast.Load()), arguments, []))
 
 
-async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, str], cwd: str) -> None:
+async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, env: Mapping[str, str], cwd: str) -> None:
     """Execute a Python cell in a namespace."""
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
@@ -551,7 +546,7 @@ async def run_python(cell: Cell, namespace: dict[str, Any], env: Mapping[str, st
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return _guest_os(env, cwd) if name == "os" else builtins.__import__(name, *rest)
 
-    namespace["__builtins__"] = {**vars(builtins), "print": show, "__import__": load}
+    namespace["__builtins__"] = {**vars(builtins), "print": show, "open": opener(files, cwd, UIDS["user"]), "__import__": load}
     namespace["__sleep__"] = cell.sleep
     tree = ast.parse(cell.code)
     if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.code.rstrip().endswith(";"):

@@ -8,17 +8,17 @@ error with status 2. Register a program of one's own where a test needs more.
 from __future__ import annotations
 
 import ast
-import copy
 import hashlib
+import io
 import posixpath
 import re
 import signal as signals
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from sandlot.protocol.schema import STDERR, STDOUT
-from sandlot.testing.memory.files import FileError
+from sandlot.testing.memory.files import FileError, MemoryFiles
 from sandlot.testing.memory.process import Killed, Program, ProgramContext
 
 _TOKEN = re.compile(
@@ -527,10 +527,41 @@ async def _python(context: ProgramContext) -> int:
         await context.error("python3: the scripted guest runs -c with statements that do not block\n")
         return 2
     written: list[tuple[int, str]] = []
-    status = run_python(context.argv[2], ["-c", *context.argv[3:]], context.env, lambda channel, text: written.append((channel, text)))
+    names = {"open": opener(context.files, context.cwd, context.uid), "argv": ["-c", *context.argv[3:]], "environ": dict(context.env)}
+    status = run_python(context.argv[2], names, lambda channel, text: written.append((channel, text)))
     for channel, text in written:
         await context.write(text, channel)
     return status
+
+
+class GuestFile(io.BytesIO):
+    """A file of the guest that scripted Python has opened; written back when it is closed."""
+
+    def __init__(self, files: MemoryFiles, path: str, mode: str, uid: int) -> None:
+        try:
+            super().__init__(b"" if "w" in mode else files.read(path, uid))
+        except FileError as error:
+            raise FileNotFoundError(error.message) from None
+        if "a" in mode:
+            self.seek(0, io.SEEK_END)
+        self._target = None if mode.rstrip("bt") == "r" else (files, path, uid)
+
+    def close(self) -> None:
+        """Write the content back. Idempotent."""
+        if self._target is not None and not self.closed:
+            files, path, uid = self._target
+            files.write(path, self.getvalue(), uid)
+        super().close()
+
+
+def opener(files: MemoryFiles, cwd: str, uid: int) -> Callable[..., IO[Any]]:
+    """Return ``open`` for scripted Python, so that it never touches a file of the test's machine."""
+
+    def open_file(path: str, mode: str = "r", **_options: object) -> IO[Any]:
+        raw = GuestFile(files, posixpath.normpath(posixpath.join(cwd, path)), mode, uid)
+        return raw if "b" in mode else io.TextIOWrapper(raw, "utf-8", write_through=True)
+
+    return open_file
 
 
 def is_simple(source: str) -> bool:
@@ -544,14 +575,14 @@ def is_simple(source: str) -> bool:
     return imported <= SAFE_MODULES and not any(isinstance(node, ast.While) for node in nodes)
 
 
-def run_python(source: str, argv: list[str], env: dict[str, str], write: Callable[[int, str], object]) -> int:
-    """Run statements and return the exit status. ``print`` and an uncaught exception go to ``write``."""
+def run_python(source: str, names: dict[str, Any], write: Callable[[int, str], object]) -> int:
+    """Run statements with some global names and return the exit status. ``print`` and an uncaught exception go to ``write``."""
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
         del flush
         write(STDERR if file is not None else STDOUT, sep.join(map(str, values)) + end)
 
-    namespace: dict[str, Any] = {"__name__": "__main__", "print": show, "argv": argv, "environ": copy.copy(env)}
+    namespace: dict[str, Any] = {"__name__": "__main__", "print": show, **names}
     try:
         exec(compile(source, "<string>", "exec"), namespace)  # noqa: S102 - a test's own code
     except SystemExit as over:
