@@ -16,6 +16,7 @@ from sandlot.model.ids import NodeId, node_of
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.bare import BareDriver
 from tests.support.service import BASE, BOUNDLESS, bench, serving
 from tests.support.until import until
 
@@ -44,7 +45,7 @@ async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
 async def test_another_database_removes_nothing_unless_that_is_meant(folder: Path) -> None:
     below, data = folder / "driver", folder / "data"
     below.mkdir()
-    driver = MemoryDriver()
+    driver = BareDriver(below)
     async with serving(folder, driver, keep=True) as service:
         await service.sandboxes.create(BASE, OPERATOR)
         await until(lambda: bool(driver.kept_in_sweeps))

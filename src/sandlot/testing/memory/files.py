@@ -61,7 +61,7 @@ class MemoryFiles:
         self._nodes: dict[str, Node] = {}
         self.capacity_bytes: int | None = None
         for path, uid in _FOLDERS.items():
-            self._nodes[path] = Node("directory", uid, 0o755, now_ns())
+            self._nodes[path] = Node("directory", uid, 0o700 if path == "/root" else 0o755, now_ns())
         for path in _STICKY:
             for parent in (posixpath.dirname(path), path):
                 self._nodes.setdefault(parent, Node("directory", ROOT_UID, 0o755, now_ns()))
@@ -199,12 +199,12 @@ class MemoryFiles:
 
     def _find(self, path: str, uid: int, *, follow: bool = True) -> tuple[str, Node]:
         resolved = self._resolve(path, follow=follow)
+        folder = self._nodes.get(posixpath.dirname(resolved))
+        if folder is not None and resolved != "/":
+            self._check(path, folder, uid, 1)
         node = self._nodes.get(resolved)
         if node is None:
             raise FileError("path_not_found", f"There is no {path!r}.")
-        folder = posixpath.dirname(resolved)
-        if resolved != "/":
-            self._check(path, self._nodes[folder], uid, 1)
         return resolved, node
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:

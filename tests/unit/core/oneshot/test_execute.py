@@ -221,6 +221,7 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
         await task
     async with serving(tmp_path, driver) as service:
         assert [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id]
+        await service.sandboxes.find(stays.id, OPERATOR).within_reach()
     assert driver.leftovers() == []
 
 

@@ -151,6 +151,7 @@ async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_stil
     # Its fixture waits until nothing is held, and no program left.
 
 
+@pytest.mark.real_guest
 async def test_a_folder_is_watched_until_it_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     await http.post(url + "/files/directories", json={"path": "/workspace/d/sub"})
     told = []
@@ -170,6 +171,7 @@ async def test_a_folder_is_watched_until_it_is_gone(http: httpx.AsyncClient, url
     problem(await http.get(url + "/files/watch", params={"path": "/workspace/d"}), 404, "path_not_found")
 
 
+@pytest.mark.real_guest
 async def test_a_watch_that_nobody_follows_any_more_ends(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     async with http.stream("GET", url + "/files/watch", params={"path": "/workspace"}) as answer:
         async for _ in events(answer):
