@@ -26,8 +26,8 @@ def isolation(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def shared_service() -> Iterator[LocalService]:
-    """The service of all modules that need no settings or templates of their own."""
-    with local_service(isolation=ISOLATIONS[0]) as running:
+    """The service of all modules that need no settings or templates of their own. It outlives the tests of other folders, in which it is idle."""
+    with local_service({"SANDLOT_IDLE_EXIT_S": "86400"}, isolation=ISOLATIONS[0]) as running:
         yield running
 
 
