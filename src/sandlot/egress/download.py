@@ -291,9 +291,15 @@ class Download:
 
     async def _begin(self, length: int | None) -> None:
         draft = await self._threads.open(self._shelf.draft)
-        if draft is None or not await self._threads.run(self._shelf.make_room, draft, _growth(draft, length), length or 0):
-            if draft is not None:
+        if draft is None:
+            raise NoRoomError
+        has_room = False
+        try:
+            has_room = await self._threads.run(self._shelf.make_room, draft, _growth(draft, length), length or 0)
+        finally:
+            if not has_room:  # or it was cancelled: nobody else knows this draft yet
                 await self._threads.run(draft.close)
+        if not has_room:
             raise NoRoomError
         self.length = length
         self._draft = draft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 THREADS = 6
 
@@ -24,6 +24,8 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="packages")
+        self._abandoned: set[asyncio.Future[Any]] = set()
+        """Files that are being opened for callers that were cancelled."""
 
     async def run(self, function: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         """Call a function. Where the caller is cancelled it goes on to its end, unseen."""
@@ -35,14 +37,17 @@ class Threads:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_late)
+            self._abandoned.add(opening)
+            opening.add_done_callback(self._close_abandoned)
             raise
 
     async def aclose(self) -> None:
-        """No more; returns when what runs has ended. Idempotent."""
+        """No more; returns when what runs has ended, and what cancelled callers opened is closed. Idempotent."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned)
 
-
-def _close_late(opening: asyncio.Future[ClosesT | None]) -> None:
-    if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
-        opened.close()
+    def _close_abandoned(self, opening: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(opening)
+        if not opening.cancelled() and opening.exception() is None and (opened := opening.result()) is not None:
+            opened.close()

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandlot.egress.disk.threads import Threads
-from tests.support.until import until
 
 
 class Thing:
@@ -45,9 +44,12 @@ async def test_what_a_cancelled_caller_had_opened_is_closed(threads: Threads) ->
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
+    closing = asyncio.create_task(threads.aclose())
+    await asyncio.sleep(0)
     assert not thing.closed
     go.set()
-    await until(lambda: thing.closed)
+    await closing
+    assert thing.closed
 
 
 async def test_what_fails_for_nobody_is_no_matter(threads: Threads) -> None:
