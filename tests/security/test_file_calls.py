@@ -87,10 +87,15 @@ def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sa
         assert done.exit_code != 0
     sandbox.files.write(str(target), "inside's own", user="root")
     race = (
-        "import os, time\n"
-        f"os.makedirs('a'); os.symlink({str(target.parent)!r}, 'b')\n"
-        "print('ready', flush=True)\n"
-        "while True: os.rename('a', 'c'); os.rename('b', 'a'); time.sleep(0.001); os.rename('a', 'b'); os.rename('c', 'a')\n"
+        "import os, shutil, time\n"
+        "while True:\n"
+        "    for name in 'abc':\n"
+        "        os.unlink(name) if os.path.islink(name) else shutil.rmtree(name, ignore_errors=True)\n"
+        f"    os.makedirs('a', exist_ok=True); os.symlink({str(target.parent)!r}, 'b')\n"
+        "    print('ready', flush=True)\n"
+        "    try:\n"
+        "        while True: os.rename('a', 'c'); os.rename('b', 'a'); time.sleep(0.001); os.rename('a', 'b'); os.rename('c', 'a')\n"
+        "    except OSError: pass  # a write has made the folder in the moment in which there was none\n"
     )
     racing = sandbox.commands.run(["python3", "-c", race], background=True)
     assert next(iter(racing)).data == b"ready\n"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tensorlake.sandbox import RemoteAPIError
+from tensorlake.sandbox import AsyncPty, RemoteAPIError
 
 MIB = 1 << 20
 
@@ -42,3 +42,16 @@ async def until_so_there(happened: Callable[[], Awaitable[bool]]) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError("it never happened")
+
+
+async def exit_code_of(pty: AsyncPty) -> int:
+    """Wait for the end of a terminal and for the close of its connection.
+
+    Once the program has ended, the client (0.5.162) drops the connection without closing it. The garbage collector then finds an unclosed
+    transport, in this test or in a later one.
+    """
+    connection = pty._ws  # noqa: SLF001 - the client has no public name for it
+    exit_code = int(await pty.wait(20))
+    if connection is not None:
+        await connection.wait_closed()
+    return exit_code

@@ -22,7 +22,7 @@ from tensorlake.sandbox import (
     SnapshotType,
 )
 
-from tests.compat.tensorlake.asking import MIB, status_of, until_so_there
+from tests.compat.tensorlake.asking import MIB, exit_code_of, status_of, until_so_there
 from tests.support.tcpservice import TcpService
 
 Here = dict[str, str]
@@ -94,7 +94,7 @@ async def test_terminal_is_reached_at_its_address(same: AsyncSandbox, key: str) 
     seen: list[bytes] = []
     pty = await same.connect_pty(made["session_id"], made["token"], on_data=seen.append)
     await pty.send_input("it\n")
-    assert await pty.wait(20) == 3
+    assert await exit_code_of(pty) == 3
     assert b"got-it" in b"".join(seen)
 
 

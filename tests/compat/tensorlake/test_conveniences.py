@@ -27,7 +27,7 @@ from tensorlake.sandbox import (
     SnapshotType,
 )
 
-from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.compat.tensorlake.asking import MIB, exit_code_of, status, until_so
 from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
@@ -218,7 +218,7 @@ async def test_async_classes_do_the_same(url: str, key: str) -> None:
         await client.suspend(id_)
         await client.resume(id_)
         made = (await box.create_pty_session("sh", ["-c", "exit 4"])).value
-        assert await (await box.connect_pty(made["session_id"], made["token"])).wait(20) == 4
+        assert await exit_code_of(await box.connect_pty(made["session_id"], made["token"])) == 4
         await box.terminate()
         assert (await client.get_archived(id_)).sandbox_id == id_
         with pytest.raises(SandboxNotFoundError):

@@ -31,7 +31,7 @@ from tensorlake.sandbox import (
 )
 from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, NetworkConfig, SandboxStatus
 
-from tests.compat.tensorlake.asking import MIB, status, until_so
+from tests.compat.tensorlake.asking import MIB, exit_code_of, status, until_so
 from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
@@ -320,8 +320,7 @@ async def test_async_client_does_the_same(url: str, key: str) -> None:
         assert [each.stdout for each in done] == list("01234")
         await box.write_file("/workspace/x", b"y")
         assert bytes((await box.read_file("/workspace/x")).value) == b"y"
-        pty = await box.create_pty("sh", ["-c", "exit 3"])
-        assert await pty.wait(20) == 3
+        assert await exit_code_of(await box.create_pty("sh", ["-c", "exit 3"])) == 3
     finally:
         await box.terminate()
 
