@@ -15,7 +15,7 @@ import pytest
 
 from sandlot.model.errors import ErrorCode, ForbiddenError, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol import tar
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Limits, Output, Sandbox
+from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Limits, Output, Sandbox, retries
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
 
@@ -119,6 +119,17 @@ def test_an_upload_that_cannot_be_sent_twice_is_not(service: Script, sandbox: Sa
     assert [seen.body for seen in service.seen] == [b"ab"]
 
 
+async def test_async_upload_of_pieces_is_not_sent_again(service: Script, async_sandbox: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"b"
+
+    service.say(problem(503, "busy", retryable=True, retry_after=0))
+    with pytest.raises(UnavailableError):
+        await async_sandbox.files.write("/x", pieces())
+    assert [seen.body for seen in service.seen] == [b"ab"]
+
+
 def test_a_cut_answer_is_unavailable_and_the_next_call_works(service: Script, client: Client) -> None:
     service.say(Reply(200, b'{"version"', cut=True), Reply(200, {"version": "1"}))
     with pytest.raises(UnavailableError, match="broke"):
@@ -189,6 +200,18 @@ def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandb
                 with pytest.raises(UnavailableError, match="not known"):
                     call(sandbox)
                 assert len(service.seen) == 1
+
+
+async def test_async_command_is_not_sent_again_after_a_cut(
+    service: Script, async_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "_FIRST_S", 0.001)
+    for reply in (Reply(gone=True), Reply(200, b"{", cut=True)):
+        service.seen.clear()
+        service.say(reply)
+        with pytest.raises(UnavailableError, match="not known"):
+            await async_sandbox.commands.run("x")
+        assert len(service.seen) == 1
 
 
 def test_a_list_is_asked_for_by_state_metadata_and_number(service: Script, client: Client) -> None:
@@ -406,6 +429,18 @@ async def test_async_standard_input_is_fed_and_its_errors_come_out_as_they_are(s
     with pytest.raises(ZeroDivisionError):
         await async_sandbox.commands.run("cat", stdin=pieces())
     assert fed == [b"a", b"<end>"]
+
+
+async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(service: Script, async_sandbox: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"bc"
+
+    fed: list[bytes] = []
+    feeding(service, fed)
+    assert (await async_sandbox.commands.run("cat", stdin=pieces())).exit_code == 0
+    assert fed == [b"a", b"bc", b"<end>"]
+    assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
 
 
 async def test_async_callbacks_may_be_coroutines_and_their_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:

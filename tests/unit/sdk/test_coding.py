@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
+import anyio
 import pytest
 
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
@@ -210,6 +211,20 @@ async def test_a_cancelled_run_interrupts_the_cell(service: Script, async_sandbo
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
+
+
+async def test_run_in_a_cancelled_anyio_scope_interrupts_its_code(service: Script, async_sandbox: AsyncSandbox) -> None:
+    """Such a scope cancels every further wait of the task, other than a cancelled asyncio task."""
+    service.say(events(ACCEPTED, STARTED, out("a", 0), cut=True), Reply(200, {"running": True}))
+    with anyio.CancelScope() as scope:
+
+        async def heard(_: str) -> None:
+            scope.cancel()
+            await anyio.sleep_forever()
+
+        await async_sandbox.run_code("x", on_stdout=heard)
+    assert scope.cancelled_caught
     assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
 
 

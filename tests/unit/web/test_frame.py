@@ -24,6 +24,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
+from tests.support.node import settled
 from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
 
@@ -110,6 +111,31 @@ async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
         assert (await anybody.post("/v1/service/stop", headers=known)).status_code == 403
         await at.service.keys.revoke("a")
         assert (await anybody.get("/v1/sandboxes", headers=known)).status_code == 401
+
+
+async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
+    _, secret = await at.service.keys.create("stolen")
+    begun = asyncio.Event()
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an application
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    framed = frame.Frame(app, keys=at.service.keys, upload_max_bytes=MIB, budget=Budget(MIB), metrics=Metrics())
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
+    request = asyncio.create_task(framed(scope, receive, send))
+    await begun.wait()
+    await at.service.keys.revoke("stolen")
+    await settled(request.done)
+    await request
+    assert sent[0]["status"] == 401
 
 
 async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(at: Bench) -> None:

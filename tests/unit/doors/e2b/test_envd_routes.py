@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.doors.e2b.envd import connect, filesystem
+from sandlot.doors.e2b.envd import connect, filesystem, signatures
 from sandlot.doors.e2b.envd.routes import router
 from sandlot.model.access import OPERATOR, Quota
 from tests.support.until import until
@@ -334,3 +334,13 @@ async def test_tokens_and_signatures_open_only_their_sandbox(at: SharedBench, bo
             assert (answer.status_code, answer.json()["code"]) == (401, 401)
         for path in (f"/v1/sandboxes/{box.id}", f"{HERE}/sandboxes/{box.id}", "/files", "/healthz/../v1/sandboxes"):
             assert (await http.get(path, headers={**shown, "E2b-Sandbox-Id": other.id})).status_code in {401, 404}
+
+
+async def test_signed_url_is_refused_after_its_expiration(at: SharedBench, box: Sandbox, inside: Inside) -> None:
+    await send(inside, 200, b"content")
+    token, now = at.service.core.signer.token(box.owner, box.id), int(at.service.core.clock.now().timestamp())
+    async with at.client() as http:
+        for expires, status in ((now + 600, 200), (now - 1, 401)):
+            signature = signatures.signature("f", "read", "", token, str(expires))
+            query = {"path": "f", "signature": signature, "signature_expiration": str(expires)}
+            assert (await http.get("/files", params=query)).status_code == status
