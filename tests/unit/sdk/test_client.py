@@ -202,9 +202,7 @@ def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandb
                 assert len(service.seen) == 1
 
 
-async def test_async_command_is_not_sent_again_after_a_cut(
-    service: Script, async_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_async_command_is_not_sent_again_after_a_cut(service: Script, async_sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_S", 0.001)
     for reply in (Reply(gone=True), Reply(200, b"{", cut=True)):
         service.seen.clear()
