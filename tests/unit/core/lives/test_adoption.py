@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.core.content import files
 from sandlot.core.listing import ENDED, LIVE, Wanted
-from sandlot.core.lives.adoption import AWAY, EXPIRED, UNBORN, UNFINISHED, over
+from sandlot.core.lives.adoption import AWAY, EXPIRED, FORSAKEN, ONE_RUN, UNBORN, UNFINISHED, USE_WORD, over
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -270,6 +270,19 @@ async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> 
     async with open_node(state) as node:
         woken = await node.sandboxes.resume(sandbox.id, OPERATOR)
         assert woken.state is State.RUNNING
+    assert state.driver.leftovers() == []
+
+
+async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata={USE_WORD: ONE_RUN}), OPERATOR)
+
+    async with open_node(state, keep_sandboxes=True) as node:
+        await settled(lambda: node.sandboxes.count == 0)
+        ended = await node.sandboxes.load(sandbox.id, OPERATOR)
+        assert ended.exit is not None
+        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, FORSAKEN)
     assert state.driver.leftovers() == []
 
 
