@@ -144,6 +144,17 @@ async def test_memory_is_given_only_once_the_guest_has_agreed(at: Bench, box: Sa
     assert (box.spec.limits, (await promised(at)).memory_bytes) == (LIMITS, LIMITS.memory_bytes)
 
 
+async def test_limits_whose_change_failed_on_the_host_are_set_again(at: Bench, box: Sandbox) -> None:
+    at.driver.faults.raises["configure"] = [OSError(5, "Input/output error")]
+
+    with pytest.raises(OSError, match="Input/output error"):
+        await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB)))
+
+    assert [change.memory_bytes for change in at.driver.booted[0].changes] == [LIMITS.memory_bytes]
+    assert box.spec.limits == LIMITS
+    assert (await promised(at)).memory_bytes == LIMITS.memory_bytes
+
+
 @pytest.mark.parametrize("failure", [ConflictError("It holds more.", code=ErrorCode.CONFLICT), OSError(16, "busy")], ids=["refused", "failed"])
 async def test_what_cannot_be_taken_back_stays_promised_and_is_told(
     at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch, failure: Exception

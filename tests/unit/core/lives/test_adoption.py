@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.core.content import files
 from sandlot.core.listing import ENDED, LIVE, Wanted
-from sandlot.core.lives.adoption import AWAY, EXPIRED, UNBORN, UNFINISHED, over
+from sandlot.core.lives.adoption import AWAY, EXPIRED, FORSAKEN, ONE_RUN, UNBORN, UNFINISHED, USE_WORD, over
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -24,6 +24,7 @@ from sandlot.model.states import State
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import START, ManualClock
+from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
 from tests.support.service import BASE, serving
 
 ALICE, BOB = Principal(OwnerId("a" * 12), "alice"), Principal(OwnerId("b" * 12), "bob")
@@ -235,6 +236,54 @@ async def test_limits_are_what_its_driver_says_that_they_are(tmp_path: Path, dri
         assert again.spec.limits == driver.booted[0].limits
         assert (await second.sandboxes.figures()).promised.memory_bytes == GIB // 2
         assert driver.booted[0].guest.pids == 30000
+
+
+async def start_without_driver(state: NodeState) -> None:
+    """Run a service that does not have the driver of the sandboxes, until it has swept."""
+    name, state.driver.name = state.driver.name, "another"
+    sweeps = len(state.driver.kept_in_sweeps)
+    async with open_node(state, keep_sandboxes=True):
+        await settled(lambda: len(state.driver.kept_in_sweeps) > sweeps)
+    state.driver.name = name
+
+
+async def test_running_sandbox_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+
+    await start_without_driver(state)
+
+    async with open_node(state) as node:
+        assert await output(node.service, sandbox.id, "echo", "hi") == "hi\n"
+    assert state.driver.leftovers() == []
+
+
+async def test_hibernation_image_of_a_missing_driver_is_kept(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    await start_without_driver(state)
+
+    async with open_node(state) as node:
+        woken = await node.sandboxes.resume(sandbox.id, OPERATOR)
+        assert woken.state is State.RUNNING
+    assert state.driver.leftovers() == []
+
+
+async def test_sandbox_of_one_run_is_ended_by_the_next_service(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", metadata={USE_WORD: ONE_RUN}), OPERATOR)
+
+    async with open_node(state, keep_sandboxes=True) as node:
+        await settled(lambda: node.sandboxes.count == 0)
+        ended = await node.sandboxes.load(sandbox.id, OPERATOR)
+        assert ended.exit is not None
+        assert (ended.exit.reason, ended.exit.detail) == (ExitReason.KILLED, FORSAKEN)
+    assert state.driver.leftovers() == []
 
 
 async def test_events_tell_a_life_once_each(tmp_path: Path, driver: MemoryDriver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sandlot.link.types import Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
 from sandlot.model.specs import MAX_CODE_BYTES
+from tests.support.node import CreateSandboxParams, NodeState, open_node
 from tests.support.service import Bench
 
 
@@ -106,6 +108,24 @@ async def test_results_are_bounded_and_those_left_out_are_counted(box: Sandbox, 
     assert (len(done.results), done.results_omitted) == (1, 0)
     done = await code.execute(box, Cell("'x' * 10000"))
     assert (len(done.results), done.results_omitted) == (0, 1)
+
+
+async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MAX_BACKGROUND", 3)
+    state = NodeState(tmp_path)
+
+    async def wait_for_ever(_: object) -> None:
+        await asyncio.Event().wait()
+
+    state.driver.scripts.cells["wait"] = wait_for_ever
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+
+        starts = [code.begin(sandbox, Cell("wait", timeout_s=None)) for _ in range(5)]
+        started = await asyncio.gather(*starts, return_exceptions=True)
+
+        assert [type(each) for each in started if isinstance(each, BaseException)] == [LimitError, LimitError]
+        assert len(sandbox.background) == 3
 
 
 async def test_an_environment_of_its_own(box: Sandbox) -> None:

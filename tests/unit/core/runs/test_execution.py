@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from sandlot.core.runs import code, execution
+from sandlot.core.runs import code, execution, inherited
 from sandlot.core.runs.cells import Cell
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.ids import new_process_id
+from sandlot.sdk import retries
 from tests.support.service import Bench
 from tests.support.until import until
 
@@ -105,3 +106,10 @@ async def test_the_bound_on_the_background_holds_however_many_ask_at_once(box: S
         await code.interrupt(box, id_)
     await until(lambda: not box.background)
     await code.begin(box, Cell("1"))
+
+
+def test_clients_repeat_a_call_before_its_cell_is_interrupted() -> None:
+    waits_s = [retries.cut_wait_s(tries, once=True, luck=0.0) or 0.0 for tries in range(1, retries.MAX_TRIES)]
+    assert waits_s == sorted(waits_s)
+    assert sum(waits_s[:2]) < execution.AWAY_S, "a connection broke, and the service is there"
+    assert max(waits_s) < inherited.BACK_S, "the service was started again, and the client may just have begun its longest wait"

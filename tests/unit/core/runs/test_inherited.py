@@ -17,6 +17,7 @@ from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.server.compose import Service
 from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
 from tests.support.service import BASE, serving
 from tests.support.until import until
 
@@ -118,3 +119,47 @@ async def test_an_install_that_goes_on_has_the_indexes_open_until_it_is_over(tmp
         assert installing.may_read(box)
         await processes.run(box, OPEN)
         await until(lambda: not installing.may_read(box))
+
+
+async def wait_for_ever(_: object) -> None:
+    """Run a cell or a program that does not end by itself."""
+    await asyncio.Event().wait()
+
+
+async def test_inherited_cell_counts_followers_before_its_sandbox_is_recovered(tmp_path: Path) -> None:
+    state, id_ = NodeState(tmp_path), new_process_id()
+    state.driver.scripts.cells["wait"] = wait_for_ever
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        await code.start(sandbox, Cell("wait", timeout_s=None), id=id_)
+
+    recovery = state.driver.hold("adopt")
+    async with open_node(state) as node:
+        again = node.sandboxes.find(sandbox.id, OPERATOR)
+        assert id_ in again.present
+
+        recovery.set()
+        follower = await code.follow(again, id_)
+        assert again.present[id_].people >= 1
+        await follower.close()
+
+
+async def test_inherited_install_has_package_access_before_its_sandbox_is_recovered(tmp_path: Path) -> None:
+    state, gate = NodeState(tmp_path), asyncio.Event()
+
+    async def manager(_: object) -> None:
+        await gate.wait()
+
+    state.driver.scripts.programs["/bin/sh"] = manager
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base", network="none"), OPERATOR)
+        await installing.start(sandbox, Installing(Manager.PIP, ("a",)), Quota())
+
+    recovery = state.driver.hold("adopt")
+    async with open_node(state) as node:
+        again = node.sandboxes.find(sandbox.id, OPERATOR)
+        assert installing.may_read(again)
+
+        recovery.set()
+        gate.set()
+        await settled(lambda: not installing.may_read(again))

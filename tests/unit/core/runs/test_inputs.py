@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,11 @@ from sandlot.core.runs.processes import STDOUT
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import Output, ProcessInfo
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnavailableError
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
+from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
 from tests.support.until import until
 
 
@@ -108,6 +111,45 @@ async def test_an_ended_process_leaves_nothing_behind(box: Sandbox) -> None:
     await inputs.write(box, id_, pieces(b"x"))
     await ending(box, id_)
     await until(lambda: not box.inputs and len(box.tasks) <= tasks)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    state = NodeState(tmp_path)
+    async with open_node(state) as node:
+        yield node
+    assert state.driver.leftovers() == []
+
+
+async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    async with sandbox.using() as link:
+        call = await link.start(ProcessSpec(("cat",), stdin=True, timeout_s=None))
+    sandbox.budget.take(5)
+
+    feeding = inputs.feed(sandbox, call, b"hello")
+    feeding.cancel()
+    await asyncio.wait({feeding})
+
+    await settled(lambda: sandbox.budget.taken_bytes == 0)
+    await call.aclose()
+
+
+async def test_unconfirmed_write_ends_with_its_sandbox(node: Node) -> None:
+    sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+    id_ = await cat(sandbox)
+    await inputs.write(sandbox, id_, pieces(b"a"))
+    guest = node.guest(sandbox)
+    confirmations = len(guest.requests("process.get"))
+    guest.drop_next("process.get")
+    writing = asyncio.create_task(inputs.write(sandbox, id_, pieces(b"b")))
+    await settled(lambda: len(guest.requests("process.get")) > confirmations)
+
+    await node.sandboxes.kill(sandbox.id, OPERATOR)
+
+    await settled(writing.done)
+    with pytest.raises(SandboxEndedError):
+        await writing
 
 
 async def cat(box: Sandbox) -> ProcessId:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.testing.memory.process import ProgramContext
+from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
 from tests.support.service import Bench
 from tests.support.until import until
 
@@ -103,3 +107,51 @@ async def test_who_leaves_before_it_has_begun_leaves_it_to_who_comes_back(box: S
     await until(lambda: not box.installs)
     await until(lambda: there(box, "/tmp/cleaned"))
     assert not box.present
+
+
+async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
+    state, gate, id_ = NodeState(tmp_path), asyncio.Event(), new_process_id()
+
+    async def manager(_: ProgramContext) -> None:
+        await gate.wait()
+
+    state.driver.scripts.programs["/bin/sh"] = manager
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        guest = node.guest(sandbox)
+        start = guest.hold("process.start")
+
+        leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
+        await start.reached.wait()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert sandbox.installs == 1
+        start.release()
+
+        following = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
+        await settled(lambda: bool(guest.requests("process.attach")))
+        gate.set()
+        assert (await following).outcome.exit_code == 0
+        assert len(guest.requests("process.start")) == 1
+
+
+async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:
+    state, cleaned = NodeState(tmp_path), asyncio.Event()
+
+    async def manager(program: ProgramContext) -> int:
+        asked = asyncio.Event()
+        program.traps[signal.SIGTERM] = asked.set
+        await program.write("begun\n")
+        await asked.wait()
+        cleaned.set()
+        return 1
+
+    state.driver.scripts.programs["/bin/sh"] = manager
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+
+        await (await begun(sandbox)).close()
+
+        await settled(lambda: not node.guest(sandbox).processes.running)
+        assert cleaned.is_set()
