@@ -20,17 +20,19 @@ async def test_kill_is_answered_once_the_processes_are_dead_and_before_the_clean
         death, cleanup = node.driver.hold("destroy"), node.driver.hold("clean")
 
         killing = asyncio.create_task(node.sandboxes.kill(sandbox.id, OPERATOR))
-        await node.driver.faults.reach("destroy")
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not killing.done()
+        try:
+            await node.driver.faults.reach("destroy")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not killing.done()
 
-        death.set()
-        await settled(killing.done)
-        assert instance.has_ended
-        assert sandbox.state is State.STOPPED
-        assert node.driver.leftovers() == [sandbox.ref]
-        assert (await node.reservations.reserved()).memory_bytes == GIB
-
-        cleanup.set()
+            death.set()
+            await settled(killing.done)
+            assert instance.has_ended
+            assert sandbox.state is State.STOPPED
+            assert node.driver.leftovers() == [sandbox.ref]
+            assert (await node.reservations.reserved()).memory_bytes == GIB
+        finally:
+            death.set()
+            cleanup.set()
         await settled(lambda: node.driver.leftovers() == [])

@@ -61,12 +61,13 @@ async def test_wake_waits_until_the_hibernation_has_released_its_resources(node:
     release = node.driver.hold("clean")
     await node.sandboxes.hibernate(sandbox.id, OPERATOR)
     waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
-    await node.driver.faults.reach("clean")
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert is_in(sandbox, State.HIBERNATED)
-
-    release.set()
+    try:
+        await node.driver.faults.reach("clean")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert is_in(sandbox, State.HIBERNATED)
+    finally:
+        release.set()
     await waking
 
     assert is_in(sandbox, State.RUNNING)
