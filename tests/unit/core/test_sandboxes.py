@@ -83,6 +83,14 @@ async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_env
         assert (box.instance, box.link) == (None, None)
 
 
+async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) -> None:
+    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
+    with pytest.raises(HostError):
+        await at.sandbox()
+    await until(lambda: at.sandboxes.held == 0)
+    assert at.sandboxes.all(OPERATOR, ended=True) == []
+
+
 async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_path: Path) -> None:
     async with bench(tmp_path, Settings(max_sandboxes=2)) as at:
         first = await at.sandbox()

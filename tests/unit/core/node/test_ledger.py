@@ -72,6 +72,15 @@ async def test_what_was_refused_is_not_promised(ledger: Ledger) -> None:
     assert await promised(ledger) == NOTHING
 
 
+async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short(host: Host, clock: ManualClock) -> None:
+    ledger = Ledger(host.read, replace(SHARES, memory_reserve_bytes=40), clock)
+    host.reading = replace(host.reading, free=replace(HAS, memory_bytes=10))
+    with pytest.raises(UnavailableError):
+        ledger.promise("a", TEN, await ledger.look())
+    with pytest.raises(InvalidRequestError):
+        ledger.promise("a", replace(TEN, memory_bytes=61), await ledger.look())
+
+
 async def test_however_many_ask_the_host_is_looked_at_once_a_second(ledger: Ledger, host: Host, clock: ManualClock) -> None:
     await asyncio.gather(*(ledger.look() for _ in range(50)))
     assert host.looks == 1

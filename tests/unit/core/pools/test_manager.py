@@ -89,6 +89,12 @@ async def reserved_gib(node: Node) -> float:
     return (await node.reservations.reserved()).memory_bytes / GIB
 
 
+async def run_pending() -> None:
+    """Let everything run that waits for nothing but its turn."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 # Claims ---------------------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +187,35 @@ async def test_create_boots_if_the_claimed_sandbox_does_not_resume(node: Node) -
     assert pool.claims == {BOOT: 1}
     assert broken.asleep.instance not in node.driver.instances
     assert (await node.reservations.capacity()).sandboxes == 2, "the new sandbox and the refilled one"
+
+
+async def test_create_fails_without_another_attempt_if_the_store_refuses_its_record(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+    node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
+
+    with pytest.raises(HostError, match="cannot be written"):
+        await create(node)
+
+    assert len(node.driver.prepared) == 1, "the warm sandbox; nothing was booted in its place"
+    assert pool.claims == {}
+
+
+async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:
+    await filled_pool(node, warm=1)
+    faults = node.state.database.faults
+    save = faults.hold("sandboxes.save")
+    faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
+    node.driver.fail_next("resume", HostError("cannot thaw"))
+
+    creating = asyncio.create_task(create(node))
+    await save.reached()
+    await run_pending()
+    assert node.driver.faults.raises["resume"] == [], "the claim has failed"
+    save.release()
+
+    with pytest.raises(HostError):
+        await creating
+    assert len(node.driver.prepared) == 1, "the warm sandbox; nothing was booted in its place"
 
 
 # Refills --------------------------------------------------------------------------------------------------------------
@@ -278,6 +313,20 @@ async def test_create_that_can_never_fit_is_invalid(state: NodeState) -> None:
     async with open_node(state, memory_bytes=3 * GIB) as node:
         with pytest.raises(InvalidRequestError):
             await create(node, limits=replace(LIMITS, memory_bytes=64 * GIB))
+
+
+async def test_create_that_waited_for_an_eviction_is_checked_again(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=6 * GIB, memory_reserve_bytes=512 * MIB, max_sandboxes=1) as node:
+        await filled_pool(node, warm=3)
+        release = node.driver.hold("destroy")
+        waiting = asyncio.create_task(create(node, limits=replace(LIMITS, memory_bytes=4 * GIB)))
+        await node.driver.faults.reach("destroy")
+
+        await create(node)
+        release.set()
+
+        with pytest.raises(UnavailableError, match="All 1 sandboxes"):
+            await waiting
 
 
 async def test_eviction_takes_private_pools_before_shared_ones(state: NodeState) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sandlot.core.admission import NewSandbox
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
@@ -144,6 +144,28 @@ async def test_deleted_snapshot_is_removed_after_the_last_sandbox_has_started(no
     assert {sandbox.state for sandbox in await asyncio.gather(*starting)} == {State.RUNNING}
     await settled(lambda: not folder.exists())
     assert {"snapshot": record.id, "name": None, "kind": "memory"} in await events(node, "snapshot.deleted")
+
+
+async def test_snapshot_of_a_paused_sandbox_leaves_its_guest_armed_and_frozen(node: Node, source: Sandbox) -> None:
+    await node.sandboxes.pause(source.id, OPERATOR)
+    guest = node.guest(source)
+
+    await node.core.snapshots.take(source.id, OPERATOR)
+
+    assert [call["armed"] for call in guest.requests("guest.checkpoint")] == [True, True], "by the pause and by the snapshot"
+    assert guest.is_frozen
+    assert source.state is State.PAUSED
+
+
+async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: Node, source: Sandbox) -> None:
+    await node.sandboxes.pause(source.id, OPERATOR)
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+
+    with pytest.raises(HostError):
+        await node.core.snapshots.take(source.id, OPERATOR)
+
+    assert node.guest(source).is_frozen
+    assert source.state is State.PAUSED
 
 
 async def test_ended_sandbox_has_no_snapshot(node: Node, source: Sandbox) -> None:

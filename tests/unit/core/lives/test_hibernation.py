@@ -1,0 +1,103 @@
+"""Hibernation and waking in core: late writes, releases that take long, and failures. ``tests/service`` has what the runtime saves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import HostError
+from sandlot.model.specs import GIB, Limits
+from sandlot.model.states import State
+from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+
+BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(NodeState(tmp_path)) as node:
+        yield node
+
+
+@pytest.fixture
+async def sandbox(node: Node) -> Sandbox:
+    sandbox: Sandbox = await node.sandboxes.create(BASE, OPERATOR)
+    return sandbox
+
+
+async def hibernated(node: Node, sandbox: Sandbox) -> None:
+    """Hibernate a sandbox and wait until its resources are released."""
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    await settled(lambda: node.driver.leftovers() == [])
+
+
+def is_in(sandbox: Sandbox, state: State) -> bool:
+    return sandbox.state is state
+
+
+async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = node.instance(sandbox)
+    write = instance.snapshot
+
+    async def write_late(into: Path, *, keep_running: bool) -> int:
+        await write(into, keep_running=keep_running)
+        raise TimeoutError
+
+    monkeypatch.setattr(instance, "snapshot", write_late)
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)
+    assert not instance.guest.is_frozen
+
+
+async def test_wake_waits_until_the_hibernation_has_released_its_resources(node: Node, sandbox: Sandbox) -> None:
+    release = node.driver.hold("clean")
+    await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+    try:
+        await node.driver.faults.reach("clean")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert is_in(sandbox, State.HIBERNATED)
+    finally:
+        release.set()
+    await waking
+
+    assert is_in(sandbox, State.RUNNING)
+    assert (await node.reservations.reserved()).memory_bytes == GIB
+
+
+@pytest.mark.parametrize("step", ["prepare", "restore", "connect"])
+async def test_failed_wake_keeps_the_image(node: Node, sandbox: Sandbox, step: str) -> None:
+    await hibernated(node, sandbox)
+    node.driver.fail_next(step, HostError("no more loop devices"))
+
+    with pytest.raises(HostError, match="no more loop devices"):
+        await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)
+
+
+async def test_wake_that_the_store_refuses_keeps_the_image(node: Node, sandbox: Sandbox) -> None:
+    await hibernated(node, sandbox)
+    release = node.driver.hold("restore")
+    waking = asyncio.create_task(node.sandboxes.resume(sandbox.id, OPERATOR))
+    await node.driver.faults.reach("restore")  # what was intended is recorded
+    node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
+    release.set()
+
+    with pytest.raises(HostError, match="cannot be written"):
+        await waking
+    assert is_in(sandbox, State.HIBERNATED)
+
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert is_in(sandbox, State.RUNNING)

@@ -1,0 +1,115 @@
+"""Creates with volumes that could claim a warm sandbox. The volumes have no file systems."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.pools.pool import Pool
+from sandlot.model.access import OPERATOR
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ports import Ability
+from sandlot.model.specs import GIB, Limits, VolumeMount
+from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, open_node
+
+LIMITS = Limits(memory_bytes=GIB)
+WITH_DATA = CreateSandboxParams(template="base", limits=LIMITS, volumes=(VolumeMount("data", "/data"),))
+NO_SNAPSHOTS = set(Ability) - {Ability.SNAPSHOT}
+"""So that warm sandboxes are booted."""
+
+
+class Disks:
+    """File systems of volumes, which are only counted."""
+
+    def __init__(self) -> None:
+        self.existing: set[str] = set()
+
+    def takes(self, size_bytes: int) -> int:
+        return size_bytes
+
+    def make(self, volume: str, size_bytes: int) -> None:
+        del size_bytes
+        self.existing.add(volume)
+
+    def mount(self, volume: str) -> Path:
+        if volume not in self.existing:
+            raise FileNotFoundError(volume)
+        return Path("/mounted") / volume
+
+    def unmount(self, volume: str) -> None:
+        del volume
+
+    def used_bytes(self, volume: str) -> int | None:
+        del volume
+        return None
+
+    def remove(self, volume: str) -> None:
+        self.existing.discard(volume)
+
+    def ids(self) -> frozenset[str]:
+        return frozenset(self.existing)
+
+
+@pytest.fixture(autouse=True)
+def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """The file systems of the node's volumes."""
+    disks = Disks()
+    monkeypatch.setattr("sandlot.server.compose.VolumeFiles", lambda _folder: disks)
+    return disks
+
+
+async def prepared_pool(node: Node) -> Pool:
+    """Create a volume and a pool of one warm sandbox."""
+    await node.core.volumes.create(OPERATOR, name="data")
+    pool = (await node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(warm=1, max=1))).pool
+    node.clock.advance(1.0)
+    await node.pools.run_until_idle()
+    assert len(pool.ready) == 1
+    return pool
+
+
+async def content() -> AsyncIterator[bytes]:
+    yield b"content"
+
+
+async def test_create_with_volumes_claims_a_warm_sandbox(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS)) as node:
+        (warm,) = (await prepared_pool(node)).ready
+
+        sandbox = await node.sandboxes.create(WITH_DATA, OPERATOR)
+
+        assert sandbox.id == warm.id
+        assert [volume.path for volume in node.instance(sandbox).volumes.values()] == ["/data"]
+
+
+async def test_create_with_volumes_boots_if_the_driver_cannot_attach_them_to_a_warm_sandbox(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS - {Ability.CONFIGURE_VOLUMES})) as node:
+        pool = await prepared_pool(node)
+        (warm,) = pool.ready
+
+        sandbox = await node.sandboxes.create(WITH_DATA, OPERATOR)
+
+        assert [volume.path for volume in node.instance(sandbox).volumes.values()] == ["/data"]
+        assert list(pool.ready) == [warm]
+        assert pool.claims == {}
+
+
+async def test_create_refuses_a_volume_that_was_deleted_while_it_waited(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, abilities=NO_SNAPSHOTS)) as node:
+        pool = await prepared_pool(node)
+        file = await node.core.files.upload(OPERATOR, content(), filename="file")
+        lookup = node.state.database.faults.hold("files.get")
+
+        creating = asyncio.create_task(node.sandboxes.create(replace(WITH_DATA, files=(file.id,)), OPERATOR))
+        await lookup.reached()
+        await node.core.volumes.remove(OPERATOR, "data")
+        lookup.release()
+
+        with pytest.raises(NotFoundError) as error:
+            await creating
+        assert error.value.code is ErrorCode.VOLUME_NOT_FOUND
+        assert len(pool.ready) == 1
