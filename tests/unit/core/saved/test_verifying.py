@@ -63,20 +63,18 @@ async def test_verification_evicts_no_warm_sandbox(node: Node) -> None:
 
 async def test_lack_of_room_does_not_mark_a_snapshot(node: Node) -> None:
     source = await create(node)
-    snapshot = await node.core.snapshots.take(source.id, OPERATOR)
-    await node.core.snapshots.verifier.settled()
     large = await create(node, replace(LIMITS, memory_bytes=768 * MIB))
-    booted = len(node.driver.booted)
+    snapshot = await node.core.snapshots.take(source.id, OPERATOR)
 
     with structlog.testing.capture_logs() as logs:
         node.core.snapshots.verifier.put(snapshot.id, tries=1)
-        await settled(lambda: len(logs) >= 2)
+        await settled(lambda: len(logs) >= 2 * verifying.TRIES)
     assert {entry["event"] for entry in logs} == {"snapshot.not_verified_yet"}
 
     await node.sandboxes.kill(large.id, OPERATOR)
     await node.core.snapshots.verifier.settled()
     assert (await node.core.snapshots.look(snapshot.id, OPERATOR)).problem == ""
-    assert len(node.driver.booted) == booted + 1
+    assert len(node.driver.booted) > len({source.id, large.id}), "it was restored"
 
 
 async def test_snapshot_is_marked_after_its_third_failed_restore(node: Node) -> None:
