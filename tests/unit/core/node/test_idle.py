@@ -114,10 +114,10 @@ async def test_calls_of_the_idle_monitor_do_not_count_as_activity(at: Bench, clo
 
 
 async def test_idle_sandbox_with_a_silent_guest_is_ended_after_three_misses(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "ANSWER_TIMEOUT_S", 0.001)
     box = await at.sandboxes.create(IDLE, OPERATOR)
     await at.pass_idly(clock, LIMIT_S - TICK_S)
     at.driver.guest(box.ref).is_silent = True
+    monkeypatch.setattr(idle, "ANSWER_TIMEOUT_S", 0.001)
 
     await at.pass_idly(clock, 2 * TICK_S)
     assert not box.wanted.is_set()

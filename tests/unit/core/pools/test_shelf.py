@@ -128,7 +128,8 @@ async def test_lock_taken_for_a_cancelled_caller_is_released(shelf: Shelf) -> No
         os.close(lock)
         released.append(lock)
 
-    waiting = asyncio.create_task(in_thread(slow, ONE, release))
+    taking = in_thread(slow, ONE, release)
+    waiting = asyncio.create_task(taking)
     await asyncio.to_thread(begun.wait)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
