@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sandlot.core.lives.updates import Update
+from sandlot.core.node import idle
 from sandlot.core.node.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
@@ -100,6 +101,28 @@ async def test_it_can_be_changed_and_taken_away(at: Bench, clock: ManualClock) -
     await box.ended.wait()
     with pytest.raises(InvalidRequestError):
         replace(BASE, idle_timeout_s=1.0)
+
+
+async def test_calls_of_the_idle_monitor_do_not_count_as_activity(at: Bench, clock: ManualClock) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    guest, quiet_since_s = at.driver.guest(box.ref), box.activity.quiet_since_s
+
+    await at.pass_idly(clock, LIMIT_S - TICK_S)
+
+    assert len(guest.requests("guest.info")) >= (LIMIT_S - TICK_S) / TICK_S
+    assert box.activity.quiet_since_s == quiet_since_s
+
+
+async def test_idle_sandbox_with_a_silent_guest_is_ended_after_three_misses(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = await at.sandboxes.create(IDLE, OPERATOR)
+    await at.pass_idly(clock, LIMIT_S - TICK_S)
+    at.driver.guest(box.ref).is_silent = True
+    monkeypatch.setattr(idle, "ANSWER_TIMEOUT_S", 0.001)
+
+    await at.pass_idly(clock, 2 * TICK_S)
+    assert not box.wanted.is_set()
+    await at.pass_idly(clock, TICK_S)
+    assert box.wanted.is_set()
 
 
 def test_work_is_seen_over_the_window_only_and_from_when_nobody_did_anything() -> None:

@@ -200,6 +200,25 @@ async def test_room_is_made_from_what_only_waits(ledger: Ledger) -> None:
         await ledger.make_room(Resources(101, 1, 1))
 
 
+async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualClock) -> None:
+    ledger = Ledger(host.read, replace(SHARES, memory_reserve_bytes=20), clock)
+    waiting = ["pool-1", "pool-2"]
+    for holder in waiting:
+        ledger.promise(holder, TEN, await ledger.look())
+    clock.advance(FRESH_S)
+    host.reading = replace(host.reading, free=replace(HAS, memory_bytes=5))  # less than half of the reserve
+
+    async def evict() -> bool:
+        ledger.give_up(waiting.pop())
+        host.reading = replace(host.reading, free=replace(HAS, memory_bytes=15))
+        return bool(waiting)
+
+    ledger.evict = evict
+    ledger.promise("box-1", TEN, await ledger.make_room(TEN))
+
+    assert waiting == ["pool-1"]
+
+
 async def test_a_promise_is_handed_over_whole_or_in_part_and_never_grows(ledger: Ledger) -> None:
     ledger.promise("pool-1", TEN, await ledger.look())
     with pytest.raises(InternalError):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.core.oneshot import grading
+from sandlot.core.oneshot import execute, grading
 from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches, trimmed
+from sandlot.core.oneshot.results import Result, Status, graded
+from sandlot.core.oneshot.spec import OneShot
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import Limits
+from tests.support.node import NodeState, open_node
 
 BLANKS = st.text(alphabet=" \t\r\v\f", max_size=4)
 WORDS = st.lists(st.one_of(st.integers().map(str), st.floats().map(repr), st.text(min_size=1, max_size=5)), max_size=8)
@@ -138,3 +146,19 @@ def test_equal_words_are_not_compared_as_numbers(monkeypatch: pytest.MonkeyPatch
     words = [str(number) for number in range(10_000)]
     assert matches(" ".join(words), "\n".join([*words[:5000], "5000.0", *words[5001:]]), Comparison.NUMERIC)
     assert asked == ["5000"]
+
+
+async def test_large_output_is_graded_in_a_thread_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def observed(*given: Any) -> Result:  # noqa: ANN401 - passed on
+        threads.append(threading.current_thread().name)
+        return graded(*given)
+
+    monkeypatch.setattr(execute, "graded", observed)
+    async with open_node(NodeState(tmp_path)) as node:
+        shot = OneShot("bash", "echo 1", template="base", limits=Limits(), expected_output="1" * 100_000)
+        result = await execute.execute(node.core.sandboxes, OPERATOR, shot)
+
+    assert result.status is Status.WRONG_ANSWER
+    assert threads == ["grading_0"]

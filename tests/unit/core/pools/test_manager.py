@@ -267,6 +267,75 @@ async def test_refill_leaves_room_for_one_more_sandbox(state: NodeState) -> None
         assert await reserved_gib(node) == 2
 
 
+async def test_refill_waits_half_a_second_after_a_request(node: Node) -> None:
+    pool = await filled_pool(node, warm=1)
+    await create(node)
+
+    node.clock.advance(0.25)
+    await node.pools.run_until_idle()
+    assert len(pool.ready) == 0
+
+    node.clock.advance(0.25)
+    await node.pools.run_until_idle()
+    assert len(pool.ready) == 1
+
+
+async def test_refill_waits_while_creates_wait(state: NodeState) -> None:
+    async with open_node(state, max_creates=1) as node:
+        pool = await filled_pool(node, warm=1)
+        node.driver.hold("boot")
+        creating = asyncio.create_task(create(node, limits=OTHER_CPUS))
+        await node.driver.faults.reach("boot")
+        await node.pools.update(pool.id, OPERATOR, warm=2, max=2)
+
+        await refill(node)
+        assert len(pool.ready) == 1
+
+        node.driver.faults.release("boot")
+        await creating
+        await refill(node)
+        assert len(pool.ready) == 2
+
+
+async def test_refill_waits_ten_seconds_after_an_eviction(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=4 * GIB, memory_reserve_bytes=0) as node:
+        pool = await filled_pool(node, warm=2)
+        large = await create(node, limits=replace(LIMITS, memory_bytes=3 * GIB))
+        assert len(pool.ready) == 1
+        await node.sandboxes.kill(large.id, OPERATOR)
+
+        node.clock.advance(7)
+        await refill(node)  # 9 s after the eviction
+        assert len(pool.ready) == 1
+
+        await refill(node)
+        assert len(pool.ready) == 2
+
+
+async def test_template_snapshot_is_discarded_after_its_second_failed_restore(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        pool = await filled_pool(node, warm=1)
+        snapshot = node.pools.find(pool.id, OPERATOR).held
+        assert snapshot is not None
+        node.driver.fail_next("restore", HostError("cannot restore"), HostError("cannot restore"))
+        await create(node)
+
+        node.clock.advance(policy.CALM_S)
+        await node.pools.run_until_idle()
+        assert pool.failures == 1
+        assert node.pools.find(pool.id, OPERATOR).held is snapshot
+
+        node.clock.advance(policy.back_off_s(1))
+        await node.pools.run_until_idle()
+        assert pool.failures == 2
+        assert node.pools.find(pool.id, OPERATOR).held is None
+
+        node.clock.advance(policy.back_off_s(2))
+        await node.pools.run_until_idle()
+        assert len(pool.ready) == 1
+        assert node.pools.find(pool.id, OPERATOR).held is not None
+
+
 # Reservations and limits of the node -----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.pools.shelf import IMAGE, MADE, UNUSED_S, Shelf, in_thread
-from tests.support.until import until
+from tests.support.node import settled
 
 ONE, TWO = "1" * 64, "2" * 64
 LOOK = {"template": "base", "isolation": "gvisor"}
@@ -115,31 +115,28 @@ def test_what_nobody_has_used_for_long_goes(shelf: Shelf, tmp_path: Path) -> Non
     held.release()
 
 
-async def test_whoever_is_cancelled_while_he_waits_for_a_lock_leaves_it_to_others(shelf: Shelf) -> None:
-    begun, go_on, taken = threading.Event(), threading.Event(), threading.Event()
+async def test_lock_taken_for_a_cancelled_caller_is_released(shelf: Shelf) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    released: list[int] = []
 
     def slow(key: str) -> int | None:
         begun.set()
         go_on.wait()
-        lock = shelf.lock(key)
-        taken.set()
-        return lock
+        return shelf.lock(key)
 
-    taking = in_thread(slow, ONE, os.close)
+    def release(lock: int) -> None:
+        os.close(lock)
+        released.append(lock)
+
+    taking = in_thread(slow, ONE, release)
     waiting = asyncio.create_task(taking)
     await asyncio.to_thread(begun.wait)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go_on.set()
-    await asyncio.to_thread(taken.wait)
-    locks: list[int | None] = []
+    await settled(lambda: len(released) == 1)
 
-    async def is_free() -> bool:
-        lock = await in_thread(shelf.lock, ONE, os.close)
-        locks.append(lock)
-        return lock is not None
-
-    await until(is_free)
-    assert locks[-1] is not None
-    os.close(locks[-1])
+    lock = shelf.lock(ONE)
+    assert lock is not None
+    os.close(lock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,10 @@ from sandlot.link.types import Lost, Output
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
+from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
+from sandlot.model.states import State
 from sandlot.store.database import SqlStore, open_store
 from sandlot.store.executions import Executions
 from tests.support.clock import ManualClock
@@ -285,6 +287,33 @@ async def test_a_line_that_is_over_says_nothing_more(store: SqlStore, still: San
     assert found is not None
     assert (found.status, found.duration_s) == ("killed", 2.5)
     assert b'sandlot_runs_total{kind="command",outcome="killed"} 1.0' in metrics.text()
+
+
+def leave(sandbox: Sandbox) -> None:
+    sandbox.leaving.set()
+
+
+def hibernate(sandbox: Sandbox) -> None:
+    sandbox.state = State.HIBERNATED
+
+
+@pytest.mark.parametrize("rest", [leave, hibernate], ids=["leaving", "hibernated"])
+async def test_run_that_the_next_service_continues_has_no_end_in_the_log(
+    store: SqlStore, still: Sandbox, clock: ManualClock, rest: Callable[[Sandbox], None]
+) -> None:
+    journal, _ = journal_of(store.executions, clock)
+    still.state = State.RUNNING
+    killed, continued, ended = [journal.command(still, new_process_id(), ("true",)) for _ in range(3)]
+
+    killed.cut()
+    rest(still)
+    continued.cut()
+    still.end(Exit(ExitReason.KILLED))
+    ended.cut()
+
+    await journal.flush()
+    found = [await store.executions.get(ExecutionId(line.id)) for line in (killed, continued, ended)]
+    assert [record and record.status for record in found] == ["killed", "running", "killed"]
 
 
 async def test_runs_of_other_nodes_are_not_taken_over(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:

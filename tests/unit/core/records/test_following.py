@@ -100,6 +100,26 @@ async def test_any_number_of_processes_leaves_calls_for_others(at: Bench, box: S
     assert not waits
 
 
+async def test_sixteen_calls_of_a_sandbox_wait_for_process_ends_at_most(at: Bench, box: Sandbox) -> None:
+    guest = at.driver.guest(box.ref)
+
+    for _ in range(20):
+        await processes.launch(box, background("sleep 1000"))
+    await processes.listing(box)  # after all requests that the launches caused
+
+    assert len(guest.requests("process.wait")) == 16
+
+
+async def test_background_process_does_not_count_as_activity(at: Bench, box: Sandbox) -> None:
+    guest = at.driver.guest(box.ref)
+
+    await processes.launch(box, background("sleep 1000"))
+    await processes.listing(box)
+
+    assert len(guest.requests("process.wait")) == 1
+    assert box.activity.held == 0
+
+
 async def test_the_end_of_a_sandbox_ends_the_lines_of_those_too_for_which_no_call_was_left(
     at: Bench, box: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

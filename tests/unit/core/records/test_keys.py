@@ -14,10 +14,11 @@ import pytest
 from sandlot.core.records import keys as module
 from sandlot.core.records.keys import PREFIX, Keys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import START, ManualClock
+from tests.support.node import settled
 from tests.support.until import until
 
 
@@ -130,6 +131,23 @@ async def test_a_look_from_before_a_change_does_not_take_it_back(store: SqlStore
     await look
     assert keys.verify(secret) is None
     assert keys.verify(fresh) is not None
+
+
+async def test_revoking_a_key_ends_its_other_requests_as_unauthenticated(keys: Keys) -> None:
+    record, _ = await keys.create("ci")
+
+    async def request() -> None:
+        with keys.working_for(record.id):
+            await asyncio.Event().wait()
+
+    other = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    with keys.working_for(record.id):
+        await keys.revoke("ci")
+        await settled(other.done)
+
+    with pytest.raises(AuthenticationError):
+        await other
 
 
 async def test_while_the_store_does_not_answer_the_keys_seen_last_hold(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,11 @@ from sandlot.core.runs import inputs, outcomes, processes
 from sandlot.core.runs.processes import STDERR, STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Output
+from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
+from sandlot.model.states import State
+from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
 from tests.support.until import until
 
 
@@ -112,6 +116,19 @@ async def test_closing_one_that_runs_kills_it(box: Sandbox) -> None:
     await until_alive(box, "4323")
     await run.close()
     await until_dead(box, "4323")
+
+
+async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        run = await processes.start(sandbox, sh("sleep 1000", timeout_s=None))
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+        await run.close()
+        await settled(lambda: not sandbox.tasks)
+
+        assert sandbox.state is State.HIBERNATED
+        assert (await processes.look(sandbox, run.id)).running
 
 
 @pytest.mark.real_guest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, MIB, VolumeMount
 from sandlot.store.database import SqlStore, open_store
+from tests.support.node import settled
 from tests.support.until import until
 
 NODE = NodeId("node")
@@ -162,6 +164,22 @@ async def test_what_somebody_sees_stays_mounted_until_the_last_one_lets_go(rig: 
     rig.attached = {}
     await rig.volumes.remove(ALICE, made.id)
     assert (rig.disks.there, await rig.promised()) == (set(), 0)
+
+
+async def test_volume_is_attached_while_the_shared_threads_are_busy(rig: Rig) -> None:
+    await rig.volumes.create(ALICE, name="data", size_bytes=LEAST_BYTES)
+    mounts = rig.volumes.resolve(ALICE, [VolumeMount("data", "/data")])
+    loop, release = asyncio.get_running_loop(), threading.Event()
+    busy = [loop.run_in_executor(None, release.wait) for _ in range(64)]  # twice as many as there are threads at most
+
+    attaching = asyncio.create_task(rig.volumes.attach(BOX, mounts))
+    try:
+        await settled(attaching.done)
+    finally:
+        release.set()
+        await asyncio.gather(attaching, *busy)
+    rig.volumes.release(BOX)
+    await rig.volumes.aclose()
 
 
 async def test_what_cannot_be_mounted_says_which_and_what_to_do(rig: Rig) -> None:
