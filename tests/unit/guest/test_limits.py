@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sandlot.guest.limits import families, moved
+from sandlot.guest import limits
+from sandlot.guest.limits import Pids, families, moved
 from sandlot.guest.tasks import Task, crowd, everyone, tasks
 from tests.support.until import until
 
@@ -31,6 +35,59 @@ ENDLESS = resource.RLIM_INFINITY
 )
 def test_a_limit_moves_with_the_sandboxs(soft: int, hard: int, before: int, after: int, expected: int) -> None:
     assert moved(soft, hard, before, after) == expected
+
+
+@pytest.fixture
+def own_limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], tuple[int, int]]]:
+    """The process limit of the test's own process, the only one that the guest finds: it lists none."""
+    monkeypatch.setattr(limits, "pids", list)
+    before = resource.getrlimit(resource.RLIMIT_NPROC)
+    yield lambda: resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, before)
+
+
+def pids() -> Pids:
+    guest = SimpleNamespace(calls=SimpleNamespace(handlers={}), processes=SimpleNamespace(running=list))
+    return Pids(guest)  # type: ignore[arg-type]
+
+
+def test_guest_limits_itself_where_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
+    pids().set(4321)
+
+    assert own_limit()[0] == 4321
+
+
+def test_only_the_soft_limit_of_a_process_is_set(own_limit: Callable[[], tuple[int, int]]) -> None:
+    _, hard = own_limit()
+    limited = pids()
+
+    limited.set(4321)
+    limited.set(5432)
+
+    assert own_limit() == (5432, hard)
+
+
+def test_all_processes_are_stopped_while_the_largest_session_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[object] = []
+    running = [task(10, 1, 10, threads=20), task(20, 1, 20, threads=900)]
+
+    def look() -> list[Task]:
+        steps.append("look")
+        return list(running)
+
+    def end(root: int, number: int) -> None:
+        steps.append((number, root))
+        running[:] = [each for each in running if each.session != root]
+
+    monkeypatch.setattr(limits, "kill_all", steps.append)
+    monkeypatch.setattr(limits, "kill_tree", end)
+    monkeypatch.setattr(limits, "everyone", look)
+    crowded = pids()
+    crowded.limit = 100
+
+    crowded._cull()  # noqa: SLF001 - what a count beyond the limit leads to
+
+    assert steps == [signal.SIGSTOP, "look", (signal.SIGKILL, 20), "look", signal.SIGCONT]
 
 
 def test_a_crowd_is_counted_with_its_threads() -> None:

@@ -105,6 +105,12 @@ async def test_a_program_that_lets_go_of_it_before_it_ends_ends_well(box: Sandbo
         assert (await run.outcome()).signal is None
 
 
+async def test_program_that_opens_its_terminal_again_is_read_again(box: Sandbox) -> None:
+    run = await opened(box, "exec 0<&- 1<&- 2<&-; sleep 0.2; echo again > /dev/tty")
+
+    assert await rest(run) == b"again\r\n"
+
+
 async def test_killing_it_kills_all_of_its_session(box: Sandbox) -> None:
     run = await opened(box, "trap '' TERM HUP; (trap '' TERM HUP; sleep 4344) & sleep 4344", timeout_s=0.5)
     assert (await run.outcome()).reason == "timeout"

@@ -79,6 +79,19 @@ def test_nothing_is_dropped_under_a_slow_reader() -> None:
     assert not sink.gaps
 
 
+def test_slowest_of_several_readers_stops_the_process() -> None:
+    outputs = Outputs((1,))
+    slow, fast = outputs.attach(Sink(budget=0), {1: 0}), outputs.attach(Sink(), {1: 0})
+
+    while outputs.wants(1):
+        outputs.buffers[1].append(b"x" * READ_BYTES)
+        fast.pump(outputs.buffers)
+    outputs.detach(slow)
+
+    assert outputs.buffers[1].start == 0, "nothing was dropped"
+    assert outputs.wants(1), "the fast one holds up nobody"
+
+
 def test_with_nobody_reading_the_process_never_waits() -> None:
     outputs = Outputs((1,))
     for _ in range(100):

@@ -13,7 +13,7 @@ from sandlot.guest.flow import wire
 from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
 from sandlot.protocol import events, greeting
-from sandlot.protocol.connection import HOST, Connection
+from sandlot.protocol.connection import GENERATION, HOST, Connection
 
 
 class Link:
@@ -108,6 +108,26 @@ def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) ->
     link.host.hello(b"m" * greeting.NONCE_BYTES)
     link.exchange()
     assert link.host.is_ready
+
+
+def test_half_written_frame_is_dropped_when_another_host_greets(link: Link) -> None:
+    (stream,) = link.opened
+    out = link.wire._fd_out  # noqa: SLF001 - the pipe
+    os.write(out, bytes(1 << 20))
+    assert len(os.read(link._from, 4096)) == 4096  # noqa: SLF001 - its other end
+    link.wire.connection.send_bytes(stream, 1, b"x" * 10_000)
+    link.wire.flush_soon()
+    link.turn()
+    assert select.select([], [out], [], 0)[1] == [], "the pipe is full, with a part of the frame"
+    link.host = Connection(HOST)
+    link.host.hello(b"m" * greeting.NONCE_BYTES)
+    os.write(link._to, link.host.next_frame() or b"")  # noqa: SLF001 - the pipe to the guest
+    link.turn()
+
+    link.written()
+    link.turn()
+
+    assert link.written() == greeting.welcome(b"m" * greeting.NONCE_BYTES, GENERATION, asleep=False)
 
 
 def test_a_greeting_is_answered_by_one_that_has_no_descriptor_left(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

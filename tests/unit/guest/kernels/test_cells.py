@@ -1,10 +1,18 @@
-"""What is said of a kernel that ended in the middle of a cell."""
+"""What is said of a kernel that ended in the middle of a cell, and what becomes of a cell's output when its reader is lost."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
-from sandlot.guest.kernels.cells import epitaph
+from sandlot.guest.calls import Call
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.kernels.cells import Cell, epitaph
+from sandlot.protocol.schema import STDERR, STDOUT
+from tests.support.guest import ManualLoop, RecordingCall, flood
+
+ARGS: dict[str, Any] = {"kernel": "default", "code": "", "env": {}, "timeout_s": None, "silent": None, "store_history": None, "stop_on_error": None}
 
 
 @pytest.mark.parametrize(
@@ -23,3 +31,16 @@ from sandlot.guest.kernels.cells import epitaph
 )
 def test_it_says_what_happened(status: str, *, began: bool, late: bool, expected: str) -> None:
     assert expected in epitaph(status, "javascript", began=began, late=late)
+
+
+def test_output_is_kept_for_30_seconds_after_its_reader_was_lost() -> None:
+    loop, call = ManualLoop(), RecordingCall()
+    cell = Cell(cast("Loop", loop), "c", ARGS)
+    cell.attach(cast("Call", call), 0, 0, 0)
+
+    call.on_gone()
+    loop.advance(29.5)
+
+    assert flood(cell.outputs, (STDOUT, STDERR)), "the kernel waits"
+    loop.advance(1.0)
+    assert not flood(cell.outputs, (STDOUT, STDERR)), "the oldest output is dropped"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sandlot.guest.flow.loop import Loop
+from sandlot.guest.flow.outputs import Outputs
 from sandlot.guest.kernels import family
 from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.ends import Ends
 from sandlot.guest.kernels.kernel import AT_ONCE, HEAD, Kernel, Owner
 from sandlot.protocol import values
+from sandlot.protocol.schema import STDERR, STDOUT
 
 TOLD = 5 * AT_ONCE + 3
 
@@ -130,3 +132,61 @@ def test_its_first_word_is_waited_for_and_left_to_whom_it_serves(ends: Ends) -> 
     for fd in (ends.out_theirs, ends.err_theirs):
         os.close(fd)
     kernel.discard()
+
+
+class Follower(Owner):
+    """Notes how much of the pipes had been read when a message came."""
+
+    def __init__(self) -> None:
+        self.outputs = Outputs((STDOUT, STDERR))
+        self.heard: list[tuple[str, int]] = []
+
+    def on_message(self, message: dict[str, Any], size: int) -> None:
+        del size
+        self.heard.append((message["event"], self.outputs.buffers[STDOUT].end))
+
+    def on_piped(self) -> None:
+        pass
+
+
+@pytest.fixture
+def piped(ends: Ends) -> Generator[Callable[[dict[str, Any]], Follower]]:
+    """Let a kernel send a message, and what was piped be noticed by nobody before the message is handled."""
+    loop, follower = Loop(), Follower()
+    kernel = Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1, {})  # type: ignore[arg-type]
+    kernel.direct(SimpleNamespace(outputs=follower.outputs))  # type: ignore[arg-type]
+
+    def send(message: dict[str, Any]) -> Follower:
+        raw = values.encode(message)
+        ends.theirs.sendall(HEAD.pack(len(raw)) + raw)
+        kernel.unread()
+        loop.soon(lambda: os.write(ends.out_theirs, b"piped"))
+        kernel.serve(follower)
+        loop.turn()
+        return follower
+
+    yield send
+    for fd in (ends.out_theirs, ends.err_theirs):
+        os.close(fd)
+    kernel.discard()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"event": "display", "cell": "c", "data": {"text/plain": "1"}, "main": True},
+        {"event": "error", "cell": "c", "name": "ValueError", "value": "", "traceback": []},
+        {"event": "done", "cell": "c", "ok": True, "count": 1},
+    ],
+    ids=lambda message: str(message["event"]),
+)
+def test_pipes_are_read_before_a_message(piped: Callable[[dict[str, Any]], Follower], message: dict[str, Any]) -> None:
+    follower = piped(message)
+
+    assert follower.heard == [(message["event"], len(b"piped"))]
+
+
+def test_pipes_are_not_read_before_a_cell_has_started(piped: Callable[[dict[str, Any]], Follower]) -> None:
+    follower = piped({"event": "started", "cell": "c", "count": 1})
+
+    assert follower.heard == [("started", 0)]

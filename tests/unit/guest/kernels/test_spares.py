@@ -226,3 +226,43 @@ def test_a_lean_spare_is_not_for_another_environment(lean: tuple[Machine, Spare,
     machine.spares.woken({"OMP_NUM_THREADS": "1"}, None)
     assert spare.is_discarded
     machine.turn(lambda: machine.zygote is not None)
+
+
+def test_spare_is_not_given_to_a_context_with_other_start_up_variables(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, _ = lean
+    given: list[object] = []
+
+    assert not machine.spares.take({"OMP_NUM_THREADS": "1"}, given.append)
+
+    assert (given, spare.is_discarded) == ([], False)
+
+
+def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: dict[str, int] = {"/packages": 1}
+    monkeypatch.setattr(languages, "changed", lambda _places: dict(looked))
+    monkeypatch.setattr(Spares, "_look", lambda _self: dict(looked))
+    given: list[object] = []
+    machine.spares.warm(lambda _there: None)
+    machine.zygote.is_up = machine.zygote.is_warm = True
+    spare = Spare()
+    machine.spares._spare = spare  # type: ignore[assignment]  # noqa: SLF001 - what a zygote does
+    looked["/packages"] = 2
+
+    assert machine.spares.take({}, given.append)
+    assert given == []
+    machine.spares._on_message({"event": "fresh", "fresh": True})  # noqa: SLF001 - what the zygote says of them
+
+    assert given == [spare]
+
+
+def test_process_that_is_known_already_is_not_taken_for_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spares, "may_be_forked", lambda _pid: True)
+    monkeypatch.setattr(machine.spares._kernels, "knows", lambda pid: pid == Spare.pid)  # noqa: SLF001 - the machine's
+    given: list[object] = []
+    machine.spares.take({}, given.append)
+    machine.spares._on_message({"event": "warm"})  # noqa: SLF001 - what the zygote says; it is asked to fork then
+
+    with pytest.raises(ValueError, match=str(Spare.pid)):
+        machine.spares._on_message({"event": "forked", "pid": Spare.pid})  # noqa: SLF001
+
+    assert given == []

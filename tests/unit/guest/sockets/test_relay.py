@@ -1,0 +1,47 @@
+"""Connections to the port of package indexes, against real sockets of this machine."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from sandlot.guest.flow.lean import socket as lean
+from sandlot.guest.flow.loop import Loop
+from sandlot.guest.main import Guest
+from sandlot.guest.sockets.relay import Carried, Relay
+from sandlot.protocol import events, schema
+
+STREAM = 2
+PATIENCE_S = 20.0
+"""Limit of a read that only a defect keeps waiting."""
+
+
+@pytest.mark.parametrize("by", ["the host", "the link"])
+def test_connection_that_is_cut_off_is_reset(by: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)
+        accepted, _ = listener.accept()
+    accepted.setblocking(False)
+    loop = Loop()
+    connection = SimpleNamespace(reset=lambda *_: None, consumed=lambda *_: None, room=lambda _stream: 1)
+    wire = SimpleNamespace(connection=connection, flush_soon=lambda: None)
+    guest = cast("Guest", SimpleNamespace(loop=loop, wire=wire))
+    relay = Relay(guest)
+    carried = Carried(guest, relay, lean.socket(fileno=accepted.detach()))
+    carried.stream = STREAM
+    relay.by_stream[STREAM] = carried
+    with client:
+        carried.on_stream(events.Bytes(STREAM, schema.BODY, b"half", 4))
+        loop.turn()
+        assert client.recv(100) == b"half"
+
+        if by == "the host":
+            carried.on_stream(events.WasReset(STREAM, {"code": "internal", "message": "It failed."}))
+        else:
+            relay.drop_streams()
+
+        with pytest.raises(ConnectionResetError):
+            client.recv(100)
