@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, HTMLResponse
+from starlette.routing import BaseRoute
 
 from sandlot.model.errors import InternalError
 from sandlot.server.document import document
@@ -60,13 +61,18 @@ SwaggerUIBundle({
 """
 
 
-def install(app: FastAPI) -> None:
-    """Give an app its document and the page of it."""
+def install(app: FastAPI, documented: Callable[[], Sequence[BaseRoute]]) -> None:
+    """Add `/openapi.json` and `/docs` to an app.
+
+    Args:
+        app: The app.
+        documented: Returns the routes of the document; called at the first request for it.
+    """
 
     @functools.cache
     def encoded() -> bytes:
         # On the first request for it: it takes longer than all else that a start of the service does here.
-        return json.dumps(document(app.routes), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(document(documented()), ensure_ascii=False, separators=(",", ":")).encode()
 
     @app.get("/openapi.json", include_in_schema=False)
     def openapi() -> Response:
