@@ -66,6 +66,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(folder)
 
 
+def test_folder_and_log_have_the_names_that_images_use() -> None:
+    assert (module.FOLDER, module.LOG) == ("/etc/sandlot/wake.d", "/var/log/sandlot-wake.log")
+
+
 def test_where_there_are_none_nothing_waits(machine: Machine) -> None:
     machine.put("text", "exit", mode=0o644)
     (machine.folder / "folder").mkdir()

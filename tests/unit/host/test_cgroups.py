@@ -175,6 +175,13 @@ def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
     assert group_names(layout, PurePosixPath(f"/sandlot/{node}")) == set()
 
 
+def test_groups_of_version_1_are_entered_through_tasks() -> None:
+    """A process that is moved by ``cgroup.procs`` waits for a lock over all processes of the host."""
+    layout = Layout(1, (Hierarchy(Path("/c/memory"), frozenset({"memory"})), Hierarchy(Path("/c/pids"), frozenset({"pids"}))))
+    doors = Cgroup(layout, PurePosixPath("/sandlot/x")).doors
+    assert [str(door) for door in doors] == ["/c/memory/sandlot/x/tasks", "/c/pids/sandlot/x/tasks"]
+
+
 def test_a_host_that_refuses_is_told_with_a_hint(tmp_path: Path) -> None:
     layout = Layout(1, (Hierarchy(tmp_path / "not-there", frozenset({"memory", "cpu", "pids", "freezer"})),))
     with pytest.raises(HostError) as refused:

@@ -30,6 +30,10 @@ def test_every_range_is_between_systemds_and_the_sign_bit() -> None:
     assert FIRST_ID + RANGES * IDS - 1 == 0x7FFDFFFF
 
 
+def test_every_version_of_the_service_writes_ranges_to_the_same_folder() -> None:
+    assert str(idranges.FOLDER) == "/run/sandlot/ids"
+
+
 def test_what_is_given_back_is_free_and_giving_back_twice_is_no_error(tmp_path: Path) -> None:
     ranges = IdRanges(tmp_path)
     ranges.take("/a", lambda _: True)

@@ -103,6 +103,16 @@ async def test_nothing_of_the_service_reaches_the_runtime(folder: Path, monkeypa
     assert [number for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM) if ignored >> (number - 1) & 1] == []
 
 
+async def test_runtime_cannot_read_what_its_guest_has_written(folder: Path) -> None:
+    """When gVisor saves its memory, it empties every pipe that it can read."""
+    stage = await Stage.spawn("name", folder / "errors")
+    await stage.carry_out([])
+    started = await stage.start(order(folder))
+    assert _access(Path(f"/proc/{started.sandbox.pid}"), "1") == os.O_WRONLY
+    os.kill(started.sandbox.pid, signal.SIGTERM)
+    await stage.ended
+
+
 @pytest.mark.parametrize(
     "plan, words",
     [
@@ -273,8 +283,12 @@ def _check_keeper(pid: int, folder: Path) -> None:
     assert (proc / "comm").read_text() == "sandlot-keeper\n"
     held = {fd.readlink().name: fd.name for fd in (proc / "fd").iterdir() if fd.readlink().is_relative_to(folder)}
     assert held.keys() == {"guest.log", "errors", "out"}, "and of the link that end alone at which nobody takes the service or it for the sandbox"
-    flags = next(line for line in (proc / "fdinfo" / held["out"]).read_text().splitlines() if line.startswith("flags:"))
-    assert int(flags.split()[1], 8) & os.O_ACCMODE == os.O_RDONLY
+    assert _access(proc, held["out"]) == os.O_RDONLY
+
+
+def _access(proc: Path, fd: str) -> int:
+    flags = next(line for line in (proc / "fdinfo" / fd).read_text().splitlines() if line.startswith("flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE
 
 
 def _children() -> set[int]:

@@ -145,6 +145,16 @@ def test_what_a_killed_one_left_is_removed_by_the_next_of_its_node_or_any_other(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
+def test_group_of_a_killed_service_still_names_the_group_before() -> None:
+    node = new_node_id()
+    told = run(node, "die")
+    before = [os.fsdecode(os.getxattr(group, "trusted.sandlot.before")) for group in groups(node)]
+    run(node)  # which removes the groups
+    assert before
+    assert all(f":/{group.removeprefix('.')}\n" in told["before"]["groups"] for group in before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
 def test_without_the_right_it_says_what_is_missing() -> None:
     program = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sandlot.images import interpreter
-from sandlot.images.interpreter import unknown_imports
+from sandlot.images.interpreter import ROOTS, unknown_imports
+from sandlot.link import payload
 
 
 def found(source: str, *known: str) -> dict[str, list[str]]:
@@ -35,3 +38,17 @@ def test_a_submodule_needs_its_own_name() -> None:
 
 def test_the_key_depends_on_the_machine() -> None:
     assert interpreter.key("amd64") != interpreter.key("arm64")
+
+
+def test_the_key_depends_on_what_the_guest_may_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = interpreter.key("amd64")
+    monkeypatch.setattr(interpreter, "ROOTS", (*ROOTS, "argparse"))
+    assert interpreter.key("amd64") != before
+
+
+def test_roots_name_all_that_the_guest_imports() -> None:
+    own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
+    beside = [name.removesuffix(".py") for name in payload.programs()]
+    unknown = unknown_imports({**payload.guest_sources(), **own}, {*ROOTS, *beside})
+    # Extension modules come with the module that is written around them: _socket with socket.
+    assert {name: files for name, files in unknown.items() if not name.startswith("_")} == {}

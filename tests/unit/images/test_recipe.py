@@ -142,6 +142,12 @@ def test_what_does_not_change_the_image_does_not_change_the_key() -> None:
     assert recipes.key((BASE, CHILD), "arm64") != recipes.key((BASE, CHILD), "amd64")
 
 
+def test_another_generation_of_the_builder_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = recipes.key((BASE, CHILD), "amd64")
+    monkeypatch.setattr(recipes, "GENERATION", recipes.GENERATION + 1)
+    assert recipes.key((BASE, CHILD), "amd64") != before
+
+
 @given(st.text())
 def test_any_text_is_a_recipe_or_an_error_that_says_so(text: str) -> None:
     try:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.images.recipe import Debian, Recipe
+from sandlot.images.shelf import Shelf
 from sandlot.images.store import DEFAULT_CACHE, ImageStore, cache_from
 from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.specs import RootFs
 
 
 def test_the_cache_directory_comes_from_the_environment() -> None:
@@ -38,3 +40,15 @@ def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, 
 def test_removing_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="aaaa"):
         ImageStore(tmp_path / "cache").remove("a" * 64)
+
+
+def test_prune_keeps_named_roots_that_no_recipe_leads_to(tmp_path: Path) -> None:
+    digest = "a" * 64
+    Shelf(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
+    store = ImageStore(tmp_path, {})
+
+    assert store.prune(keep=[digest]) == 0
+    assert store.kept(digest) == RootFs(tmp_path / "roots" / digest / "tree", digest)
+
+    assert store.prune() == 1
+    assert store.kept(digest) is None

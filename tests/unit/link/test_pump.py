@@ -85,6 +85,33 @@ async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest
         assert "a defect at Received" in caplog.text
 
 
+async def test_link_whose_bytes_took_long_waits_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stat(call: PeerCall) -> None:
+        call.result(**ENTRY)
+
+    loop, real_sleep = asyncio.get_running_loop(), asyncio.sleep
+    real_time = loop.time
+    spent_s, waits_s = 0.0, [0.0]
+
+    class Slow(Recorder):
+        def on_event(self, event: events.StreamEvent) -> None:
+            del event
+            nonlocal spent_s
+            spent_s += 3.0
+
+    async def sleep(delay_s: float) -> None:
+        waits_s.append(delay_s)
+        await real_sleep(0)
+
+    monkeypatch.setattr(loop, "time", lambda: real_time() + spent_s)
+    async with linked({"file.stat": stat}) as (link, _):
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        link._pump.open({"call": "file.stat", "id": b"", "args": {}}, Slow())  # noqa: SLF001
+        link._pump.flush()  # noqa: SLF001
+        await until(lambda: spent_s > 0)
+        assert max(waits_s) >= 3.0
+
+
 async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
     host_end, guest_end = pipes()
     pump = Pump(host_end, lambda _: None)

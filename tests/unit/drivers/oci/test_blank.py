@@ -1,4 +1,4 @@
-"""A prepared sandbox that is destroyed while it starts."""
+"""A prepared sandbox that is started: what its record says meanwhile, and what becomes of it when it is destroyed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.holding import Holding
 from sandlot.drivers.oci.places import Folder
@@ -42,24 +43,81 @@ class Losing:
     async def _start(self, before: list[asyncio.Task[Any]]) -> None:
         assert self.blank is not None
         await self.blank.destroy()
-        drafting = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task not in before]
-        if drafting:
-            await asyncio.wait(drafting)
+        await others(before)
         raise EngineError("the sandbox is gone")
 
 
-async def test_destroying_a_sandbox_that_starts_reports_its_end_and_no_lost_error(tmp_path: Path) -> None:
+class Noting:
+    """A runtime that starts at once, and notes what the record of its sandbox says then."""
+
+    oom_statuses: frozenset[int] = frozenset()
+
+    def __init__(self, record: Path) -> None:
+        self._record = record
+        self.noted: list[tuple[str, Step | None]] = []
+
+    def engine(self, _program: Program) -> Noting:
+        return self
+
+    def start(self, _live: Live) -> Coroutine[Any, Any, None]:
+        return self._start([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+
+    def settle(self, _started: Started) -> None:
+        self._note("runs")
+
+    async def _start(self, before: list[asyncio.Task[Any]]) -> None:
+        await others(before)
+        self._note("starts")
+
+    def _note(self, moment: str) -> None:
+        record = records.read(self._record)
+        self.noted.append((moment, record.step if record is not None else None))
+
+
+async def others(before: list[asyncio.Task[Any]]) -> None:
+    """Wait for the tasks that are done beside this one and began with it."""
+    begun = [task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task not in before]
+    if begun:
+        await asyncio.wait(begun)
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Holding:
+    layout = Layout(2, (Hierarchy(tmp_path / "groups", frozenset({"memory", "cpu", "pids"})),))
+    made = Holding(Folder(tmp_path / "sandboxes" / REF), Cgroup(layout, PurePosixPath("/sandlot/ab27") / REF))
+    made.make_folder(Record(REF, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "x", LIMITS))
+    return made
+
+
+def warm(holding: Holding, runtime: object) -> OciBlank:
+    """A blank as if its runtime's own processes ran; they have ended."""
+    program = Program("runsc", Path("/bin/true"), "0" * 64, "x")
+    blank = OciBlank(holding, Shape(root=RootFs(path=Path("/nonexistent"), digest="0"), limits=LIMITS), cast("Runtime", runtime), program, None)
+    blank._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
+    return blank
+
+
+def spec() -> SandboxSpec:
+    return SandboxSpec(id=new_sandbox_id(new_node_id()), limits=LIMITS, isolation="gvisor")
+
+
+async def test_record_of_a_warm_sandbox_says_prepare_until_its_guest_runs(holding: Holding) -> None:
+    runtime = Noting(holding.folder.record)
+    instance = await warm(holding, runtime).boot(spec())
+    assert runtime.noted == [("starts", Step.PREPARE), ("runs", Step.PREPARE)]
+    record = records.read(holding.folder.record)
+    assert record is not None
+    assert record.step is Step.BOOT
+    await instance.destroy()
+
+
+async def test_destroying_a_sandbox_that_starts_reports_its_end_and_no_lost_error(holding: Holding) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
-    layout = Layout(2, (Hierarchy(tmp_path / "groups", frozenset({"memory", "cpu", "pids"})),))
-    holding = Holding(Folder(tmp_path / "sandboxes" / REF), Cgroup(layout, PurePosixPath("/sandlot/ab27") / REF))
-    holding.make_folder(Record(REF, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "x", LIMITS))
-    runtime, program = Losing(), Program("runsc", Path("/bin/true"), "0" * 64, "x")
-    shape = Shape(root=RootFs(path=tmp_path, digest="0"), limits=LIMITS)
-    runtime.blank = OciBlank(holding, shape, cast("Runtime", runtime), program, None)
-    runtime.blank._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
+    runtime = Losing()
+    runtime.blank = warm(holding, runtime)
     with pytest.raises(SandboxEndedError) as ended:
-        await runtime.blank.boot(SandboxSpec(id=new_sandbox_id(new_node_id()), limits=LIMITS, isolation="gvisor"))
+        await runtime.blank.boot(spec())
     assert ended.value.fields == {"ref": REF, "reason": "killed"}
     runtime.blank = None
     del ended

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.holding import Holding
-from sandlot.drivers.oci.places import new_ref, node_group
+from sandlot.drivers.oci.places import Folder, new_ref, node_group
+from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.hierarchies import GroupLimits
-from sandlot.model.errors import InternalError
+from sandlot.host.processes import identify
+from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.testing.traces import traces
+
+LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 
 
 @pytest.fixture
@@ -95,3 +104,40 @@ def test_a_runtime_that_is_replaced_is_looked_at_again(settings: DriverSettings,
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").rename(program)
     assert made.fingerprint() == f"runsc:{content_sha256(program)}"
+
+
+async def test_record_of_a_prepared_sandbox_says_prepare(settings: DriverSettings, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    blank = await driver(settings).prepare(Shape(RootFs(tmp_path / "root", "0"), LIMITS))
+    (folder,) = (settings.data_dir / "sandboxes").iterdir()
+    record = records.read(folder / "record.json")
+    await blank.destroy()
+    assert record is not None
+    assert record.step is Step.PREPARE
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as started:
+        yield started
+        started.kill()
+
+
+async def test_sandbox_is_adopted_only_if_its_record_says_boot(settings: DriverSettings, process: subprocess.Popen[bytes]) -> None:
+    ref = stray(settings, folder=True, group=True)
+    folder, group = Folder(settings.data_dir / "sandboxes" / ref), Cgroup(detect_layout(), node_group(settings.node) / ref)
+    for each in group.folders:
+        (each / "cgroup.procs").write_text(str(process.pid))
+    try:
+        identity = identify(process.pid)
+        assert identity is not None
+        folder.live.write_text(f"{identity.pid} {identity.start_ticks} " * 2)
+        record = Record(ref, Step.PREPARE, "gvisor", "/usr/bin/runsc", "0" * 64, "0", LIMITS)
+        for step in (Step.PREPARE, Step.DESTROY):
+            records.write(folder.record, replace(record, step=step))
+            with pytest.raises(NotFoundError):
+                await driver(settings).adopt(ref)
+        records.write(folder.record, replace(record, step=Step.BOOT))
+        await (await driver(settings).adopt(ref)).destroy()
+    finally:
+        await driver(settings).sweep(keep=())

@@ -1,14 +1,22 @@
-"""A sandbox's limits, found again from those of its control group."""
+"""A sandbox that a killed service left: its limits are found again from its control group, and what was begun is finished."""
 
 from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.instance import limits_of
-from sandlot.drivers.oci.runtime import Runtime
-from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, cpu_quota_us
+from sandlot.drivers.oci.holding import Holding
+from sandlot.drivers.oci.instance import OciInstance, limits_of
+from sandlot.drivers.oci.places import Folder
+from sandlot.drivers.oci.record import Record, Step
+from sandlot.drivers.oci.runtime import Program, Runtime
+from sandlot.host.cgroups import Cgroup
+from sandlot.host.hierarchies import CPU_PERIOD_US, GroupLimits, Hierarchy, Layout, cpu_quota_us
+from sandlot.host.launch import Started
+from sandlot.host.processes import Identity
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import MIB, Limits
 
@@ -26,3 +34,24 @@ def test_what_a_group_was_limited_to_says_what_its_sandbox_was(runtime: Runtime,
 def test_a_group_that_none_of_ours_has_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
         limits_of(GroupLimits(1, 1.0, 100), Limits(), Crun().group_limits)
+
+
+async def test_paused_sandbox_that_was_thawed_for_a_snapshot_is_frozen_again(tmp_path: Path) -> None:
+    ref = "ab27-aaaaaaaaaaaaaaaa"
+    group = tmp_path / "groups/sandlot/ab27" / ref
+    group.mkdir(parents=True)
+    (group / "cgroup.freeze").write_text("0")
+    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    layout = Layout(2, (Hierarchy(tmp_path / "groups", frozenset({"memory", "cpu", "pids"})),))
+    holding = Holding(Folder(tmp_path / "sandboxes" / ref), Cgroup(layout, PurePosixPath("/sandlot/ab27") / ref))
+    record = Record(ref, Step.BOOT, "gvisor", "/usr/bin/runsc", "0" * 64, "x", Limits())
+    holding.make_folder(record)
+    (holding.folder.path / "refreeze").touch()
+    ended = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))
+    instance = OciInstance(holding, record, ended, Runsc(), lambda: Program("runsc", Path("/bin/true"), "0" * 64, "x"))
+
+    await instance.settle()
+
+    assert (group / "cgroup.freeze").read_text() == "1"
+    assert not (holding.folder.path / "refreeze").exists()
+    await instance.wait()

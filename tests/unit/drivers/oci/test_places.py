@@ -53,6 +53,12 @@ def test_everything_is_derived_from_the_ref() -> None:
     assert all(place.is_relative_to(folder.path) for place in own)
 
 
+def test_files_that_a_later_service_reads_keep_their_names() -> None:
+    folder = Folder(Path("/data"))
+    found = (folder.record, folder.live, folder.exit, folder.image, folder.refreeze, folder.roomy, folder.disk_image)
+    assert [path.name for path in found] == ["record.json", "live", "exit", "image.new", "refreeze", "roomy", "disk.img"]
+
+
 def test_a_control_socket_has_room_for_its_path() -> None:
     # unix(7): 108 bytes with the NUL at the end.
     assert len(f"{VIEW_FOLDER}/runtime/runsc-{'x' * 21}.sock") < 108

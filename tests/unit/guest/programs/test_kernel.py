@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import py_compile
 import socket
 import subprocess
 import sys
@@ -204,6 +206,19 @@ def test_a_kernel_leaves_no_file_behind(tmp_path: Path) -> None:
     assert kernel.stop() == b""
     assert list((tmp_path / "home").iterdir()) == []
     assert not list((tmp_path / "programs").rglob("__pycache__"))
+
+
+def test_byte_code_beside_the_kernels_modules_is_not_used(tmp_path: Path) -> None:
+    program = ship(tmp_path / "programs")
+    planted = tmp_path / "planted.py"
+    planted.write_text("raise RuntimeError('from byte code')\n")
+    for module in (program.parent / "sandlot_kernel").glob("*.py"):
+        py_compile.compile(
+            str(planted), cfile=importlib.util.cache_from_source(str(module)), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+    kernel = Process(tmp_path, program=program)
+    assert kernel.value("1 + 1") == "2"
+    assert kernel.stop() == b""
 
 
 def test_files_in_the_working_folder_are_imported_by_cells_and_not_by_the_kernel(tmp_path: Path) -> None:

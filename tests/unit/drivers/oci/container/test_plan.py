@@ -51,6 +51,10 @@ def test_the_image_is_shown_by_other_owners_and_written_to_by_nobody() -> None:
     assert overlay == ("overlay", "/run/sandlot/lower", "/run/sandlot/disk", "/run/sandlot/root", 0x70000000)
 
 
+def test_there_is_a_place_for_each_volume() -> None:
+    assert ("hub", "/run/sandlot/volumes", 8) in stage_plan(PLACE)
+
+
 def test_the_runtime_sees_no_control_group_of_the_host() -> None:
     assert ("tmpfs", "/sys/fs/cgroup", "mode=0700,size=4k") in stage_plan(PLACE)
     assert ("file", "/run/sandlot/boot_id", f"{BOOT_ID}\n", 0o444) in stage_plan(PLACE)

@@ -61,6 +61,10 @@ def test_tmp_is_furnished_only_where_it_is_empty() -> None:
     assert plan().index(furnished) > plan().index(("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro"))
 
 
+def test_there_is_a_place_for_each_volume_and_one_for_nobodys() -> None:
+    assert ("hub", "/run/sandlot/volumes", 9) in plan()
+
+
 def test_the_runtime_sees_the_limits_and_no_control_group_of_the_host() -> None:
     files = {str(operation[1]): operation[2] for operation in plan() if operation[0] == "file"}
     assert files["/sys/fs/cgroup/memory/sandbox/memory.limit_in_bytes"] == f"{256 * MIB}\n"

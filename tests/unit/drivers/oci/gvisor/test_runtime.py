@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from sandlot.drivers.oci.gvisor.runtime import FLOOR, Runsc, find_runsc, release_date
 from sandlot.drivers.oci.runtime import Program
+from sandlot.host.launch import Started
+from sandlot.host.processes import identify
 from sandlot.model.errors import HostError
 
 
@@ -82,3 +85,15 @@ def test_no_flag_weakens_the_boundary(limits_disk: bool) -> None:  # noqa: FBT00
     overlay = "--overlay2=root:dir=/run/sandlot/disk" + (",size=67108864" if limits_disk else "")
     assert overlay in argv
     assert argv.index("run") > max(argv.index(word) for word in argv if word.startswith("--"))
+
+
+def test_kernel_of_a_sandbox_is_the_first_that_the_host_kills_for_memory() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        kernel = identify(process.pid)
+        assert kernel is not None
+        Runsc().settle(Started(sandbox=kernel, keeper=kernel))
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"
+    finally:
+        process.kill()
+        process.wait()

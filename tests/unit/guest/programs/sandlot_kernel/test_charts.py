@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sandlot.guest.programs.sandlot_kernel import charts
+from sandlot.sdk.cells.charts import CHART
+
+
+def test_mime_type_is_the_one_that_clients_look_for() -> None:
+    assert charts.MIME == CHART == "application/vnd.sandlot.chart.v1+json"
 
 
 class _Odd:
