@@ -1,4 +1,4 @@
-"""Hibernation and waking in core: late writes, releases that take long, and failures. ``tests/service`` has what the runtime saves."""
+"""Pausing, hibernating and waking in core: late writes, releases that take long, and failures. ``tests/service`` has what the runtime saves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
-from sandlot.model.specs import GIB, Limits
+from sandlot.model.specs import GIB, Limits, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
 
@@ -38,6 +39,20 @@ async def hibernated(node: Node, sandbox: Sandbox) -> None:
 
 def is_in(sandbox: Sandbox, state: State) -> bool:
     return sandbox.state is state
+
+
+async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: Sandbox) -> None:
+    process, _ = await processes.launch(sandbox, ProcessSpec(shell_argv("sleep 10")))
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    assert node.instance(sandbox).is_paused
+    node.clock.advance(60)
+    await node.sandboxes.resume(sandbox.id, OPERATOR)
+    assert (await processes.look(sandbox, process)).running
+
+    node.clock.advance(10)
+    outcome = await processes.wait(sandbox, process, 5)
+    assert outcome is not None
+    assert outcome.exit_code == 0
 
 
 async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError, UnsupportedError
 from sandlot.model.ports import ExitReason
-from sandlot.model.specs import MAX_TIMEOUT_S, OnTimeout, ProcessSpec, shell_argv
+from sandlot.model.specs import MAX_TIMEOUT_S, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import ManualClock
@@ -37,21 +37,6 @@ def _is(box: Sandbox, state: State) -> bool:
 async def _state(at: Bench, box: Sandbox) -> State | None:
     record = await at.service.store.sandboxes.get(box.id)
     return None if record is None else record.state
-
-
-async def test_what_is_paused_stands_still_and_goes_on_where_it_was(at: Bench, box: Sandbox) -> None:
-    process, _ = await processes.launch(box, ProcessSpec(shell_argv("sleep 0.1; echo on")))
-    await at.sandboxes.pause(box.id, OPERATOR)
-    assert _is(box, State.PAUSED)
-    assert at.driver.booted[0].is_paused
-    await asyncio.sleep(0.3)
-    await at.sandboxes.resume(box.id, OPERATOR)
-    assert _is(box, State.RUNNING)
-    info = await processes.look(box, process)
-    assert info.running, "no time of the process passed while it stood still"
-    outcome = await processes.wait(box, process, 5)
-    assert outcome is not None
-    assert outcome.exit_code == 0
 
 
 async def test_pausing_and_resuming_again_change_nothing(at: Bench, box: Sandbox) -> None:
