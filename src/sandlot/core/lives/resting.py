@@ -4,7 +4,7 @@ Each is a work for :mod:`sandlot.core.lives.orders`: the sandbox's own life carr
 
 Laws:
 - What is half done is recorded before it is begun, where a start of the service would have to know; what is done is recorded before it is answered.
-  Whatever fails on the way leaves the sandbox as it was.
+  Whatever fails on the way leaves the sandbox as it was. A sandbox that cannot be paused again runs; one that cannot run again is ended.
 - A hibernated sandbox is its image; the image goes only once it is recorded that the sandbox runs again. A live one wins over its image.
 - While it stands still no deadline of its guest passes; what its service promised it for that time is its own (``keep_resting_s``).
 - What a sandbox did not take of the host any more is promised to others only once it was given back.
@@ -28,7 +28,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes import mounting
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
-from sandlot.model.ports import Ability, Instance
+from sandlot.model.ports import Ability, Exit, ExitReason, Instance
 from sandlot.model.states import SETTLEMENT, State
 
 REST_TIMEOUT_S = 30.0
@@ -111,21 +111,20 @@ async def hibernate(living: Living) -> None:
     await _require(living, Ability.SNAPSHOT, "be hibernated")
     instance, was = _instance(box), box.state
     await _intend(living, State.HIBERNATING)
-    before = box.expires_at, box.deadline_monotonic_s
+    await means.images.remove(box.id)  # from here on an image that is there is the one that is written here
     try:
         if was is State.PAUSED:
             await step("resume", instance.resume())
         await (await _linked(living, instance)).quiesce(REST_TIMEOUT_S)
-        await means.images.remove(box.id)
         into = await means.images.make(box.id)
         size_bytes = await step("hibernate", instance.snapshot(into, keep_running=False), WRITE_TIMEOUT_S)
     except BaseException as error:
-        if isinstance(error, SandboxEndedError):
-            raise
-        if not await _is_written(living, instance):
-            box.expires_at, box.deadline_monotonic_s = before
+        if isinstance(error, SandboxEndedError) and box.link is not None:
+            raise  # the life notices it by the link
+        if was is State.PAUSED:
+            extend(box, means.clock, box.spec.timeout_s)  # it runs, until it is paused again
+        if await _go_on(living, instance) or not await asyncio.to_thread(means.images.image(box.id).is_dir):
             await means.images.remove(box.id)
-            await _go_on(living, instance)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
                     await pause(living)
@@ -151,6 +150,8 @@ async def write(living: Living, into: Path, *, durable: bool = True) -> int:
     Raises:
         UnsupportedError: Its driver cannot.
         SandlotError: It cannot be written; it goes on all the same.
+
+    A paused sandbox that cannot be frozen again afterwards runs, also where its snapshot was written; see :func:`_pause_again`.
     """
     box, means = living.box, living.means
     await _require(living, Ability.SNAPSHOT, "be written to a snapshot")
@@ -166,9 +167,9 @@ async def write(living: Living, into: Path, *, durable: bool = True) -> int:
     finally:
         if not (living.exits is not None and living.exits.done()):
             if was is State.PAUSED:
-                with contextlib.suppress(SandboxEndedError):
-                    await step("pause", instance.pause())
-            box.become(was)
+                await _pause_again(living, instance)
+            else:
+                box.become(was)
 
 
 async def asleep(living: Living) -> None:
@@ -188,13 +189,24 @@ async def asleep(living: Living) -> None:
     means.rested(box, await asyncio.to_thread(_size, image))
 
 
-async def _is_written(living: Living, instance: Instance) -> bool:
-    """Whether an image is in its place and the processes that it was made of have ended for it."""
+async def _pause_again(living: Living, instance: Instance) -> None:
+    """Freeze a paused sandbox that was thawed for its snapshot.
+
+    A sandbox that cannot be frozen must not be shown as paused: its processes run, while its guest counts no time and its timeout stands
+    still. It is resumed instead, with its timeout anew, and its owner gets the event of a resume.
+    """
+    box, means = living.box, living.means
     try:
-        await instance.usage()
+        await step("pause", instance.pause())
     except SandboxEndedError:
-        return await asyncio.to_thread(living.means.images.image(living.box.id).is_dir)
-    return False
+        return
+    except SandlotError as error:
+        _log.warning("sandbox.not_paused_again", sandbox=box.id, error=str(error))
+        extend(box, means.clock, box.spec.timeout_s)
+        await _go_on(living, instance, "sandbox.resumed")
+        await mounting.settle(living)
+    else:
+        box.become(State.PAUSED)
 
 
 async def _thaw(living: Living) -> None:
@@ -320,8 +332,17 @@ async def _linked(living: Living, instance: Instance) -> Link:
     return box.link
 
 
-async def _go_on(living: Living, instance: Instance) -> None:
-    """It runs again, after what was to be done with it failed."""
+async def _go_on(living: Living, instance: Instance, event: str | None = None) -> bool:
+    """Let a sandbox run again after a work on it failed. A sandbox that lives and cannot run again is ended.
+
+    Args:
+        living: The sandbox.
+        instance: Its instance.
+        event: Type of the event to record, where clients were told that the sandbox did not run.
+
+    Returns:
+        False if the sandbox had ended already.
+    """
     box, means = living.box, living.means
     try:
         await step("resume", instance.resume())
@@ -333,14 +354,21 @@ async def _go_on(living: Living, instance: Instance) -> None:
                 await step("go on", link.checkpoint(armed=False))
                 await step("go on", link.set_deadline(guest_deadline_s(left_s(box, means.clock))))
             except UnavailableError:  # it did not come to rest in time, and this link takes no calls any more
-                await _link(box).aclose()
+                if box.link is not None:
+                    await box.link.aclose()
                 await _linked(living, instance)
     except SandboxEndedError:
-        return
+        if box.link is None:  # by which the life would notice it
+            box.end(Exit(ExitReason.CRASHED, "its guest cannot be reached"))
+        return False
+    except SandlotError as error:
+        box.end(Exit(ExitReason.CRASHED, f"it could not be made to run again: {error.message}"))
+        return True
     box.become(State.RUNNING)
     _tell_woken(box)
     box.deadline_changed.set()
-    await means.register.moved(box)
+    await means.register.moved(box, event)
+    return True
 
 
 async def _give_back(living: Living, size_bytes: int) -> None:

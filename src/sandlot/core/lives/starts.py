@@ -111,14 +111,19 @@ class Restored:
     async def __call__(self, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
         """Go on from it, as another sandbox, or as the same one."""
         await means.register.intend(box)
-        base = await based(box, means)
-        async with turn(box, means.turns):
-            blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=self.image))
-            holdings.append(blank)
-            check(box)
-            await attach(box, means, blank)
-            instance = await step("restore", blank.restore(self.image, box.spec))
-            return await answering(box, means, holdings, instance, base)
+        return await restore(self.image, box, means, holdings)
+
+
+async def restore(image: Path, box: Sandbox, means: Means, holdings: list[Blank | Instance]) -> Started:
+    """Start a sandbox from an image of memory and files. The caller has recorded the intent."""
+    base = await based(box, means)
+    async with turn(box, means.turns):
+        blank = await step("prepare", means.prepare(shape_of(box, base), snapshot=image))
+        holdings.append(blank)
+        check(box)
+        await attach(box, means, blank)
+        instance = await step("restore", blank.restore(image, box.spec))
+        return await answering(box, means, holdings, instance, base)
 
 
 async def attach(box: Sandbox, means: Means, to: Blank) -> None:

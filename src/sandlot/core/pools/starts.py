@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from sandlot.core.lives.means import Ended, Means, extend, step, unless_ended
-from sandlot.core.lives.starts import Restored, Started, boot, mounted, wake
+from sandlot.core.lives.starts import Started, boot, mounted, restore, wake
 from sandlot.core.pools.pool import Member
 from sandlot.core.pools.shelf import Held
 from sandlot.core.sandbox import Sandbox
@@ -126,8 +126,10 @@ class Direct:
                 path = BLANK if isinstance(blank, Lent) else DIRECT
                 return blank
 
+            # Outside of the `try`: a store that refuses the record says nothing about the snapshot, and refuses the boot as well.
+            await means.register.intend(box)
             try:
-                started = await Restored(self._held.image)(box, replace(means, prepare=prepare), holdings)
+                started = await restore(self._held.image, box, replace(means, prepare=prepare), holdings)
             except SandlotError as error:
                 if box.wanted.is_set() or box.leaving.is_set():
                     raise

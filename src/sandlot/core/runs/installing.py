@@ -125,30 +125,19 @@ async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = 
         what: What.
         quota: Of who asks.
         label: What the log says of it beyond what it is.
-        id: Its id, where the caller chose one; one that the guest knows is joined, and not begun again.
+        id: Its id, where the caller chose one; one that the guest knows, or that is being started, is joined, and not begun again.
 
     Raises:
         SandlotError: It could not be started, or the sandbox has ended.
     """
     if id is None:
         return await _begun(box, what, quota, label)
-    presence = box.present.setdefault(id, Presence())
-    presence.enter()
+    joining = asyncio.create_task(_joined(box, what, quota, label, id))
     try:
-        async with presence.turn:
-            try:
-                return Install(box, await processes.follow(box, id, stdout_from=0, stderr_from=0), presence=presence)
-            except NotFoundError:
-                beginning = asyncio.create_task(_begun(box, what, quota, label, id, presence))
-            try:
-                return await asyncio.shield(beginning)
-            except asyncio.CancelledError:
-                box.keep(asyncio.create_task(_left(beginning)))  # whoever left meanwhile may come back
-                raise
-    finally:
-        presence.leave()
-        if not presence.attended and not presence.people and box.present.get(id) is presence:
-            del box.present[id]
+        return await asyncio.shield(joining)
+    except asyncio.CancelledError:
+        box.keep(asyncio.create_task(_left(joining)))
+        raise
 
 
 async def install(box: Sandbox, what: Installing, quota: Quota, *, label: Label = NATIVE, id: ProcessId | None = None) -> Finished:  # noqa: A002 - the word
@@ -171,6 +160,26 @@ async def install(box: Sandbox, what: Installing, quota: Quota, *, label: Label 
         await begun.close()
 
 
+async def _joined(box: Sandbox, what: Installing, quota: Quota, label: Label, id_: ProcessId) -> Install:
+    """Follow the install of an id, or start it where the guest does not know it.
+
+    It runs in a task of its own, which holds the turn until the guest has responded, also when its client leaves during the start. So a second
+    client finds the presence of the first one, waits for the start and joins.
+    """
+    presence = box.present.setdefault(id_, Presence())
+    presence.enter()
+    try:
+        async with presence.turn:
+            try:
+                return Install(box, await processes.follow(box, id_, stdout_from=0, stderr_from=0), presence=presence)
+            except NotFoundError:
+                return await _begun(box, what, quota, label, id_, presence)
+    finally:
+        presence.leave()
+        if not presence.attended and not presence.people and box.present.get(id_) is presence:
+            del box.present[id_]
+
+
 async def _begun(
     box: Sandbox, what: Installing, quota: Quota, label: Label, id_: ProcessId | None = None, presence: Presence | None = None
 ) -> Install:
@@ -184,6 +193,7 @@ async def _begun(
     return Install(box, run, opens=quota.installs, presence=presence)
 
 
-async def _left(beginning: asyncio.Task[Install]) -> None:
+async def _left(joining: asyncio.Task[Install]) -> None:
+    """Close the install of a client that left before it had it."""
     with suppress(SandlotError):
-        await (await beginning).close()
+        await (await joining).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import HostError
+from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.specs import GIB, Limits, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
@@ -70,6 +71,78 @@ async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: 
     await node.sandboxes.resume(sandbox.id, OPERATOR)
     assert is_in(sandbox, State.RUNNING)
     assert not instance.guest.is_frozen
+
+
+async def test_failed_hibernation_leaves_a_running_sandbox_running(node: Node, sandbox: Sandbox) -> None:
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("usage", HostError("the usage cannot be read"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.RUNNING)
+    assert not node.guest(sandbox).is_frozen
+    await hibernated(node, sandbox)
+    assert is_in(sandbox, State.HIBERNATED)
+
+
+async def test_failed_hibernation_leaves_a_paused_sandbox_paused(node: Node, sandbox: Sandbox) -> None:
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("usage", HostError("the usage cannot be read"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.PAUSED)
+    assert node.guest(sandbox).is_frozen
+
+
+async def test_timeout_begins_anew_if_a_paused_sandbox_can_neither_be_hibernated_nor_paused_again(node: Node) -> None:
+    sandbox: Sandbox = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+
+    with pytest.raises(HostError, match="the disk is broken"):
+        await node.sandboxes.hibernate(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, State.RUNNING)
+    assert sandbox.deadline_monotonic_s == node.clock.monotonic_s() + 100
+
+
+@pytest.mark.parametrize("work", ["pause", "hibernate"])
+async def test_sandbox_that_cannot_run_again_after_a_failed_work_ends_with_the_reason(node: Node, sandbox: Sandbox, work: str) -> None:
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+    node.driver.fail_next("snapshot", HostError("the disk is broken"))
+    node.driver.fail_next("resume", HostError("cannot thaw"))
+
+    with pytest.raises(SandlotError):
+        await getattr(node.sandboxes, work)(sandbox.id, OPERATOR)
+    await settled(sandbox.ended.is_set)
+
+    assert is_in(sandbox, State.FAILED)
+    assert sandbox.exit is not None
+    assert sandbox.exit.detail == "it could not be made to run again: cannot thaw"
+
+
+async def test_paused_sandbox_of_an_earlier_service_ends_if_its_guest_cannot_be_reached(tmp_path: Path) -> None:
+    state = NodeState(tmp_path)
+    async with open_node(state, keep_sandboxes=True) as first:
+        paused: Sandbox = await first.sandboxes.create(BASE, OPERATOR)
+        await first.sandboxes.pause(paused.id, OPERATOR)
+    async with open_node(state) as second:
+        sandbox = second.core.sandboxes.find(paused.id, OPERATOR)
+        await sandbox.adopted.wait()
+        closed = SandboxEndedError("The link is closed.", code=ErrorCode.SANDBOX_ENDED)
+        second.driver.fail_next("connect", closed, closed)
+
+        with pytest.raises(SandboxEndedError):
+            await second.sandboxes.hibernate(sandbox.id, OPERATOR)
+        await settled(sandbox.ended.is_set)
+
+        assert sandbox.exit is not None
+        assert sandbox.exit.detail == "its guest cannot be reached"
 
 
 async def test_wake_waits_until_the_hibernation_has_released_its_resources(node: Node, sandbox: Sandbox) -> None:

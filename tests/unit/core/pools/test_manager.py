@@ -22,7 +22,7 @@ from sandlot.core.pools import policy
 from sandlot.core.pools.asleep import NEUTRAL as NEUTRAL_IDENTITY
 from sandlot.core.pools.kept import FILE as POOLS_FILE
 from sandlot.core.pools.pool import Pool
-from sandlot.core.pools.starts import BOOT, HOT
+from sandlot.core.pools.starts import BOOT, DIRECT, HOT
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
@@ -198,6 +198,24 @@ async def test_create_fails_without_another_attempt_if_the_store_refuses_its_rec
 
     assert len(node.driver.prepared) == 1, "the warm sandbox; nothing was booted in its place"
     assert pool.claims == {}
+
+
+async def test_create_that_the_store_refuses_keeps_the_template_snapshot_and_boots_nothing(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        pool = await filled_pool(node, warm=1)
+        snapshot = node.pools.find(pool.id, OPERATOR).held
+        assert snapshot is not None
+        await create(node)  # claims the warm sandbox, so that the next create is restored
+        prepared = len(node.driver.prepared)
+        node.state.database.faults.fail_next("sandboxes.save", HostError("the database cannot be written"))
+
+        with pytest.raises(HostError, match="cannot be written"):
+            await create(node)
+
+        assert len(node.driver.prepared) == prepared
+        assert node.pools.find(pool.id, OPERATOR).held is snapshot
+        await create(node)
+        assert pool.claims == {HOT: 1, DIRECT: 1}
 
 
 async def test_failed_claim_waits_for_its_own_save(node: Node) -> None:

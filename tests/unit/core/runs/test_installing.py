@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
+from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
 from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
 from tests.support.service import Bench
@@ -42,6 +45,12 @@ async def there(box: Sandbox, path: str) -> bool:
 
 async def running(box: Sandbox, id_: str) -> bool:
     return (await processes.look(box, id_)).running
+
+
+async def run_pending() -> None:
+    """Let everything run that waits for nothing but its turn."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 async def begun(box: Sandbox, **more: object) -> installing.Install:
@@ -134,6 +143,75 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
         gate.set()
         assert (await following).outcome.exit_code == 0
         assert len(guest.requests("process.start")) == 1
+
+
+@asynccontextmanager
+async def gated(folder: Path) -> AsyncIterator[tuple[Sandbox, MemoryGuest, asyncio.Event]]:
+    """A sandbox whose package manager ends when the event is set."""
+    state, gate = NodeState(folder), asyncio.Event()
+
+    async def manager(_: ProgramContext) -> None:
+        await gate.wait()
+
+    state.driver.scripts.programs["/bin/sh"] = manager
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
+        yield sandbox, node.guest(sandbox), gate
+
+
+async def test_second_client_joins_an_install_whose_first_client_left_during_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
+    id_ = new_process_id()
+    async with gated(tmp_path) as (sandbox, guest, gate):
+        start = guest.hold("process.start")
+        leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
+        await start.reached.wait()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        following = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
+        await run_pending()
+        start.release()
+        await settled(lambda: bool(guest.processes.running))
+        await run_pending()
+        assert sandbox.installs == 1
+        gate.set()
+
+        assert (await following).outcome.exit_code == 0
+        assert guest.requests("process.signal") == []
+        assert len(guest.requests("process.start")) == 1
+        assert sandbox.monthly is not None
+        assert sandbox.monthly.used(sandbox.owner) == 1
+        await settled(lambda: not sandbox.installs and not sandbox.present)
+
+
+async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
+    id_ = new_process_id()
+    async with gated(tmp_path) as (sandbox, guest, gate):
+        leaving = await installing.start(sandbox, WHAT, Quota(), id=id_)
+        following = await installing.start(sandbox, WHAT, Quota(), id=id_)
+        await leaving.close()
+        await run_pending()
+        gate.set()
+
+        assert (await processes.collected(sandbox, following.run, None)).outcome.exit_code == 0
+        assert guest.requests("process.signal") == []
+        await following.close()
+        await settled(lambda: not sandbox.installs and not sandbox.present)
+
+
+async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 0.0)
+    async with gated(tmp_path) as (sandbox, guest, _):
+        start = guest.hold("process.start")
+        leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=new_process_id()))
+        await start.reached.wait()
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        start.release()
+
+        await settled(lambda: [call["signal"] for call in guest.requests("process.signal")][:1] == [signal.SIGTERM])
+        await settled(lambda: not sandbox.installs and not sandbox.present)
 
 
 async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> None:

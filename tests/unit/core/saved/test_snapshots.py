@@ -168,6 +168,50 @@ async def test_paused_sandbox_is_frozen_again_after_its_snapshot_failed(node: No
     assert source.state is State.PAUSED
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_anew(
+    node: Node,
+    fails: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    source = await node.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
+    await node.sandboxes.pause(source.id, OPERATOR)
+    guest = node.guest(source)
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+
+    if fails:
+        node.driver.fail_next("snapshot", HostError("the disk is broken"))
+        with pytest.raises(HostError, match="the disk is broken"):
+            await node.core.snapshots.take(source.id, OPERATOR)
+    else:
+        await node.core.snapshots.take(source.id, OPERATOR)
+        assert len(await kept(node)) == 1
+
+    assert source.state is State.RUNNING
+    assert not guest.is_frozen
+    assert guest.requests("guest.checkpoint")[-1]["armed"] is False
+    assert source.deadline_monotonic_s == node.clock.monotonic_s() + 100
+    record = await node.store.sandboxes.get(source.id)
+    assert record is not None
+    assert record.state is State.RUNNING
+    assert len(await events(node, "sandbox.resumed")) == 1
+
+
+async def test_paused_sandbox_that_can_neither_be_frozen_nor_run_again_ends_with_the_reason(node: Node, source: Sandbox) -> None:
+    await node.sandboxes.pause(source.id, OPERATOR)
+    node.driver.hold("pause")
+    taking = asyncio.create_task(node.core.snapshots.take(source.id, OPERATOR))
+    await node.driver.faults.reach("pause")
+    node.driver.fail_next("pause", HostError("cannot freeze"))
+    node.driver.fail_next("resume", HostError("cannot thaw"))
+    node.driver.faults.release("pause")
+
+    await settled(source.ended.is_set)
+    await asyncio.wait({taking})
+
+    assert source.exit is not None
+    assert source.exit.detail == "it could not be made to run again: cannot thaw"
+
+
 async def test_ended_sandbox_has_no_snapshot(node: Node, source: Sandbox) -> None:
     await node.sandboxes.kill(source.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
