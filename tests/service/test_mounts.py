@@ -338,6 +338,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
     await detach(service, box)
 
 
+@pytest.mark.soak
 async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_once_it_was_hibernated(monkeypatch: pytest.MonkeyPatch) -> None:
     with place() as folder:
         with monkeypatch.context() as patched:
