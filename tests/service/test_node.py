@@ -88,6 +88,7 @@ def test_request_above_the_capacity_is_invalid(service: LocalService) -> None:
         assert capacity(service)["sandboxes"] == 0
 
 
+@pytest.mark.slow
 def test_sdk_retries_until_there_is_room(service: LocalService) -> None:
     limits = half(service)["limits"]
     options = {"memory": limits["memory_bytes"], "disk": limits["disk_bytes"], "pids": limits["pids"]}

@@ -85,6 +85,8 @@ with Client(data_dir=sys.argv[1], autostart=False) as client:
 """
 
 
+@pytest.mark.slow
+@ON_GVISOR
 def test_killed_client_leaves_no_sandbox(service: LocalService) -> None:
     client = subprocess.Popen([sys.executable, "-c", LEAVES, str(service.data_dir), TEMPLATE, service.isolation or "auto"])
     while len(service.client.sandboxes(state="running")) < 2:

@@ -58,16 +58,23 @@ async def twice(cache: Served, install: Callable[[], Awaitable[object]]) -> None
     assert (second.errors, second.mismatches, second.stale, cache.cut) == (0, 0, 0, [])
 
 
-async def test_pip(cache: Served, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has pip and nothing else."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
+    return folder / "bin/python"
+
+
+async def test_pip(cache: Served, python: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
 
     async def install() -> None:
         shutil.rmtree(target, ignore_errors=True)
         options = ("--no-cache-dir", "--disable-pip-version-check", "--target", target, "--index-url", f"{cache.origin}/pypi/simple/")
-        await run([tmp_path / "venv/bin/python", "-m", "pip", "install", *options, *PACKAGES], tmp_path / "home")
+        await run([python, "-m", "pip", "install", *options, *PACKAGES], tmp_path / "home")
         assert {"six.py", "humanize"} <= {path.name for path in target.iterdir()}
 
-    await run([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path / "home")
     await twice(cache, install)
 
 
@@ -83,7 +90,7 @@ async def test_uv(cache: Served, tmp_path: Path) -> None:
     await twice(cache, install)
 
 
-async def test_a_lock_with_hashes_holds(cache: Served, tmp_path: Path) -> None:
+async def test_a_lock_with_hashes_holds(cache: Served, python: Path, tmp_path: Path) -> None:
     """Links of the cache are of no matter to a lock file, and hashes are: what was locked against an index installs through the cache."""
     index = ("--default-index", f"{cache.origin}/pypi/simple/", "--no-cache", "--no-config")
     (tmp_path / "in").write_text("six==1.17.0\n", encoding="ascii")
@@ -93,8 +100,7 @@ async def test_a_lock_with_hashes_holds(cache: Served, tmp_path: Path) -> None:
     )
     assert "127.0.0.1" not in (tmp_path / "lock").read_text(encoding="ascii")
     options = ("--no-cache-dir", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--target", tmp_path / "target")
-    await run([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path / "h")
-    pip = (tmp_path / "venv/bin/python", "-m", "pip", "install", "--index-url", f"{cache.origin}/pypi/simple/")
+    pip = (python, "-m", "pip", "install", "--index-url", f"{cache.origin}/pypi/simple/")
     await run([*pip, *options, "-r", tmp_path / "lock"], tmp_path / "h")
     assert (tmp_path / "target/six.py").exists()
 

@@ -17,9 +17,6 @@ from tests.support.localservice import EVERY_DAY, LocalService, local_service
 
 pytestmark = pytest.mark.slow
 
-QUICK = pytest.mark.parametrize("service", ["container"], indirect=True)
-"""For what is the package managers' and ours, and nothing of the isolation's."""
-
 IMPORTED = "import {0}; print({0}.__name__)"
 
 
@@ -33,6 +30,13 @@ def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
     with service.create(timeout=1200) as made:
         made.run_code("kept = 'kept'")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def quick(service: LocalService) -> Iterator[Sandbox]:
+    """A container, for what is the package managers' and ours, and nothing of the isolation's."""
+    with service.create(timeout=1200, isolation="container") as made:
         yield made
 
 
@@ -99,8 +103,8 @@ BROKEN = {
 
 
 def test_next_install_repairs_what_a_killed_apt_left(sandbox: Sandbox) -> None:
+    typed(sandbox, "apt-get install -y bc", "root")
     for state, command in BROKEN.items():
-        typed(sandbox, "apt-get install -y bc", "root")
         typed(sandbox, command, "root")
         if state != "a package that is not configured":
             assert sandbox.commands.run("apt-get install -y hello", user="root", timeout=100).exit_code == 100, state
@@ -115,8 +119,7 @@ def test_installs_leave_nothing_in_the_workspace(sandbox: Sandbox) -> None:
     assert typed(sandbox, "ls -A /workspace") == ""
 
 
-@QUICK
-def test_failed_install_has_the_words_of_its_manager(sandbox: Sandbox) -> None:
+def test_failed_install_has_the_words_of_its_manager(quick: Sandbox) -> None:
     for manager, package, words in (
         ("pip", "sandlot-no-such-package", "was not found"),
         ("pip", "six==0.0.1", "six==0.0.1"),
@@ -125,21 +128,19 @@ def test_failed_install_has_the_words_of_its_manager(sandbox: Sandbox) -> None:
         ("apt", "sandlot-no-such-package", "Unable to locate package"),
         ("apt", "tree=0.0.1", "Version '0.0.1' for 'tree' was not found"),
     ):
-        done = sandbox.install(package, manager=manager)
+        done = quick.install(package, manager=manager)
         assert done.exit_code not in {0, None}, package
         assert words in done.stdout + done.stderr, package
 
 
-@QUICK
-def test_urls_paths_and_options_are_no_packages(sandbox: Sandbox) -> None:
+def test_urls_paths_and_options_are_no_packages(quick: Sandbox) -> None:
     for manager, word in (("pip", "--index-url=http://192.0.2.1/"), ("npm", "https://192.0.2.1/x.tgz"), ("apt", "/tmp/x.deb"), ("gem", "rails")):
         with pytest.raises(InvalidRequestError):
-            sandbox.install(word, manager=manager)
+            quick.install(word, manager=manager)
 
 
-@QUICK
-def test_install_ends_at_its_timeout(sandbox: Sandbox) -> None:
-    done = sandbox.install("numpy", timeout=0.2)
+def test_install_ends_at_its_timeout(quick: Sandbox) -> None:
+    done = quick.install("numpy", timeout=0.2)
     assert (done.timed_out, done.exit_code) == (True, 137)
 
 

@@ -29,7 +29,7 @@ def test_every_program_of_the_readme_is_run() -> None:
     assert set(PROGRAMS) == set(SAY)
 
 
-@pytest.mark.parametrize("heading", SAY)
+@pytest.mark.parametrize("heading", ["A first program", pytest.param("Pause, hibernate, snapshot, fork", marks=pytest.mark.slow)])
 def test_program_of_the_readme_prints_its_output_and_leaves_nothing(service: LocalService, heading: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(service.data_dir)}
     done = subprocess.run([sys.executable, "-c", PROGRAMS[heading]], env=env, capture_output=True, text=True, check=False)

@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Thread
@@ -17,18 +15,12 @@ from threading import Thread
 import pytest
 
 from sandlot import AsyncClient, Sandbox
+from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.sdk import EventInfo, ExecutionInfo
 from tests.support.localservice import LocalService
 
 MIB = 1024 * 1024
-
-
-def command(service: LocalService, *arguments: str) -> str:
-    env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
-    done = subprocess.run([sys.executable, "-m", "sandlot.cli", *arguments], env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def ended(service: LocalService, execution: str) -> ExecutionInfo:
@@ -59,24 +51,35 @@ def test_file_is_uploaded_injected_kept_downloaded_and_deleted(service: LocalSer
 
 
 @pytest.mark.slow
-def test_command_line_has_files_executions_and_events(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_command_line_has_files_executions_and_events(
+    service: LocalService, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
+
+    def command(*arguments: str) -> str:
+        status = dispatch(list(arguments))
+        out, err = capfd.readouterr()
+        assert status == 0, err
+        return out
+
     (tmp_path / "a.txt").write_text("content")
-    id_ = command(service, "files", "upload", str(tmp_path / "a.txt")).strip()
-    assert "a.txt" in command(service, "files", "ls")
-    assert json.loads(command(service, "files", "ls", "--json"))["total"] == 1
-    assert command(service, "files", "download", id_, str(tmp_path / "b.txt")).strip() == str(tmp_path / "b.txt")
+    id_ = command("files", "upload", str(tmp_path / "a.txt")).strip()
+    assert "a.txt" in command("files", "ls")
+    assert json.loads(command("files", "ls", "--json"))["total"] == 1
+    assert command("files", "download", id_, str(tmp_path / "b.txt")).strip() == str(tmp_path / "b.txt")
     assert (tmp_path / "b.txt").read_text() == "content"
-    assert command(service, "files", "rm", id_).strip() == id_
+    assert command("files", "rm", id_).strip() == id_
     ran = sandbox.run_code("print('seen in the log')")
     assert ran.error is None
-    (run,) = json.loads(command(service, "executions", "--sandbox", sandbox.id, "--limit", "1", "--json"))
+    (run,) = json.loads(command("executions", "--sandbox", sandbox.id, "--limit", "1", "--json"))
     assert (run["code"], run["stdout"]) == ("print('seen in the log')", "seen in the log\n")
-    assert "seen in the log" in command(service, "executions", run["id"])
-    events = json.loads(command(service, "events", "--sandbox", sandbox.id, "--json"))
+    assert "seen in the log" in command("executions", run["id"])
+    events = json.loads(command("events", "--sandbox", sandbox.id, "--json"))
     assert [event["type"] for event in events] == ["sandbox.created"]
-    assert "sandbox.created" in command(service, "events", "-f", "--after", "0", "--limit", "1")
+    assert "sandbox.created" in command("events", "-f", "--after", "0", "--limit", "1")
 
 
+@pytest.mark.slow
 def test_files_executions_and_events_survive_a_kill(service: LocalService, sandbox: Sandbox) -> None:
     kept = service.client.files.upload(b"x" * MIB, filename="kept")
     sandbox.commands.run("mkfifo /tmp/go")

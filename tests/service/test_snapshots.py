@@ -198,7 +198,7 @@ async def test_damaged_snapshot_is_marked_and_refused(service: Service, source: 
     await gone(folder, record.id)
 
 
-@pytest.mark.parametrize("asked", [BASE, IN_CONTAINER], ids=["gvisor", "container"])
+@pytest.mark.parametrize("asked", [BASE, pytest.param(IN_CONTAINER, marks=pytest.mark.soak)], ids=["gvisor", "container"])
 async def test_snapshot_of_files_boots_with_them(service: Service, asked: NewSandbox, folder: Path) -> None:
     box = await make(service, asked)
     state = await fill(box)

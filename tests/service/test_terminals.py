@@ -19,16 +19,17 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
+from sandlot.cli.main import dispatch
 from sandlot.model.errors import ConflictError
 from sandlot.model.specs import MIB
-from tests.support.localservice import EACH_ISOLATION, ON_GVISOR, LocalService, local_service
+from tests.support.localservice import LocalService, local_service
 
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module", params=EACH_ISOLATION)
-def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
-    with local_service(isolation=request.param) as running:
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with local_service(isolation="gvisor") as running:
         yield running
 
 
@@ -90,9 +91,17 @@ def desk(service: LocalService, *arguments: str, rows: int = 24, cols: int = 80)
         here.close()
 
 
-@pytest.mark.parametrize("user", ["user", pytest.param("root", marks=pytest.mark.slow)])
-def test_shell_is_used_resized_detached_and_attached_again(service: LocalService, user: str) -> None:
-    with service.create() as sandbox:
+@pytest.mark.parametrize(
+    "isolation, user",
+    [
+        ("gvisor", "user"),
+        pytest.param("container", "root", marks=pytest.mark.slow),
+        pytest.param("gvisor", "root", marks=pytest.mark.soak),
+        pytest.param("container", "user", marks=pytest.mark.soak),
+    ],
+)
+def test_shell_is_used_resized_detached_and_attached_again(service: LocalService, isolation: str, user: str) -> None:
+    with service.create(isolation=isolation) as sandbox:
         with desk(service, "shell", sandbox.id, "--user", user, rows=30, cols=90) as here:
             here.until(b"$ " if user == "user" else b"# ")
             here.type(b"id -un; stty size; echo $TERM\n")
@@ -124,7 +133,7 @@ def test_shell_is_used_resized_detached_and_attached_again(service: LocalService
             assert here.ended() == 7
 
 
-@ON_GVISOR
+@pytest.mark.slow
 def test_signal_to_sandlot_restores_the_terminal_and_leaves_the_program_running(service: LocalService) -> None:
     with service.create() as sandbox:
         with desk(service, "shell", sandbox.id, "--", "cat") as here:
@@ -134,15 +143,21 @@ def test_signal_to_sandlot_restores_the_terminal_and_leaves_the_program_running(
             assert here.ended() == 143
         (left,) = [info for info in sandbox.commands.list() if info.running]
         assert left.pty
-        with desk(service, "kill", sandbox.id, left.id) as here:
-            assert here.ended() == 0
+        assert sandbox.commands.kill(left.id)
         with desk(service, "shell", sandbox.id, "--", "no-such-program") as here:
             assert here.ended() == 127
 
 
 @pytest.mark.slow
-@ON_GVISOR
-def test_output_is_followed_and_processes_are_listed(service: LocalService) -> None:
+def test_output_is_followed_and_processes_are_listed(
+    service: LocalService, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
+
+    def said(*words: str) -> bytes:
+        assert dispatch(list(words)) == 0
+        return capfdbinary.readouterr().out
+
     with service.create() as sandbox:
         handle = sandbox.commands.start("echo one; echo err >&2; read x; echo two $x", stdin=True)
         with desk(service, "logs", "-f", sandbox.id, handle.id) as here:
@@ -151,15 +166,18 @@ def test_output_is_followed_and_processes_are_listed(service: LocalService) -> N
             here.until(b"two more")
             assert here.ended() == 0
         loud = sandbox.commands.start("printf '\\033]0;owned\\007\\n'")
-        for options, expected in (((), b"\\x1b]0;owned\\x07"), (("--raw",), b"\x1b]0;owned\x07"), (("--json",), b'"stream": "stdout"')):
-            with desk(service, "logs", "-f", *options, sandbox.id, loud.id) as here:
-                here.until(expected)
-                assert here.ended() == 0
-        with desk(service, "ps", sandbox.id) as here:
-            told = here.until(b"echo one").decode()
-            assert handle.id in told
-            assert "exited 0" in told
+        with desk(service, "logs", "-f", sandbox.id, loud.id) as here:
+            here.until(b"\\x1b]0;owned\\x07")
             assert here.ended() == 0
+        for option, expected in (("--raw", b"\x1b]0;owned\x07"), ("--json", b'"stream": "stdout"')):
+            assert expected in said("logs", "-f", option, sandbox.id, loud.id)
+        told = said("ps", sandbox.id).decode()
+        assert "echo one" in told
+        assert handle.id in told
+        assert "exited 0" in told
+        quiet = sandbox.commands.start("sleep 1000")
+        said("kill", sandbox.id, quiet.id)
+        assert quiet.wait().exit_code == 137
 
 
 def test_timeout_and_cancel_kill_processes_that_ignore_signals_and_left_the_group(service: LocalService) -> None:
@@ -204,7 +222,6 @@ def test_processes_and_input_survive_a_killed_service(service: LocalService) -> 
 
 
 @pytest.mark.slow
-@ON_GVISOR
 def test_flood_on_a_terminal_takes_bounded_memory_of_the_service(service: LocalService) -> None:
     with service.create() as sandbox:
         sandbox.pty.create(["true"]).close()

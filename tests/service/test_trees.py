@@ -21,11 +21,11 @@ from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.sdk import FileEvent, Progress
 from tests.support.archives import archive, entry
-from tests.support.localservice import EACH_ISOLATION, ISOLATIONS, ON_GVISOR, LocalService, local_service
+from tests.support.localservice import EVERY_DAY, ISOLATIONS, ON_GVISOR, LocalService, local_service
 from tests.support.traces import settle
 
 
-@pytest.fixture(scope="module", params=EACH_ISOLATION)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(80 << 20)}, isolation=request.param) as running:
         yield running
@@ -72,6 +72,7 @@ def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: P
     settle(lambda: helpers(sandbox), 0)
 
 
+@pytest.mark.slow
 @ON_GVISOR
 def test_file_above_the_upload_limit_is_refused_and_smaller_ones_are_copied(sandbox: Sandbox, tmp_path: Path) -> None:
     for name, size in (("a", 85), ("b", 1)):
@@ -83,6 +84,7 @@ def test_file_above_the_upload_limit_is_refused_and_smaller_ones_are_copied(sand
     assert sandbox.files.exists("/workspace/parts/b"), "what fits was copied before"
 
 
+@pytest.mark.slow
 @ON_GVISOR
 def test_tree_that_is_too_deep_is_refused_and_can_be_removed(sandbox: Sandbox, tmp_path: Path) -> None:
     made = sandbox.commands.run("mkdir -p pit/$(printf 'd/%.0s' $(seq 300)) && echo here > pit/$(printf 'd/%.0s' $(seq 300))file")
@@ -258,19 +260,16 @@ def test_watch_command_ends_with_the_folder(service: LocalService, sandbox: Sand
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolation", ISOLATIONS)
-def test_upload_of_a_killed_service_is_ended_by_the_next_and_leaves_the_old_file(isolation: str) -> None:
-    with local_service(isolation=isolation) as dying:
-        sandbox = dying.create()
-        sandbox.files.write("/workspace/in/big", "old")
-        half = archive(entry("big", content=bytes(4_000_000)))[:2_000_000]
-        head = f"POST /v1/sandboxes/{sandbox.id}/files/archive?path=/workspace/in HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode()
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(dying.data_dir / "sandlot.sock"))
-            client.sendall(head + half)
-            settle(lambda: sandbox.commands.run("ls -A in").stdout.count("\n"), 2)
-            dying.end(signal.SIGKILL)
-        dying.start()
-        again = Sandbox.connect(sandbox.id, client=dying.client)
-        settle(lambda: (again.commands.run("ls -A in").stdout, helpers(again)), ("big\n", 0))
-        assert again.files.read("/workspace/in/big") == "old"
+def test_upload_of_a_killed_service_is_ended_by_the_next_and_leaves_the_old_file(service: LocalService, sandbox: Sandbox) -> None:
+    sandbox.files.write("/workspace/in/big", "old")
+    half = archive(entry("big", content=bytes(4_000_000)))[:2_000_000]
+    head = f"POST /v1/sandboxes/{sandbox.id}/files/archive?path=/workspace/in HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(service.data_dir / "sandlot.sock"))
+        client.sendall(head + half)
+        settle(lambda: sandbox.commands.run("ls -A in").stdout.count("\n"), 2)
+        service.end(signal.SIGKILL)
+    service.start()
+    again = Sandbox.connect(sandbox.id, client=service.client)
+    settle(lambda: (again.commands.run("ls -A in").stdout, helpers(again)), ("big\n", 0))
+    assert again.files.read("/workspace/in/big") == "old"

@@ -18,10 +18,11 @@ from contextlib import closing, suppress
 import pytest
 
 from sandlot import AsyncClient, AsyncSandbox, Sandbox
+from sandlot.cli.main import dispatch
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
 from sandlot.model.specs import MIB
 from sandlot.sdk import Tunnel
-from tests.support.localservice import EACH_ISOLATION, ON_GVISOR, LocalService, local_service
+from tests.support.localservice import EVERY_DAY, ON_GVISOR, LocalService, local_service
 
 LARGE = 6 * MIB
 PATIENCE_S = 150
@@ -62,7 +63,7 @@ while True:
 """
 
 
-@pytest.fixture(scope="module", params=EACH_ISOLATION)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
     with local_service(isolation=request.param) as running:
         yield running
@@ -262,8 +263,12 @@ def _cut_with_its_sandbox(box: Sandbox) -> None:
         assert ended.value.code is ErrorCode.SANDBOX_ENDED
 
 
+@pytest.mark.slow
 @ON_GVISOR
-def test_forward_command_listens_until_it_is_interrupted(service: LocalService, sandbox: Sandbox) -> None:
+def test_forward_command_listens_until_it_is_interrupted(
+    service: LocalService, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
     env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
     env.pop("SANDLOT_URL", None)
     command = [sys.executable, "-P", "-m", "sandlot.cli", "forward", sandbox.id]
@@ -276,10 +281,9 @@ def test_forward_command_listens_until_it_is_interrupted(service: LocalService, 
         assert connection.recv(7) == b"by hand"
     with suppress(ConnectionError), closing(dial(addresses[1], "echo")) as connection:
         assert rest(connection) == b""
-    taken = subprocess.run([*command, f"{addresses[0].partition(':')[2]}:7001"], capture_output=True, env=env, text=True, check=False)
-    assert taken.returncode == 1
-    assert "cannot be listened on" in taken.stderr
-    assert subprocess.run([*command, "7001:x"], capture_output=True, env=env, check=False).returncode == 2
+    assert dispatch(["forward", sandbox.id, f"{addresses[0].partition(':')[2]}:7001"]) == 1
+    assert "cannot be listened on" in capsys.readouterr().err
+    assert dispatch(["forward", sandbox.id, "7001:x"]) == 2
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE_S)
     assert (running.returncode, out) == (0, "")
@@ -305,6 +309,7 @@ def test_traffic_keeps_a_sandbox_alive_and_an_open_tunnel_does_not(service: Loca
                 tunnel.receive()
 
 
+@pytest.mark.slow
 @ON_GVISOR
 def test_fork_has_none_of_the_tunnels_of_its_parent(service: LocalService) -> None:
     with listening_in(service) as box, say(box, "told") as tunnel, say(box, "echo") as other:
@@ -322,6 +327,7 @@ def test_fork_has_none_of_the_tunnels_of_its_parent(service: LocalService) -> No
         until(lambda: told(box) == ["end"])
 
 
+@pytest.mark.slow
 @ON_GVISOR
 def test_hibernation_cuts_tunnels_and_the_next_one_wakes_the_sandbox(service: LocalService) -> None:
     with listening_in(service) as box:

@@ -1,6 +1,6 @@
 """Volumes on gVisor and in containers: seen, sized, read-only, shared, followed into sleep, and there when every sandbox is gone.
 
-Every test leaves nothing on the host: no mount in any namespace, no loop device (``place``).
+The tests leave nothing on the host: no mount in any namespace, no loop device (``place``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,51 @@ DATA = VolumeMount("data", "/data")
 READ_ONLY = replace(DATA, read_only=True)
 WITH = replace(BASE, volumes=(DATA,))
 ISOLATIONS = pytest.mark.parametrize("base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container", marks=pytest.mark.slow)])
+MOSTLY_ON_GVISOR = pytest.mark.parametrize(
+    "base", [pytest.param(BASE, id="gvisor"), pytest.param(IN_CONTAINER, id="container", marks=pytest.mark.soak)]
+)
+"""For what src/sandlot/testing/driver_volumes.py shows of both isolations."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with place() as made_:
+        yield made_
+
+
+@pytest.fixture(scope="module")
+async def shared(folder: Path) -> AsyncGenerator[Service]:
+    async with real_service(folder) as started:
+        yield started
+
+
+@pytest.fixture
+async def service(shared: Service) -> AsyncGenerator[Service]:
+    """The service of all tests, without what the test before made."""
+    yield shared
+    await clear(shared)
+
+
+async def clear(service: Service, *kept: Sandbox) -> None:
+    """Remove all pools, snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
+    for told in service.sandboxes.pools.all(OPERATOR):
+        await service.sandboxes.pools.remove(told.pool.id, OPERATOR)
+    for box in service.sandboxes.all(OPERATOR):
+        if box not in kept:
+            await service.sandboxes.kill(box.id, OPERATOR)
+    for box in kept:
+        for mount in box.spec.volumes:
+            await service.core.mounts.detach(box.id, OPERATOR, mount.path)
+    for record in await service.store.snapshots.of_node(service.node):
+        await service.core.snapshots.delete(record.id, OPERATOR)
+    for volume in await service.core.volumes.listing(OPERATOR):
+        await until(lambda id_=volume.id: _free(service, id_))  # type: ignore[misc]
+        await service.core.volumes.remove(OPERATOR, volume.id)
+    await until(lambda: not loops_below(service.settings.volumes))
+
+
+async def _free(service: Service, volume: str) -> bool:
+    return not (await service.core.volumes.get(OPERATOR, volume)).attached
 
 
 async def made(service: Service, name: str = "data") -> str:
@@ -58,7 +104,7 @@ async def all_let_go(folder: Path) -> None:
     await until(nothing)
 
 
-@ISOLATIONS
+@MOSTLY_ON_GVISOR
 async def test_volume_keeps_files_between_sandboxes_and_restarts(base: NewSandbox) -> None:
     with place() as folder:
         async with real_service(folder) as service:
@@ -92,223 +138,204 @@ async def _unused(service: Service) -> bool:
 
 
 @pytest.mark.slow
-@ISOLATIONS
-async def test_volume_takes_no_more_than_its_size(base: NewSandbox) -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            box = await make(service, replace(base, volumes=(DATA,)))
-            for user in User:
-                said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=64", user)
-                assert "No space left on device" in said
-                written = int(await shell(box, f"stat -c %s /data/{user}; rm -f /data/{user}"))
-                assert SIZE <= written < 1.1 * SIZE
-            assert await shell(box, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
-            image = next((folder / "volumes").glob("*.img"))
+@MOSTLY_ON_GVISOR
+async def test_volume_takes_no_more_than_its_size(service: Service, folder: Path, base: NewSandbox) -> None:
+    await made(service)
+    box = await make(service, replace(base, volumes=(DATA,)))
+    for user in User:
+        said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=64", user)
+        assert "No space left on device" in said
+        written = int(await shell(box, f"stat -c %s /data/{user}; rm -f /data/{user}"))
+        assert SIZE <= written < 1.1 * SIZE
+    assert await shell(box, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
+    image = next((folder / "volumes").glob("*.img"))
 
-            async def given_back() -> bool:
-                return image.stat().st_blocks * 512 < SIZE
+    async def given_back() -> bool:
+        return image.stat().st_blocks * 512 < SIZE
 
-            await shell(box, "sync")
-            await until(given_back)
+    await shell(box, "sync")
+    await until(given_back)
+
+
+@pytest.mark.slow
+@MOSTLY_ON_GVISOR
+async def test_read_only_volume_is_read_only_for_root_too(service: Service, base: NewSandbox) -> None:
+    await made(service)
+    writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
+    await shell(writer, "echo one > /data/word")
+    assert await shell(reader, "cat /data/word") == "one\n"
+    for user in User:
+        for command in (
+            "touch /data/x",
+            "rm /data/word",
+            "echo two > /data/word",
+            "chmod 777 /data",
+            "mkdir /data/y",
+            "mv /data/word /data/z",
+        ):
+            assert "Read-only file system" in await fails(reader, command, user)
+    tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
+    await processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
+    await fails(reader, "touch /data/x", User.ROOT)
+    await shell(writer, "echo two > /data/word; echo three > /data/new")
+    assert await shell(reader, "cat /data/word /data/new") == "two\nthree\n"
 
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_read_only_volume_is_read_only_for_root_too(base: NewSandbox) -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
-            await shell(writer, "echo one > /data/word")
-            assert await shell(reader, "cat /data/word") == "one\n"
-            for user in User:
-                for command in (
-                    "touch /data/x",
-                    "rm /data/word",
-                    "echo two > /data/word",
-                    "chmod 777 /data",
-                    "mkdir /data/y",
-                    "mv /data/word /data/z",
-                ):
-                    assert "Read-only file system" in await fails(reader, command, user)
-            tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
-            await processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
-            await fails(reader, "touch /data/x", User.ROOT)
-            await shell(writer, "echo two > /data/word; echo three > /data/new")
-            assert await shell(reader, "cat /data/word /data/new") == "two\nthree\n"
+async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, folder: Path, base: NewSandbox) -> None:
+    id_ = await made(service)
+    box = await make(service, replace(base, volumes=(DATA,)))
+    targets = {"host": folder, "root": "/", "up": "../../../../../../etc/machine-id", "image": folder / "volumes" / f"{id_}.img"}
+    links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
+    await shell(box, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
+    planted = await processes.run(
+        box, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
+    )
+    assert planted.outcome.exit_code == 0
+    for name in ("host/sandlot.db", "image", "disk"):
+        await fails(box, f"head -c 1 /data/{name}", User.ROOT)
+    assert "uid=1000" in await shell(box, "/data/id")
+    assert (await shell(box, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
+    assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
+    await service.sandboxes.kill(box.id, OPERATOR)
+    await until(lambda: _unused(service))
+    await service.core.volumes.remove(OPERATOR, id_)
+    assert folder.joinpath("sandlot.db").is_file()
 
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(base: NewSandbox) -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            id_ = await made(service)
-            box = await make(service, replace(base, volumes=(DATA,)))
-            targets = {"host": folder, "root": "/", "up": "../../../../../../etc/machine-id", "image": folder / "volumes" / f"{id_}.img"}
-            links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
-            await shell(box, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
-            planted = await processes.run(
-                box, ProcessSpec(("/bin/sh", "-c", "chown 0:0 /data/id; chmod 6755 /data/id; mknod /data/disk b 7 0; true"), user=User.ROOT)
-            )
-            assert planted.outcome.exit_code == 0
-            for name in ("host/sandlot.db", "image", "disk"):
-                await fails(box, f"head -c 1 /data/{name}", User.ROOT)
-            assert "uid=1000" in await shell(box, "/data/id")
-            assert (await shell(box, "ls /data/root/workspace; readlink -f /data/root")).split() == ["/"]
-            assert (await service.core.volumes.get(OPERATOR, id_)).used_bytes > 0
-            await service.sandboxes.kill(box.id, OPERATOR)
-            await until(lambda: _unused(service))
-            await service.core.volumes.remove(OPERATOR, id_)
-            assert folder.joinpath("sandlot.db").is_file()
+async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: NewSandbox) -> None:
+    await made(service)
+    with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
+    await shell(with_it, "echo hidden-word > /data/word")
+    for box in (without, await make(service, base)):
+        assert "ext4" not in await shell(box, "cat /proc/mounts")
+        assert "hidden-word" not in await shell(box, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
+        if base is BASE:
+            for path in ("0/x", "x", "7/x"):
+                assert "Read-only file system" in await fails(box, f"touch /.sandlot/volumes/{path}", User.ROOT)
+        assert await fails(box, "ls /data")
 
 
 @pytest.mark.slow
-@ISOLATIONS
-async def test_a_sandbox_without_it_sees_nothing_of_it(base: NewSandbox) -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
-            await shell(with_it, "echo hidden-word > /data/word")
-            for box in (without, await make(service, base)):
-                assert "ext4" not in await shell(box, "cat /proc/mounts")
-                assert "hidden-word" not in await shell(box, "cat /.sandlot/volumes/*/* 2>/dev/null; true")
-                if base is BASE:
-                    for path in ("0/x", "x", "7/x"):
-                        assert "Read-only file system" in await fails(box, f"touch /.sandlot/volumes/{path}", User.ROOT)
-                assert await fails(box, "ls /data")
+async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, folder: Path) -> None:
+    await made(service)
+    one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
+    loop = "i=0; while [ $i -lt 100 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
+    await asyncio.gather(*(shell(box, loop.format(name)) for box, name in ((one, "one"), (other, "other"))))
+    for box in (one, other):
+        assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == [
+            "200",
+            "100",
+        ]
+    assert len(loops_below(folder / "volumes")) == 1
 
 
 @pytest.mark.slow
-async def test_two_sandboxes_of_different_kinds_write_at_once() -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
-            loop = "i=0; while [ $i -lt 100 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
-            await asyncio.gather(*(shell(box, loop.format(name)) for box, name in ((one, "one"), (other, "other"))))
-            for box in (one, other):
-                assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == [
-                    "200",
-                    "100",
-                ]
-            assert len(loops_below(folder / "volumes")) == 1
+async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed(service: Service) -> None:
+    await made(service)
+    await made(service, "second")
+    pools = service.sandboxes.pools
+    pool = (await pools.create(OPERATOR, BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
+
+    async def ready() -> bool:
+        return len(pool.ready) == 1
+
+    await until(ready)
+    asked = replace(BASE, volumes=(DATA, VolumeMount("second", "/workspace/second", read_only=True)))
+    box = await make(service, asked)
+    assert pool.claims["hot"] == 1
+    assert await shell(box, "echo 1 > /data/x; cat /data/x; ls -A /workspace/second") == "1\n"
+    assert "Read-only" in await fails(box, "touch /workspace/second/x")
+    await until(ready)
+    assert await fails(await make(service, BASE), "ls /data")
 
 
 @pytest.mark.slow
-async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed() -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            await made(service, "second")
-            pools = service.sandboxes.pools
-            pool = (await pools.create(OPERATOR, BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
-
-            async def ready() -> bool:
-                return len(pool.ready) == 1
-
-            await until(ready)
-            asked = replace(BASE, volumes=(DATA, VolumeMount("second", "/workspace/second", read_only=True)))
-            box = await make(service, asked)
-            assert pool.claims["hot"] == 1
-            assert await shell(box, "echo 1 > /data/x; cat /data/x; ls -A /workspace/second") == "1\n"
-            assert "Read-only" in await fails(box, "touch /workspace/second/x")
-            await until(ready)
-            assert await fails(await make(service, BASE), "ls /data")
-
-
-@pytest.mark.slow
-async def test_what_sleeps_finds_its_volumes_when_it_wakes() -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            id_ = await made(service)
-            box = await make(service, WITH)
-            await shell(box, "echo before > /data/word")
-            await cell(box, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
-            await service.sandboxes.hibernate(box.id, OPERATOR)
-            await all_let_go(folder)
-            assert (await service.core.volumes.get(OPERATOR, id_)).attached == (box.id,)
-            with pytest.raises(ConflictError):
-                await service.core.volumes.remove(OPERATOR, id_)
-            other = await make(service, WITH)
-            assert await shell(other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
-            await service.sandboxes.resume(box.id, OPERATOR)
-            assert await shell(box, "cat /data/word /data/new") == "after\nnew\n"
-            await cell(box, "file.write('two\\n')\nfile.close()")
-            assert await shell(other, "cat /data/log") == "one\ntwo\n"
-            await service.sandboxes.kill(other.id, OPERATOR)
-            await service.sandboxes.hibernate(box.id, OPERATOR)
-            await all_let_go(folder)
-            assert await shell(box, "cat /data/new") == "new\n"
+async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, folder: Path) -> None:
+    id_ = await made(service)
+    box = await make(service, WITH)
+    await shell(box, "echo before > /data/word")
+    await cell(box, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await all_let_go(folder)
+    assert (await service.core.volumes.get(OPERATOR, id_)).attached == (box.id,)
+    with pytest.raises(ConflictError):
+        await service.core.volumes.remove(OPERATOR, id_)
+    other = await make(service, WITH)
+    assert await shell(other, "cat /data/word; echo after > /data/word; echo new > /data/new") == "before\n"
+    await service.sandboxes.resume(box.id, OPERATOR)
+    assert await shell(box, "cat /data/word /data/new") == "after\nnew\n"
+    await cell(box, "file.write('two\\n')\nfile.close()")
+    assert await shell(other, "cat /data/log") == "one\ntwo\n"
+    await service.sandboxes.kill(other.id, OPERATOR)
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await all_let_go(folder)
+    assert await shell(box, "cat /data/new") == "new\n"
 
 
 @pytest.mark.slow
-async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_for() -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            forks, writer = service.core.forks, await make(service, WITH)
-            await shell(writer, "echo 1 > /data/word")
-            with pytest.raises(ConflictError, match="share_volumes"):
-                await forks.fork(writer.id, OPERATOR, NewFork())
-            (child,) = await forks.fork(writer.id, OPERATOR, NewFork(share_volumes=True))
-            assert child.spec.volumes == writer.spec.volumes
-            assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
-            assert await shell(writer, "cat /data/word") == "2\n"
-            reader = await make(service, replace(BASE, volumes=(READ_ONLY,)))
-            children = await forks.fork(reader.id, OPERATOR, NewFork(count=2))
-            for box in children:
-                assert await shell(box, "cat /data/word") == "2\n"
-                assert "Read-only" in await fails(box, "touch /data/x")
-            assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 5
+async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_for(service: Service) -> None:
+    await made(service)
+    forks, writer = service.core.forks, await make(service, WITH)
+    await shell(writer, "echo 1 > /data/word")
+    with pytest.raises(ConflictError, match="share_volumes"):
+        await forks.fork(writer.id, OPERATOR, NewFork())
+    (child,) = await forks.fork(writer.id, OPERATOR, NewFork(share_volumes=True))
+    assert child.spec.volumes == writer.spec.volumes
+    assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
+    assert await shell(writer, "cat /data/word") == "2\n"
+    reader = await make(service, replace(BASE, volumes=(READ_ONLY,)))
+    children = await forks.fork(reader.id, OPERATOR, NewFork(count=2))
+    for box in children:
+        assert await shell(box, "cat /data/word") == "2\n"
+        assert "Read-only" in await fails(box, "touch /data/x")
+    assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 5
 
 
 @pytest.mark.slow
-async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for() -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            await made(service)
-            await made(service, "other")
-            snapshots, box = service.core.snapshots, await make(service, WITH)
-            await shell(box, "echo 1 > /data/word; echo kept > /workspace/kept")
-            for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
-                await snapshots.take(box.id, OPERATOR, name=str(kind), kind=kind)
-                none = await snapshots.create(NewSandbox(snapshot=str(kind)), OPERATOR)
-                assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
-                assert await shell(none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
-                mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
-                some = await snapshots.create(NewSandbox(snapshot=str(kind), volumes=mounts), OPERATOR)
-                assert await shell(some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
-                for each in (none, some):
-                    await service.sandboxes.kill(each.id, OPERATOR)
-            await service.sandboxes.kill(box.id, OPERATOR)
-            await until(lambda: _unused(service))
-            await service.core.volumes.remove(OPERATOR, "data")
-            assert await shell(await snapshots.create(NewSandbox(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
+async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: Service) -> None:
+    await made(service)
+    await made(service, "other")
+    snapshots, box = service.core.snapshots, await make(service, WITH)
+    await shell(box, "echo 1 > /data/word; echo kept > /workspace/kept")
+    for kind in (SnapshotKind.MEMORY, SnapshotKind.FILES):
+        await snapshots.take(box.id, OPERATOR, name=str(kind), kind=kind)
+        none = await snapshots.create(NewSandbox(snapshot=str(kind)), OPERATOR)
+        assert (none.spec.volumes, none.spec.restored) == ((), str(kind))
+        assert await shell(none, "cat /workspace/kept; ls -A /data 2>/dev/null; cat /.sandlot/volumes/*/* 2>/dev/null; true") == "kept\n"
+        mounts = (VolumeMount("other", "/data"), VolumeMount("data", "/elsewhere"))
+        some = await snapshots.create(NewSandbox(snapshot=str(kind), volumes=mounts), OPERATOR)
+        assert await shell(some, "cat /workspace/kept; ls -A /data; cat /elsewhere/word") == "kept\n1\n"
+        for each in (none, some):
+            await service.sandboxes.kill(each.id, OPERATOR)
+    await service.sandboxes.kill(box.id, OPERATOR)
+    await until(lambda: _unused(service))
+    await service.core.volumes.remove(OPERATOR, "data")
+    assert await shell(await snapshots.create(NewSandbox(snapshot="memory"), OPERATOR), "cat /workspace/kept") == "kept\n"
 
 
 @pytest.mark.slow
-def test_a_killed_service_is_followed_by_one_that_mounts_nothing_twice_and_leaves_nothing() -> None:
+def test_volumes_are_mounted_once_over_kills_and_a_restart_of_the_service_and_nothing_is_left() -> None:
     with local_service({"SANDLOT_POOLS": "none"}) as service:
         folder = service.data_dir / "volumes"
         made = service.client.volumes.create("data", "16M")
         service.client.volumes.create("unused", "16M")
         with service.create("base", volumes={"/data": "data"}) as first:
             assert first.commands.run("echo 1 > /data/word").exit_code == 0
-            for _ in range(2):
-                service.end(signal.SIGKILL)
-                service.start()
-                again = service.client.volumes.get("data")
-                assert (again.id, again.attached) == (made.id, (first.id,))
-                assert first.commands.run("cat /data/word").stdout == "1\n"
-                with service.create("base", volumes={"/data": "data:ro"}) as second:
-                    assert second.commands.run("cat /data/word").stdout == "1\n"
-                    assert len(loops_below(folder)) == 1
-                    assert len({line.split()[2] for line in _mounts(folder) if made.id in line}) == 1  # one file system
-                with pytest.raises(ConflictError):
-                    service.client.volumes.delete("data")
+            service.end(signal.SIGKILL)
+            service.start()
+            again = service.client.volumes.get("data")
+            assert (again.id, again.attached) == (made.id, (first.id,))
+            assert first.commands.run("cat /data/word").stdout == "1\n"
+            with service.create("base", volumes={"/data": "data:ro"}) as second:
+                assert second.commands.run("cat /data/word").stdout == "1\n"
+                assert len(loops_below(folder)) == 1
+                assert len({line.split()[2] for line in _mounts(folder) if made.id in line}) == 1  # one file system
+            with pytest.raises(ConflictError):
+                service.client.volumes.delete("data")
             service.end(signal.SIGKILL)
             for pid in sandbox_pids(service.data_dir):
                 with contextlib.suppress(ProcessLookupError):
@@ -317,10 +344,22 @@ def test_a_killed_service_is_followed_by_one_that_mounts_nothing_twice_and_leave
             settle(lambda: len(loops_below(folder)), 0)
         with service.create("base", volumes={"/data": "data"}) as third:
             assert third.commands.run("cat /data/word").stdout == "1\n"
+            service.client.volumes.create("later", "16M")
+            third.attach_volume("later", "/later")
+            assert third.commands.run("echo 42 > /later/answer").exit_code == 0
             service.end()  # it lives on
-            assert len(loops_below(folder)) == 1
+            assert len(loops_below(folder)) == 2
             service.start()
-            assert third.commands.run("cat /data/word").stdout == "1\n"
+            assert [each.path for each in third.info().volumes] == ["/data", "/later"]
+            assert third.commands.run("cat /data/word /later/answer").stdout == "1\n42\n"
+            with pytest.raises(ConflictError):
+                service.client.volumes.delete("later")
+            third.detach_volume("later")
+            assert [each.path for each in third.info().volumes] == ["/data"]
+            third.attach_volume("later", "/read", read_only=True)
+            assert third.commands.run("cat /read/answer; touch /read/x").exit_code == 1
+            third.detach_volume("/read")
+            service.client.volumes.delete("later")
         settle(lambda: len(service.client.volumes.get("data").attached), 0)
         service.client.volumes.delete("data")
         assert [each.name for each in service.client.volumes.list()] == ["unused"]

@@ -1,7 +1,7 @@
 """Promise: whatever clients and their sandboxes do, and however often the service is killed, nothing is left of it in the end.
 
-``scripts/soak`` runs this for half an hour, ``SANDLOT_SOAK_S=7200 scripts/soak`` for two hours, the tests of every day for
-10 s; ``SANDLOT_SOAK_SEED`` makes the same choices again.
+``scripts/soak`` runs this for half an hour, ``SANDLOT_SOAK_S=7200 scripts/soak`` for two hours, ``scripts/test --all`` for 5 s with three
+clients; ``SANDLOT_SOAK_SEED`` makes the same choices again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.localservice import ISOLATIONS, LocalService
 from tests.support.soaking import soak
 from tests.support.traces import NOTHING, settle, traces
 
-SHORT_S = 10
+SHORT_S = 5
 LONG_S = 1800
 MARGIN_S = 900
 """For the last steps of the clients and for looking, on a busy machine."""
@@ -49,7 +49,7 @@ def service() -> Iterator[LocalService]:
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(SHORT_S, id="short", marks=pytest.mark.timeout(SHORT_S + MARGIN_S)),
+        pytest.param(SHORT_S, id="short", marks=[pytest.mark.slow, pytest.mark.timeout(SHORT_S + MARGIN_S)]),
         pytest.param(
             int(os.environ.get("SANDLOT_SOAK_S", LONG_S)),
             id="long",
@@ -66,7 +66,8 @@ def test_nothing_goes_wrong_and_nothing_is_left(service: LocalService, seconds: 
     empty = _taken(service.data_dir)
     service.start()
     opened = service.descriptors()
-    tally = soak(service, seconds=seconds, seed=seed, chaos_pause_s=6 if seconds <= SHORT_S else 30)
+    is_short = seconds <= SHORT_S
+    tally = soak(service, seconds=seconds, seed=seed, clients=3 if is_short else 6, chaos_pause_s=3 if is_short else 30)
     with capsys.disabled():
         print(f"\nseed {seed}, {seconds} s, {sum(tally.done.values())} steps\n{tally.table()}")
         print("service, seconds: MiB at its start and end:", *(f"{lived:.0f}: {a >> 20}-{b >> 20}" for lived, a, b in tally.lives), sep="\n  ")
