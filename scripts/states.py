@@ -42,9 +42,9 @@ def _kind(state: State) -> str:
     return "half done" if is_half_done(state) else "lasts"
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Write it, or compare; the exit code."""
-    if "--check" in sys.argv[1:]:
+    if "--check" in arguments:
         fresh = PAGE.exists() and PAGE.read_text("utf-8") == page()
         if not fresh:
             print(f"{PAGE.name} is stale: run scripts/states.py")
@@ -54,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

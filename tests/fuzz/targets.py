@@ -27,7 +27,8 @@ def decoder(data: bytes) -> None:
     """The frame decoder, fed at once and in pieces: the same frames, or the same refusal."""
     for from_host in (True, False):
         whole, pieces = frames.Decoder(from_host=from_host), frames.Decoder(from_host=from_host)
-        chunks = [data[at : at + 7] for at in range(0, len(data), 7)]
+        size = max(7, len(data) // 1000)
+        chunks = [data[at : at + size] for at in range(0, len(data), size)]
         assert _decoded(whole, [data]) == _decoded(pieces, chunks)
 
 

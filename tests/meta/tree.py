@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "sandlot"
@@ -21,6 +23,20 @@ def modules(folder: Path) -> list[Path]:
 
 def rooms() -> list[str]:
     return sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__")
+
+
+def script(name: str) -> ModuleType:
+    """Import a generator.
+
+    Args:
+        name: File name of the generator, without its suffix.
+    """
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def name(path: Path) -> str:

@@ -334,20 +334,23 @@ async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
 
 
 async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory() -> None:
+    streams = 5
+
     async def start(call: PeerCall) -> None:
         call.started()
         for number in range(WINDOW_BYTES // COST_MIN - 1):
-            call.put(1 + number % 2, b"x")
+            call.peer.connection.send_bytes(call.stream, 1 + number % 2, b"x")
+        call.peer.flush()
 
     async with linked({"process.start": start}) as (link, peer):
         tracemalloc.start()
         try:
-            processes = [await link.start(SPEC) for _ in range(20)]
+            processes = [await link.start(SPEC) for _ in range(streams)]
             for _ in range(50):
                 await asyncio.sleep(0)
             await until(lambda: not peer.unsent)
             host = [item for item in tracemalloc.take_snapshot().statistics("filename") if "/link/" in item.traceback[0].filename]
-            assert sum(item.size for item in host) < 20 * 2 * WINDOW_BYTES
+            assert sum(item.size for item in host) < streams * 2 * WINDOW_BYTES
         finally:
             tracemalloc.stop()
         first = aiter(processes[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandlot.link import parse, parse_cells
@@ -37,6 +37,7 @@ PARSERS = [
 ]
 
 
+@settings(max_examples=40)  # tests/fuzz gives all parsers many more, out of true traffic
 @given(WORDS, st.sampled_from(PARSERS))
 def test_any_words_are_a_value_or_a_violation(words: object, parser: Any) -> None:  # noqa: ANN401 - one of many
     try:

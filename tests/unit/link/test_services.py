@@ -142,8 +142,10 @@ async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
 
 async def test_a_guest_that_gives_up_ends_the_service() -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    begun = asyncio.Event()
 
     async def waits(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -152,7 +154,7 @@ async def test_a_guest_that_gives_up_ends_the_service() -> None:
 
     async with linked(services={"waits": waits}) as (_, peer):
         stream = peer.open_service({"service": "waits", "args": {}})
-        await asyncio.sleep(0.01)
+        await begun.wait()
         peer.connection.reset(stream, "cancelled", "no")
         peer.flush()
         assert await outcome == "cancelled"

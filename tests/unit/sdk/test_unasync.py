@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.meta.tree import SCRIPTS
+from tests.meta.tree import script
 
 
 @pytest.fixture(scope="module")
 def unasync() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("unasync", SCRIPTS / "unasync.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("unasync")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import py_compile
 import socket
@@ -107,7 +108,13 @@ def test_what_is_written_is_told_in_order_with_results(kernel: Process) -> None:
     told = kernel.run(
         "import sys\nprint('a')\nprint('b', file=sys.stderr)\ndisplay('c')\nprint('d', end='')\nsys.stdout.buffer.write(b'\\xff')\n1 / 0"
     )
-    assert [m.get("data", m.get("name")) for m in told] == [b"a\n", b"b\n", {"text/plain": "'c'"}, b"d", b"\xff", "ZeroDivisionError"]
+    # Output of one channel comes in any number of pieces: only the order between channels and results is a promise.
+    written = [
+        (channel, b"".join(message["data"] for message in pieces) if channel else [message.get("data", message.get("name")) for message in pieces])
+        for channel, group in itertools.groupby(told, lambda message: message.get("channel"))
+        for pieces in [list(group)]
+    ]
+    assert written == [(1, b"a\n"), (2, b"b\n"), (None, [{"text/plain": "'c'"}]), (1, b"d\xff"), (None, ["ZeroDivisionError"])]
 
 
 def test_rich_representations_travel_as_bytes(kernel: Process) -> None:
