@@ -294,6 +294,7 @@ def test_exec_exits_as_a_shell_does(sandlot: Commands, sandbox: Sandbox) -> None
         assert sandlot.run("exec", "--no-stdin", sandbox.id, *command).status == status, command
 
 
+@pytest.mark.slow
 def test_interrupted_exec_ends_its_command(shell: Shell, sandbox: Sandbox) -> None:
     with shell.start("exec", sandbox.id, "sh", "-c", "echo begun; exec sleep 987") as running:
         assert running.stdout is not None

@@ -73,6 +73,7 @@ def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, mon
     assert not local.answers(folder / "new" / "sandlot.sock")
 
 
+@pytest.mark.slow
 def test_client_rotates_a_long_log_and_starts_the_service_again_after_a_kill(folder: Path) -> None:
     log = folder / local.LOG
     log.write_bytes(b"x" * (local.LOG_ROTATE_BYTES + 1))
