@@ -54,7 +54,8 @@ def restarted_meanwhile(service: LocalService, work: Callable[[threading.Event],
     return done[0]
 
 
-def test_streamed_run_continues_over_a_kill_of_the_service(service: LocalService, sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_streamed_run_continues_over_a_restart_of_the_service(service: LocalService, sandbox: Sandbox, number: signal.Signals) -> None:
     told: list[str] = []
 
     def work(begun: threading.Event) -> Execution:
@@ -65,24 +66,24 @@ def test_streamed_run_continues_over_a_kill_of_the_service(service: LocalService
         return sandbox.run_code(SLOW, on_stdout=heard)
 
     sandbox.run_code("runs = 0")
-    done = restarted_meanwhile(service, work, signal.SIGKILL)
+    done = restarted_meanwhile(service, work, number)
     assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
     assert "".join(told) == TICKED, "nothing was lost, and nothing was told twice"
 
 
 @pytest.mark.slow
-def test_collected_run_continues_over_a_stop_of_the_service_and_is_not_repeated(service: LocalService, sandbox: Sandbox) -> None:
+def test_collected_run_continues_over_a_restart_and_is_not_repeated(service: LocalService, sandbox: Sandbox) -> None:
     def work(begun: threading.Event) -> Execution:
         threading.Timer(1, begun.set).start()
         return sandbox.run_code(SLOW)
 
     sandbox.run_code("runs = 0")
-    done = restarted_meanwhile(service, work, signal.SIGTERM)
+    done = restarted_meanwhile(service, work, signal.SIGKILL)
     assert (done.status, done.stdout, done.text) == ("ok", TICKED, "1")
 
 
 @pytest.mark.slow
-def test_background_run_is_attached_to_after_a_kill_of_the_service(service: LocalService, sandbox: Sandbox) -> None:
+def test_background_run_is_attached_to_after_a_restart(service: LocalService, sandbox: Sandbox) -> None:
     handle = sandbox.run_code(SLOW, background=True)
     service.end(signal.SIGKILL)
     service.start()

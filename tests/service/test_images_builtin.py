@@ -181,8 +181,9 @@ if done.returncode:
 import sandlot_probe
 print(sandlot_probe.__file__.rpartition("/")[0])
 subprocess.run(["sandlot-probe"], check=True)
-subprocess.run("pip list 2>&1 | grep -c sandlot-probe", shell=True, check=True)
-subprocess.run(["pip", "uninstall", "-q", "-y", "sandlot-probe"], check=True)
+other = "uv pip" if sys.argv[1] == "pip" else "pip"
+subprocess.run(f"{other} list 2>&1 | grep -c sandlot-probe", shell=True, check=True)
+subprocess.run(["uv", "pip", "uninstall", "-q", "sandlot-probe"], check=True)
 """
 
 
