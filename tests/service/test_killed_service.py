@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.fatal import DIE_AFTER
 from tests.support.localservice import ISOLATIONS, LocalService
-from tests.support.ordeal import PATIENCE_S, PAUSE_S, Client, Ordeal
+from tests.support.ordeal import PATIENCE_S, Client, Ordeal
 from tests.support.ordealwork import Cells, Flood, Lives, Store, Tenant, Terminal, Upload
 from tests.support.traces import NOTHING, settle, traces
 
@@ -100,18 +100,17 @@ def service() -> Iterator[LocalService]:
 
 
 @pytest.mark.parametrize(
-    "kills,pause_s",
+    "kills",
     [
-        # Longer pauses take less of the processor and leave each kill what it is aimed at.
-        pytest.param(EVERY_DAY, 0.25, id="at each thing once", marks=pytest.mark.timeout(600)),
-        pytest.param(10 * KILLS, PAUSE_S, id="200 times", marks=[pytest.mark.soak, pytest.mark.timeout(3500)]),
+        pytest.param(EVERY_DAY, id="at each thing once", marks=pytest.mark.timeout(600)),
+        pytest.param(10 * KILLS, id="200 times", marks=[pytest.mark.soak, pytest.mark.timeout(3500)]),
     ],
 )
-def test_nothing_is_lost(service: LocalService, kills: Sequence[Kill], pause_s: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_lost(service: LocalService, kills: Sequence[Kill], capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("SANDLOT_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
     source, said, answered_s = random.Random(seed), [f"seed {seed}"], list[float]()
     service.start()
-    ordeal = Ordeal(service.data_dir / "sandlot.sock", pause_s)
+    ordeal = Ordeal(service.data_dir / "sandlot.sock")
     clients = clients_of(ordeal, seed)
     for client in clients:
         client.start()

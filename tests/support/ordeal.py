@@ -23,7 +23,7 @@ PATIENCE_S = 90.0
 """Until a service that does not answer counts as one that hangs."""
 AGAIN_S = 0.02
 PAUSE_S = 0.05
-"""Default pause between two steps of a client: what is killed is under load, not starved."""
+"""Between two steps of a client: what is killed is under load, not starved."""
 AWAY = "service_unavailable"
 
 
@@ -41,11 +41,9 @@ class Ordeal:
 
     Args:
         socket: Where the service listens.
-        pause_s: Seconds between two steps of a client.
     """
 
     socket: Path
-    pause_s: float = PAUSE_S
     failures: list[str] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
     killed_at_s: list[float] = field(default_factory=list)
@@ -112,7 +110,7 @@ class Client(threading.Thread):
                 try:
                     self.step()
                     self.steps += 1
-                    self.ordeal.stopped.wait(self.ordeal.pause_s)
+                    self.ordeal.stopped.wait(PAUSE_S)
                 except Cut:
                     self.cuts += 1
                     self.patiently(self.recover)
