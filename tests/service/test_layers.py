@@ -88,10 +88,6 @@ print(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
 """
 
 
-ON_GVISOR = pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
-"""Parameters of a test of the guest's own work: gVisor in every run, containers in ``scripts/soak``."""
-
-
 async def python(box: Sandbox, program: str) -> str:
     done = await processes.run(box, ProcessSpec(("python3", "-c", program), user=User.ROOT, timeout_s=120))
     output = "".join(capture.text() for capture in (done.stdout, done.stderr))
@@ -157,7 +153,6 @@ async def test_what_a_sandbox_has_on_top_of_its_image_is_there_again(service: Se
     await service.sandboxes.kill(other.id, OPERATOR)
 
 
-@ON_GVISOR
 async def test_a_layer_that_is_cut_is_refused(service: Service, source: Sandbox, layer: Path, tmp_path: Path) -> None:
     whole = await asyncio.to_thread(layer.read_bytes)
     box = await make(service, replace(BASE, isolation=source.spec.isolation))
@@ -168,7 +163,7 @@ async def test_a_layer_that_is_cut_is_refused(service: Service, source: Sandbox,
     await service.sandboxes.kill(box.id, OPERATOR)
 
 
-@ON_GVISOR
+@pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
 async def test_one_that_has_no_room_says_so(service: Service, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
     small = await make(service, replace(BASE, isolation=source.spec.isolation, limits=limits))
