@@ -207,6 +207,7 @@ def test_any_unicode_text_is_valid_code_and_any_bytes_are_valid_output(sandbox: 
     assert sandbox.run_code("def broken(:").error is not None
 
 
+@pytest.mark.slow
 def test_code_and_files_of_the_largest_size_are_accepted(sandbox: Sandbox) -> None:
     head = "len('"
     code = head + "x" * (MAX_CODE_BYTES - len(head) - 2) + "')"

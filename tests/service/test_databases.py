@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,14 +114,13 @@ async def test_unusable_database_prevents_the_start(tmp_path: Path, postgres: Cl
             raise AssertionError
 
 
-async def test_service_continues_after_a_restart_of_its_database(tmp_path: Path) -> None:
-    with cluster() as own:
-        async with bench(tmp_path, replace(Settings(), database_url=own.database())) as at:
-            box = await at.sandboxes.create(BASE, OPERATOR)
-            _, secret = await at.service.keys.create("a")
-            own.restart()
-            assert at.service.keys.verify(secret) is not None
-            assert await at.service.store.events.last() >= 1
-            assert not box.ended.is_set()
-            again = await at.sandboxes.create(BASE, OPERATOR)
-            await at.sandboxes.kill(again.id, OPERATOR)
+async def test_service_continues_after_a_restart_of_its_database(tmp_path: Path, settings: Settings, postgres: Cluster) -> None:
+    async with bench(tmp_path, settings) as at:
+        box = await at.sandboxes.create(BASE, OPERATOR)
+        _, secret = await at.service.keys.create("a")
+        postgres.restart()
+        assert at.service.keys.verify(secret) is not None
+        assert await at.service.store.events.last() >= 1
+        assert not box.ended.is_set()
+        again = await at.sandboxes.create(BASE, OPERATOR)
+        await at.sandboxes.kill(again.id, OPERATOR)

@@ -74,7 +74,7 @@ def live(service: Service) -> set[str]:
 async def test_children_continue_from_their_parent_and_are_independent(service: Service, parent: tuple[Sandbox, State], folder: Path) -> None:
     box, state = parent
     await cell(box, DRAWS)  # every generator has been used
-    children = await fork(service, box, 3, env={"BOTH": "2"}, name="child", timeout_s=77.0)
+    children = await fork(service, box, 2, env={"BOTH": "2"}, name="child", timeout_s=77.0)
     for each in (box, *children):
         await check(each, state)
     await until(lambda: saved(folder) == [])  # the image of a fork is nobody's, and gone once its children have started
@@ -107,7 +107,7 @@ async def test_cancelled_fork_leaves_no_child(service: Service, parent: tuple[Sa
     await check(box, state)
 
 
-@pytest.mark.parametrize("generations", [pytest.param(3), pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("generations", [2, pytest.param(10, marks=pytest.mark.soak)])
 async def test_generations_of_forks_keep_everything(service: Service, generations: int, folder: Path) -> None:
     box = await make(service)
     state = await fill(box, size=50 * MIB)
@@ -118,8 +118,8 @@ async def test_generations_of_forks_keep_everything(service: Service, generation
         assert await cell(child, f"path = [*globals().get('path', []), {number}]\nprint(path)") == f"{list(range(1, number + 1))}\n"
         await shell(child, f"cat /workspace/generations 2>/dev/null; echo {number} >> /workspace/generations")
         line.append(child)
-        if len(line) > 3:  # the oldest go, and what came of them goes on
-            await end(service, line[-4])
+        if len(line) > 2:  # the oldest go, and what came of them goes on
+            await end(service, line[-3])
     assert (await shell(line[-1], "cat /workspace/generations")).split() == [str(number) for number in range(1, generations + 1)]
     await check(line[-1], state)
     assert (await service.core.forks.tree(line[-1].id, OPERATOR)).root == box.id
@@ -143,9 +143,9 @@ async def test_concurrent_forks_of_a_hibernated_sandbox_do_not_block_each_other(
     box = await make(service)
     await cell(box, "word = 'first'")
     await service.sandboxes.hibernate(box.id, OPERATOR)
-    *families, awake = await asyncio.gather(*(fork(service, box) for _ in range(5)), shell(box, "echo awake"))
+    *families, awake = await asyncio.gather(*(fork(service, box) for _ in range(3)), shell(box, "echo awake"))
     assert str(awake).strip() == "awake"
     children = [child for family in families for child in family]
     assert isinstance(children[0], Sandbox)
-    assert [await cell(child, "print(word)") for child in children] == ["first\n"] * 5  # type: ignore[arg-type]
+    assert [await cell(child, "print(word)") for child in children] == ["first\n"] * 3  # type: ignore[arg-type]
     await end(service, box, *children)  # type: ignore[arg-type]

@@ -136,6 +136,7 @@ def test_table_has_every_operation_that_streams_its_response() -> None:
     assert streams - set(STREAMED) == ELSEWHERE
 
 
+@pytest.mark.slow
 def test_clients_that_go_away_leave_nothing(service: LocalService, names: Mapping[str, str]) -> None:
     sandbox = Sandbox.connect(names["id"], client=service.client)
     sandboxes, running = service.refs(), processes(sandbox)

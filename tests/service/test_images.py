@@ -363,18 +363,20 @@ def test_guest_interpreter_starts_in_an_image_without_python(tiny: ImageStore, t
 
 
 def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> None:
-    store = ImageStore(furnished, {"tiny": KNOWN["tiny"]})
+    def version(number: str) -> ImageStore:
+        return ImageStore(furnished, {"tiny": TINY, "app": Recipe("app", parent="tiny", files={"/etc/version": number})})
+
+    store, newer = version("1"), version("2")
     store.prune()
-    old = store.root("tiny")
-    newer = ImageStore(furnished, {"tiny": Recipe("tiny", debian=BUSYBOX, run=(INSTALL,), files={"/etc/version": "2"})})
-    current = newer.root("tiny")
+    old = store.root("app")
+    current = newer.root("app")
     assert {stored.kind for stored in newer.list()} == {"images", "guests", "interpreters", "roots"}
     assert newer.prune(keep=[old.digest]) == 1
     assert old.path.is_dir()
     assert (old.path / "bin/busybox").stat().st_size > 0
     assert newer.prune() == 1
     assert not old.path.exists()
-    assert newer.root("tiny") == current
+    assert newer.root("app") == current
     newer.remove(current.digest)
     assert not current.path.exists()
-    assert newer.root("tiny") == current
+    assert newer.root("app") == current

@@ -66,6 +66,7 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
             assert len(await listed(service)) == 1
 
 
+@pytest.mark.soak
 async def test_while_one_is_tried_and_its_files_are_packed() -> None:
     with forsaken("take", "packing") as (folder, told):
         async with real_service(folder) as service:

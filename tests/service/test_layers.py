@@ -163,6 +163,7 @@ async def test_a_layer_that_is_cut_is_refused(service: Service, source: Sandbox,
     await service.sandboxes.kill(box.id, OPERATOR)
 
 
+@pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
 async def test_one_that_has_no_room_says_so(service: Service, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
     small = await make(service, replace(BASE, isolation=source.spec.isolation, limits=limits))

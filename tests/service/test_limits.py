@@ -32,22 +32,22 @@ print("gone")
 """
 
 
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with local_service(isolation="gvisor") as running:
+        yield running
+
+
 @pytest.fixture(scope="module", params=EACH_ISOLATION)
 def isolation(request: pytest.FixtureRequest) -> str:
-    """Isolation of the sandboxes of the service."""
+    """Isolation of the sandbox."""
     chosen: str = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
-def service(isolation: str) -> Iterator[LocalService]:
-    with local_service(isolation=isolation) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def sandbox(service: LocalService) -> Iterator[Sandbox]:
-    with service.create(memory="256M", disk="64M", pids=64) as made:
+def sandbox(service: LocalService, isolation: str) -> Iterator[Sandbox]:
+    with service.create(memory="256M", disk="64M", pids=64, isolation=isolation) as made:
         yield made
 
 
@@ -126,10 +126,10 @@ async def test_both_clients_report_the_same_limits(async_sandbox: AsyncSandbox, 
 
 
 @pytest.mark.slow
-def test_memory_beyond_what_is_left_is_busy() -> None:
-    with local_service({"SANDLOT_MEMORY_RATIO": "0.2"}) as service, service.create(memory="256M") as one:
-        total = service.client.request("GET", "/v1/capacity")["total"]["memory_bytes"]
-        with service.create(memory=total - 512 * MIB) as other:
+def test_memory_beyond_what_is_left_is_busy(service: LocalService) -> None:
+    with service.create(memory="256M", isolation="container") as one:
+        free = service.client.request("GET", "/v1/capacity")["free"]["memory_bytes"]
+        with service.create(memory=free - 256 * MIB, isolation="container") as other:
             # Past the SDK, which asks again.
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot") as http:
                 busy = http.patch(f"/v1/sandboxes/{one.id}", json={"limits": {"memory_bytes": 768 * MIB}})
