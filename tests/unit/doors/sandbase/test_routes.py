@@ -57,29 +57,6 @@ async def run(http: httpx.AsyncClient, box: str, *argv: str, **more: Any) -> dic
     return done
 
 
-async def test_sandbox_response_has_the_fields_of_sandbase_and_e2b(http: httpx.AsyncClient) -> None:
-    asked = {"templateID": "base", "timeout": 600, "metadata": {"project": "x"}, "envVars": {"MY_VAR": "value"}}
-    made = ok(await http.post(f"{HERE}/sandboxes", json=asked), 201)
-    assert set(made) == OBJECT | {"envdAccessToken"}
-    assert (made["templateID"], made["status"], made["state"], made["metadata"]) == ("base", "running", "running", {"project": "x"})
-    assert made["startedAt"].endswith("Z")
-    assert made["endAt"] > made["startedAt"]
-    path = f"{HERE}/sandboxes/{made['sandboxID']}"
-    assert ok(await http.get(path))["sandboxID"] == made["sandboxID"]
-    assert ok(await http.get(f"{path}/envs")) == {
-        "E2B_SANDBOX": "true",
-        "E2B_SANDBOX_ID": made["sandboxID"],
-        "E2B_TEMPLATE_ID": "base",
-        "MY_VAR": "value",
-    }
-    assert (await http.delete(path)).status_code == 204
-    gone(await http.delete(path))
-    gone(await http.post(f"{path}/processes", json={"cmd": "true"}))
-    assert ok(await http.get(path))["status"] == "stopped"
-    assert made["sandboxID"] in [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes", params={"status": "stopped"}))]
-    assert ok(await http.get(f"{HERE}/sandboxes")) == []
-
-
 async def test_sandboxes_are_listed_newest_first_and_filtered_by_status(http: httpx.AsyncClient, at: SharedBench) -> None:
     ids = [(await at.sandbox()).id for _ in range(2)]
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes"))] == ids[::-1]
@@ -285,16 +262,7 @@ async def test_e2b_client_lists_running_and_paused_sandboxes(http: httpx.AsyncCl
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/v2/sandboxes", params={"state": "running,paused"}))] == [box]
 
 
-async def test_events_are_listed_newest_first(http: httpx.AsyncClient, at: SharedBench) -> None:
-    one, other = [(await at.sandbox()).id for _ in range(2)]
-    await at.sandboxes.pause(one, OPERATOR)
-    await at.sandboxes.kill(one, OPERATOR)
-    told = ok(await http.get(f"{HERE}/events/sandboxes/{one}"))
-    assert [each["type"] for each in told] == [f"sandbox.lifecycle.{word}" for word in ("killed", "paused", "created")]
-    assert {each["sandboxID"] for each in told} == {one}
-    whole = ok(await http.get(f"{HERE}/events/sandboxes"))
-    assert [each["sandboxID"] for each in whole[:4]] == [one, one, other, one]
-    assert ok(await http.get(f"{HERE}/events/sandboxes", params={"limit": 2})) == whole[:2]
+async def test_invalid_event_requests_are_refused(http: httpx.AsyncClient) -> None:
     for limit in (0, 1001, "x"):
         refused(await http.get(f"{HERE}/events/sandboxes", params={"limit": limit}), 400)
     gone(await http.get(f"{HERE}/events/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa"))
