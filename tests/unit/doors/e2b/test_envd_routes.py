@@ -135,7 +135,7 @@ async def test_malformed_headers_are_refused(inside: Inside) -> None:
     assert await inside.refused(f"{FILES}/Stat", {"path": "/"}, "unauthenticated", 401, Authorization="Basic %%%")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(UNARY), content=CONTENT)
 async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside, method: str, content: bytes) -> None:
     headers = {**inside.headers, "Content-Type": connect.UNARY, "Connect-Timeout-Ms": "1000"}
@@ -145,7 +145,7 @@ async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside,
     assert isinstance(answer.json(), dict)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(STREAMING), content=CONTENT.map(envelope) | st.binary(max_size=100))
 async def test_any_stream_request_ends_with_an_end_of_stream_envelope(inside: Inside, method: str, content: bytes) -> None:
     _, last = await inside.all(method, body=content, **{"Connect-Timeout-Ms": "100"})

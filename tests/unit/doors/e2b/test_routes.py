@@ -263,7 +263,7 @@ _PATHS = [
 ]
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     path=st.sampled_from(_PATHS),

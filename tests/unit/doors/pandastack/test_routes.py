@@ -236,7 +236,7 @@ _WITHIN = ("exec", "exec/stream", "fs", "fs/dir", "lifecycle", "logs", "fork", "
 _PATHS = ["", "sandboxes", "sandboxes/none", *(f"sandboxes/none/{path}" for path in _WITHIN)]
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH"]),
     path=st.sampled_from([*_PATHS, "volumes", "volumes/x", "snapshots", "snapshots/x", "templates", "templates/x", "me", "apps"]),

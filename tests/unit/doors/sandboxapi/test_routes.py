@@ -154,7 +154,7 @@ _BODY = st.dictionaries(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     path=st.sampled_from(["/v1/execute", "/v1/languages", "/v1/sessions", "/v1/sessions/sb-none", "/v1/sessions/sb-none/execute"])

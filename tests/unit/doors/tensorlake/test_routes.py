@@ -240,7 +240,7 @@ _BODY = (
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH"]),
     path=st.sampled_from(
