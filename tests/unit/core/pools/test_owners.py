@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,13 @@ from sandlot.core.pools.owners import Owners
 from sandlot.core.pools.pool import Member, Pool, Prepared
 from sandlot.core.records.quotas import taken
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ForbiddenError, LimitError
+from sandlot.model.errors import ConflictError, ForbiddenError, LimitError, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import GIB, Limits
 
 ONE = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)
 ANNE, BOB = OwnerId("aaaaaaaaaaaa"), OwnerId("bbbbbbbbbbbb")
+ROOT = Principal(OwnerId("cccccccccccc"), "root", operator=True)
 
 
 def who(owner: OwnerId, **quota: Any) -> Principal:  # noqa: ANN401 - any of a quota's fields
@@ -34,6 +36,56 @@ def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = ONE, a
     for age_s in sorted(ages_s, reverse=True):
         made.ready.append(Member(SandboxId(f"{owner}-{template}-{age_s}"), made.kind, nothing, nothing, -age_s, ""))
     return made
+
+
+def by_id(*pools: Pool) -> Mapping[str, Pool]:
+    return {each.id: each for each in pools}
+
+
+def test_one_finds_ones_own_and_operators_find_all_by_their_ids() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    there = by_id(nodes, annes, bobs)
+    assert len(there) == 3
+    for principal, own, seen in (
+        (who(ANNE), annes, {annes.id}),
+        (who(BOB), bobs, {bobs.id}),
+        (OPERATOR, nodes, set(there)),
+        (ROOT, nodes, set(there)),
+    ):
+        assert owners.find(there, "base", principal) is own
+        for id_ in there:
+            if id_ in seen:
+                assert owners.find(there, id_, principal) is there[id_]
+            else:
+                with pytest.raises(NotFoundError):
+                    owners.find(there, id_, principal)
+    with pytest.raises(NotFoundError):
+        owners.find(by_id(nodes, bobs), "base", who(ANNE))
+    with pytest.raises(NotFoundError):
+        owners.find(by_id(bobs), "base", OPERATOR)  # what he has removed already is not the next one of that name
+    with pytest.raises(ConflictError, match="several"):
+        owners.find(by_id(bobs, pool(BOB, limits=replace(ONE, cpus=1.0))), "base", who(BOB))
+
+
+def test_one_claims_of_ones_own_and_of_the_nodes_by_its_id() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    there = by_id(nodes, annes, bobs)
+    assert owners.claimable(there, "base", who(ANNE)) is annes
+    assert owners.claimable(there, nodes.id, who(ANNE)) is nodes
+    assert owners.claimable(there, "base", ROOT) is owners.claimable(there, nodes.id, ROOT) is nodes
+    for principal in (who(ANNE), OPERATOR, ROOT):
+        with pytest.raises(NotFoundError):
+            owners.claimable(there, bobs.id, principal)
+    with pytest.raises(NotFoundError):
+        owners.claimable(by_id(nodes, bobs), "base", who(ANNE))
+
+
+def test_a_request_is_answered_of_its_owners_own_then_of_the_nodes_and_of_nobody_elses() -> None:
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    kind = nodes.kind
+    assert owners.suiting([nodes, annes, bobs], kind, ANNE) == [annes, nodes]
+    assert owners.suiting([nodes, annes, bobs], kind, ROOT.owner) == owners.suiting([nodes, annes, bobs], kind, LOCAL) == [nodes]
+    assert owners.suiting([nodes, annes, bobs], replace(kind, template="other"), ANNE) == []
 
 
 @pytest.mark.parametrize(
@@ -101,6 +153,13 @@ def test_a_pool_may_have_something_only_where_its_size_and_its_owners_quota_let_
     assert not those.may_have(mine, [mine])
     mine.grown = 1
     assert those.may_have(mine, [mine])
+
+
+def test_who_has_no_key_has_no_pool() -> None:
+    those = Owners({ANNE: who(ANNE)}.get, lambda _: [])
+    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
+    assert those.lost([nodes, annes, bobs]) == [bobs]
+    assert those.spare(bobs, [bobs]) == 0
 
 
 def test_what_waits_for_owners_goes_before_the_nodes_and_the_largest_first() -> None:

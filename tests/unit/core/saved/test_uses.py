@@ -28,6 +28,14 @@ class Shelf:
         return self.removed
 
 
+async def test_what_nobody_uses_is_removed_at_once() -> None:
+    shelf = Shelf()
+    shelf.uses.delete("one")
+    assert shelf.uses.is_gone("one")
+    assert await shelf.settled() == ["one"]
+    assert not shelf.uses.is_gone("one"), "nothing is kept of what is removed"
+
+
 async def test_what_is_used_is_removed_after_the_last_use_and_once() -> None:
     shelf = Shelf()
     first, second = shelf.uses.of("one"), shelf.uses.of("one")
@@ -40,3 +48,11 @@ async def test_what_is_used_is_removed_after_the_last_use_and_once() -> None:
     assert shelf.uses.is_gone("one")
     second.__exit__(None, None, None)
     assert await shelf.settled() == ["one"]
+
+
+async def test_uses_of_one_are_nothing_to_another() -> None:
+    shelf = Shelf()
+    with shelf.uses.of("one"):
+        shelf.uses.delete("other")
+        assert await shelf.settled() == ["other"]
+    assert await shelf.settled() == ["other"]
