@@ -18,7 +18,6 @@ from sandlot.core.admission import NewSandbox
 from sandlot.core.lives.updates import Update
 from sandlot.core.node.capacity import Figures
 from sandlot.core.pools.kinds import Kind, Sizes
-from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.pools import Told
 from sandlot.core.ports import Base, Packages, Template
 from sandlot.core.records.keys import Keys
@@ -41,7 +40,6 @@ CreateSandboxParams = NewSandbox
 UpdateSandboxParams = Update
 PoolSizes = Sizes
 PoolSpec = Kind
-PoolStatus = Told
 
 SPIN_LIMIT = 20_000
 """Turns of the event loop after which a wait has failed: far more than anything in memory needs."""
@@ -328,8 +326,3 @@ class NoPackages:
         """Refuse the connection."""
         del sandbox, allowed
         stream.reset("unsupported", "This node has no package indexes.")
-
-
-def pools_of(node: Node) -> list[Pool]:
-    """Return all pools."""
-    return [status.pool for status in node.pools.list(OPERATOR)]

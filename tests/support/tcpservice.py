@@ -9,14 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandlot.sdk.config import SOCKET
-from sandlot.sdk.local import answers
-from tests.support.localservice import START_PATIENCE_S, LocalService
+from tests.support.localservice import LocalService
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle
 
@@ -41,8 +38,8 @@ class TcpService(LocalService):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
+    def launch(self) -> None:
+        """Start it."""
         with (self.data_dir / "service.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sandlot.server", "--host", "127.0.0.1", "--port", str(self.port)],
@@ -53,11 +50,6 @@ class TcpService(LocalService):
                 start_new_session=True,
                 cwd="/",
             )
-        deadline = time.monotonic() + START_PATIENCE_S
-        while not answers(self.data_dir / SOCKET):
-            assert self._process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
 
     def key(self, name: str, *options: str) -> str:
         """Create an API key.

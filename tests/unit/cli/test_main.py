@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,15 +158,14 @@ def test_what_prints_data_prints_it_as_json_as_well() -> None:
     assert {name for name, options in known.items() if "--json" not in options} == PLAIN
 
 
-def test_the_shell_completes_commands_and_templates() -> None:
-    def completed(words: str) -> list[str]:
-        env = {**os.environ, "_SANDLOT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        told = subprocess.run([sys.executable, "-m", "sandlot.cli"], env=env, capture_output=True, text=True, check=True).stdout
-        return told.split()
-
-    assert completed("sandlot cr") == ["create"]
-    assert completed("sandlot create --template co") == ["code-interpreter"]
-    assert completed("sandlot info sb-") == []
+def test_the_shell_completes_commands_and_templates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_SANDLOT_COMPLETE", "complete_bash")
+    for words, completed in (("sandlot cr", ["create"]), ("sandlot create --template co", ["code-interpreter"]), ("sandlot info sb-", [])):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit) as ended:
+            dispatch([])
+        assert (ended.value.code, capsys.readouterr().out.split()) == (0, completed)
 
 
 def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,8 +175,3 @@ def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: 
     monkeypatch.setattr("sandlot.cli.sandboxes._listed", fails)
     assert dispatch(["ls"]) == 1
     assert capsys.readouterr().err.splitlines() == ["sandlot: \\x1b[2J", "    sandlot: fine", "  \\x9b2J"]
-
-
-def test_it_is_a_module_too() -> None:
-    done = subprocess.run([sys.executable, "-m", "sandlot.cli", "version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"sandlot {__version__}\n"

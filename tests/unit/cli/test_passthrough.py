@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
-from sandlot.cli.passthrough import exit_status, failure_status, standard_input, write_all
+from sandlot.cli.passthrough import exit_status, failure_status, run_until_signal, standard_input, write_all
 from sandlot.model.errors import ErrorCode, NotFoundError, from_code
 from sandlot.sdk.results import CommandResult
 
@@ -116,21 +118,39 @@ def program(body: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_status_of_what_ends_by_itself_is_its_own() -> None:
-    with program("pass") as running:
-        assert running.communicate()[1] == "cleaned\n"
-    assert running.returncode == 3
+@pytest.fixture
+def reading_in_the_background() -> Iterator[None]:
+    """Restore what this process does if it reads from its terminal in the background: ``run_until_signal`` changes it."""
+    before = signal.getsignal(signal.SIGTTIN)
+    yield
+    signal.signal(signal.SIGTTIN, before)
 
 
-def test_a_signal_cleans_up_and_becomes_the_status(subtests: pytest.Subtests) -> None:
+@pytest.mark.usefixtures("reading_in_the_background")
+def test_coroutine_that_ends_by_itself_gives_the_status() -> None:
+    async def main() -> int:
+        await asyncio.sleep(0)
+        return 3
+
+    assert run_until_signal(main()) == 3
+
+
+@pytest.mark.usefixtures("reading_in_the_background")
+def test_signal_cancels_the_coroutine_and_becomes_the_status(subtests: pytest.Subtests) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with subtests.test(number=number):
-            with program("await asyncio.sleep(100)") as running:
-                assert running.stdout is not None
-                assert running.stdout.readline() == "ready\n"
-                running.send_signal(number)
-                assert running.communicate()[1] == "cleaned\n"
-            assert running.returncode == 128 + number
+            cleaned: list[signal.Signals] = []
+
+            async def main(number: signal.Signals, cleaned: list[signal.Signals]) -> int:
+                try:
+                    os.kill(os.getpid(), number)
+                    await asyncio.Event().wait()
+                finally:
+                    cleaned.append(number)
+                return 3
+
+            assert run_until_signal(main(number, cleaned)) == 128 + number
+            assert cleaned == [number]
 
 
 def test_a_signal_stays_the_status_where_cleaning_up_fails() -> None:

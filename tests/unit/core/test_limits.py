@@ -25,7 +25,6 @@ from sandlot.model.errors import (
     SandboxEndedError,
     TimeoutExceededError,
     UnavailableError,
-    UnsupportedError,
 )
 from sandlot.model.ports import Change, Reading, Resources
 from sandlot.model.specs import GIB, MIB, Limits, ProcessSpec, User
@@ -226,23 +225,6 @@ async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(t
         looks.release()
         with pytest.raises(SandboxEndedError, match="killed by request"):
             await waiting
-
-
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        (Change(memory_bytes=1), InvalidRequestError),
-        (Change(cpus=float("nan")), InvalidRequestError),
-        (Change(pids=10**9), InvalidRequestError),
-        (Change(disk_bytes=LIMITS.disk_bytes + 1), UnsupportedError),
-        (Change(disk_bytes=LIMITS.disk_bytes + 1, memory_bytes=2 * GIB), UnsupportedError),
-    ],
-    ids=str,
-)
-async def test_what_cannot_be_is_refused_before_anybody_is_asked(at: Bench, box: Sandbox, change: Change, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        await at.sandboxes.update(box.id, OPERATOR, Update(limits=change, metadata={"a": "b"}))
-    assert (box.spec.limits, dict(box.metadata), at.driver.booted[0].changes) == (LIMITS, {}, [])
 
 
 async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, box: Sandbox) -> None:

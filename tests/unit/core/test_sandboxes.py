@@ -10,61 +10,23 @@ import pytest
 
 from sandlot.core import roster
 from sandlot.core.admission import NewSandbox
-from sandlot.core.lives.updates import Update
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId
 from sandlot.model.errors import (
     ConflictError,
     ErrorCode,
-    ForbiddenError,
     HostError,
     InvalidRequestError,
     NotFoundError,
-    SandboxEndedError,
     UnavailableError,
-    UnsupportedError,
 )
-from sandlot.model.ids import SANDBOX_ID, node_of
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, Limits
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
-from tests.support.clock import START, ManualClock
+from tests.support.clock import ManualClock
 from tests.support.service import BASE, Bench, bench
 from tests.support.until import until
-
-
-async def test_a_sandbox_carries_what_was_asked_for(at: Bench, clock: ManualClock) -> None:
-    asked = replace(BASE, name="mine", metadata={"a": "b"}, env={"E": "1"}, limits=Limits(cpus=0.5), timeout_s=60)
-    clock.advance(5)
-    box = await at.sandboxes.create(asked, OPERATOR)
-    assert SANDBOX_ID.fullmatch(box.id)
-    assert node_of(box.id) == at.service.node
-    assert (box.name, dict(box.metadata), dict(box.spec.env), box.spec.limits.cpus) == ("mine", {"a": "b"}, {"E": "1"}, 0.5)
-    assert (box.created_at - START).total_seconds() == 5
-    assert box.expires_at is not None
-    assert (box.expires_at - START).total_seconds() == 65
-    assert at.sandboxes.find(box.id, OPERATOR) is box
-
-
-async def test_an_unknown_id(at: Bench) -> None:
-    for id_ in ("sb-aaaa-aaaaaaaaaaaaaaaa", "", "../x"):
-        with pytest.raises(NotFoundError) as missing:
-            at.sandboxes.find(id_, OPERATOR)
-        assert missing.value.code is ErrorCode.SANDBOX_NOT_FOUND
-        with pytest.raises(NotFoundError):
-            await at.sandboxes.kill(id_, OPERATOR)
-
-
-async def test_the_list_has_the_live_ones_oldest_first_and_the_ended_ones_if_asked(at: Bench, clock: ManualClock) -> None:
-    boxes = []
-    for _ in range(3):
-        boxes.append(await at.sandbox())
-        clock.advance(1)
-    assert at.sandboxes.all(OPERATOR) == boxes
-    await at.sandboxes.kill(boxes[1].id, OPERATOR)
-    assert at.sandboxes.all(OPERATOR) == [boxes[0], boxes[2]]
-    assert at.sandboxes.all(OPERATOR, ended=True) == boxes
 
 
 async def test_what_is_remembered_of_an_ended_one_is_bounded_and_without_its_environment(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +84,6 @@ async def test_only_so_many_are_prepared_at_once(tmp_path: Path) -> None:
         assert {box.state for box in await asyncio.gather(*creating)} == {State.RUNNING}
 
 
-async def test_a_host_that_cannot_is_refused_before_anything_is_made(at: Bench) -> None:
-    at.driver.faults.reason = "runsc is not installed. Run scripts/setup."
-    with pytest.raises(HostError, match="runsc is not installed"):
-        await at.sandbox()
-    assert at.sandboxes.held == 0
-
-
 async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
     at.driver.faults.reason = "runsc is not installed."
     for _ in range(2):
@@ -138,36 +93,6 @@ async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
     assert (await at.sandbox()).state is State.RUNNING
     at.driver.faults.reason = "not asked any more"
     assert (await at.sandbox()).state is State.RUNNING
-
-
-@pytest.mark.parametrize(
-    "change,error",
-    [
-        ({"isolation": "container"}, ForbiddenError),
-        ({"isolation": "chroot"}, InvalidRequestError),
-        ({"network": "internet"}, UnsupportedError),
-        ({"timeout_s": 0}, InvalidRequestError),
-        ({"timeout_s": float("inf")}, InvalidRequestError),
-        ({"env": {"A=": "x"}}, InvalidRequestError),
-        ({"env": {"A": "x" * 131072}}, InvalidRequestError),
-        ({"env": {"A": "\0"}}, InvalidRequestError),
-    ],
-)
-async def test_what_cannot_be_is_refused_and_the_next_one_runs(at: Bench, change: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        await at.sandboxes.create(replace(BASE, **change), OPERATOR)  # type: ignore[arg-type]
-    assert at.sandboxes.held == 0
-    assert (await at.sandbox()).state is State.RUNNING
-
-
-async def test_a_change_is_done_whole_or_not_at_all(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "1"}, timeout_s=100))
-    assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
-    with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "2"}, timeout_s=-1))
-    with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, OPERATOR, Update(metadata={"a": "\0"}, timeout_s=50))
-    assert (dict(box.metadata), box.spec.timeout_s) == ({"a": "1"}, 100)
 
 
 async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_an_owner(at: Bench, clock: ManualClock) -> None:
@@ -190,30 +115,6 @@ async def test_a_name_that_is_to_be_unique_is_given_once_among_the_live_ones_of_
     assert (await at.sandboxes.create(named, OPERATOR)).name == "worker"
     with pytest.raises(InvalidRequestError):
         NewSandbox(unique_name=True)
-
-
-async def test_a_name_is_changed_to_one_that_nobody_has(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.create(replace(BASE, name="taken"), OPERATOR)
-    with pytest.raises(ConflictError):
-        await at.sandboxes.update(box.id, OPERATOR, Update(name="taken", unique_name=True))
-    with pytest.raises(InvalidRequestError):
-        await at.sandboxes.update(box.id, OPERATOR, Update(name="no name"))
-    assert box.name is None
-    for _ in range(2):
-        await at.sandboxes.update(box.id, OPERATOR, Update(name="free", unique_name=True))
-    assert at.sandboxes.named("free", OPERATOR) is box
-    await at.sandboxes.update(box.id, OPERATOR, Update(name="taken"))
-    assert box.name == "taken"
-
-
-async def test_usage_is_the_drivers_word_while_it_lives(at: Bench, box: Sandbox) -> None:
-    used = await at.sandboxes.usage(box.id, OPERATOR)
-    assert (used.usage.pids, used.limits) == (3, box.spec.limits)
-    await at.sandboxes.kill(box.id, OPERATOR)
-    with pytest.raises(SandboxEndedError):
-        await at.sandboxes.usage(box.id, OPERATOR)
-    with pytest.raises(SandboxEndedError):
-        await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=5))
 
 
 async def test_the_service_is_idle_from_its_last_trace_on(at: Bench, clock: ManualClock) -> None:
@@ -257,14 +158,6 @@ async def test_what_cannot_be_removed_is_waited_for_once(at: Bench, monkeypatch:
     assert at.sandboxes.held == 1
     release.set()
     await until(lambda: at.sandboxes.held == 0)
-
-
-async def test_templates_and_capabilities_are_told(at: Bench) -> None:
-    names = {template.name: template for template in await at.sandboxes.supply.templates()}
-    assert names["base"].digest
-    assert names["base"].description
-    (found,) = await at.sandboxes.supply.all_capabilities()
-    assert found.driver == "gvisor"
 
 
 async def test_a_node_promises_no_more_than_its_host_has(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 
@@ -21,7 +20,6 @@ from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
 
 SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration": 0.1}
-CELL = {"execution": "e1", "status": "ok", "execution_count": 1, "duration": 0.1}
 
 
 @pytest.fixture
@@ -212,15 +210,6 @@ async def test_async_command_is_not_sent_again_after_a_cut(service: Script, asyn
         assert len(service.seen) == 1
 
 
-def test_a_list_is_asked_for_by_state_metadata_and_number(service: Script, client: Client) -> None:
-    service.say(Reply(200, {"sandboxes": [SANDBOX] * 5, "next_cursor": "c"}))
-    assert len(client.sandboxes(state=["paused", "running"], metadata={"a": "1", "b": "x y"}, ended=True, limit=7)) == 7
-    assert [parse_qs(seen.query) for seen in service.seen] == [
-        {"state": ["paused,running"], "metadata": ["a=1", "b=x y"], "all": ["true"], "limit": ["7"]},
-        {"state": ["paused,running"], "metadata": ["a=1", "b=x y"], "all": ["true"], "limit": ["2"], "cursor": ["c"]},
-    ]
-
-
 def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, client: Client) -> None:
     service.say(Reply(200, {"sandboxes": [SANDBOX] * 2, "next_cursor": "c"}), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}))
     found = client.iter_sandboxes()
@@ -272,12 +261,6 @@ def test_what_a_sandbox_is_changed_to_is_sent(service: Script, sandbox: Sandbox)
     ]  # fmt: skip
 
 
-def test_the_list_is_read_page_by_page(service: Script, client: Client) -> None:
-    service.say(Reply(200, {"sandboxes": [SANDBOX], "next_cursor": "c"}), Reply(200, {"sandboxes": [{**SANDBOX, "id": "2"}], "next_cursor": None}))
-    assert [info.id for info in Sandbox.list(client=client)] == [SANDBOX["id"], "2"]
-    assert [seen.query for seen in service.seen] == ["", "cursor=c"]
-
-
 def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client) -> None:
     service.say(Reply(200, {**SANDBOX, "state": "failed", "exit": {"reason": "oom", "detail": "it used all of its memory"}}))
     with pytest.raises(SandboxEndedError, match="all of its memory"):
@@ -289,29 +272,6 @@ def test_the_context_ends_the_sandbox_also_after_an_error(service: Script, clien
     with pytest.raises(KeyError), Sandbox.create(client=client):
         raise KeyError
     assert [(seen.method, seen.path) for seen in service.seen] == [("POST", "/v1/sandboxes"), ("DELETE", f"/v1/sandboxes/{SANDBOX['id']}")]
-
-
-def test_killing_by_id(service: Script) -> None:
-    service.say(Reply(204))
-    Sandbox.kill("sb-1", url=service.url)
-    assert service.seen[0].path == "/v1/sandboxes/sb-1"
-
-
-def test_callbacks_get_whole_characters_as_they_come(service: Script, sandbox: Sandbox) -> None:
-    service.say(
-        events(
-            ("started", {"process": "p1", "pid": 5}),
-            ("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "w6nD"}),  # "é" and half of one
-            ("output", {"stream": "stderr", "offset": 0, "encoding": "utf-8", "data": "oops"}),
-            ("output", {"stream": "stdout", "offset": 3, "encoding": "base64", "data": "qQ=="}),
-            ("exit", DONE),
-        )
-    )
-    told: list[tuple[str, str]] = []
-    result = sandbox.commands.run("x", on_stdout=lambda text: told.append(("out", text)), on_stderr=lambda text: told.append(("err", text)))
-    assert told == [("out", "é"), ("err", "oops"), ("out", "é")]
-    assert (result.stdout, result.stderr, result.exit_code, result.id) == ("éé", "oops", 0, "p1")
-    assert service.seen[0].headers["accept"] == "text/event-stream"
 
 
 def test_raw_output_is_given_as_bytes(service: Script, sandbox: Sandbox) -> None:
@@ -371,15 +331,6 @@ def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place 
     while b"<end>" not in fed:
         time.sleep(0.01)
     yield b'event: exit\ndata: {"process": "p1", "exit_code": 0}\n\n'
-
-
-def test_pieces_of_standard_input_are_fed_beside_the_stream(service: Script, sandbox: Sandbox) -> None:
-    fed: list[bytes] = []
-    feeding(service, fed)
-    assert sandbox.commands.run("cat", stdin=iter([b"a", b"bc"])).exit_code == 0
-    assert fed == [b"a", b"bc", b"<end>"]
-    assert service.seen[0].json()["stdin_open"] is True
-    assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
 
 
 def test_a_piece_of_standard_input_that_is_sent_again_says_where_it_belongs(service: Script, sandbox: Sandbox) -> None:
@@ -464,22 +415,6 @@ def test_small_text_on_standard_input_travels_with_the_request(service: Script, 
     body = service.seen[0].json()
     assert body["stdin"] == "héllo"
     assert "stdin_open" not in body
-
-
-def test_results_of_a_cell_are_told_as_they_come(service: Script, sandbox: Sandbox) -> None:
-    failed = {"name": "KeyError", "value": "'x'", "traceback": ["KeyError: 'x'"]}
-    service.say(
-        events(
-            ("started", {"execution": "e1"}),
-            ("display", {"data": {"text/plain": "1"}, "main": False}),
-            ("error", failed),
-            ("exit", {**CELL, "status": "error"}),
-        )
-    )
-    told: list[object] = []
-    execution = sandbox.run_code("x", on_result=told.append, on_error=told.append)
-    assert told == [*execution.results, execution.error]
-    assert execution.exit_code == 1
 
 
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:
@@ -567,13 +502,6 @@ def test_a_signed_url_over_a_socket_is_as_the_service_gave_it(service: Script, s
     service.say(Reply(200, {"url": "/v1/signed/files/content?a=b", "method": "GET", "expires_at": "2026-01-01T00:00:00Z"}))
     assert sandbox.files.sign_url("/workspace/a") == "/v1/signed/files/content?a=b"
     assert service.seen[0].json() == {"path": "/workspace/a", "method": "GET", "expires_in": 3600.0}
-
-
-def test_a_large_folder_is_listed_by_the_page(service: Script, sandbox: Sandbox) -> None:
-    names = [{"name": name, "path": f"/{name}", "kind": "file"} for name in "abc"]
-    service.say(Reply(200, {"entries": names[:2], "more": True}), Reply(200, {"entries": names[2:], "more": False}))
-    assert [entry.name for entry in sandbox.files.list("/")] == ["a", "b", "c"]
-    assert [seen.query for seen in service.seen] == ["path=%2F", "path=%2F&offset=2"]
 
 
 def test_a_file_is_sent_in_pieces_and_never_held_whole(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:

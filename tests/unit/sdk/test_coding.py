@@ -14,16 +14,13 @@ from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, Un
 from sandlot.sdk import (
     AsyncClient,
     AsyncSandbox,
-    Cleared,
     Client,
     CodeEvent,
     Context,
     Execution,
-    ExecutionError,
     Output,
     Result,
     Sandbox,
-    Started,
     retries,
 )
 from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
@@ -156,62 +153,6 @@ def test_what_is_no_cut_is_raised(service: Script, sandbox: Sandbox) -> None:
     with pytest.raises(NotFoundError) as caught:
         sandbox.run_code("x", on_stdout=print)
     assert caught.value.code is ErrorCode.EXECUTION_NOT_FOUND
-
-
-def test_events_come_one_by_one_and_the_execution_last(service: Script, sandbox: Sandbox) -> None:
-    failed = {"name": "KeyError", "value": "'x'", "traceback": ["KeyError: 'x'"]}
-    end = {**DONE, "status": "error"}
-    service.say(events(ACCEPTED, STARTED, out("a", 0), ("clear", {"wait": True}), shown("1"), ("error", failed), ("exit", end)))
-    told = list(sandbox.stream_code("x"))
-    assert told[:5] == [
-        Started("e1", 3),
-        Output("stdout", b"a"),
-        Cleared(wait=True),
-        Result({"text/plain": "1"}),
-        ExecutionError("KeyError", "'x'", ("KeyError: 'x'",)),
-    ]
-    assert isinstance(told[5], Execution)
-    assert (told[5].stdout, told[5].exit_code, len(told)) == ("a", 1, 6)
-
-
-def test_who_stops_iterating_says_so(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
-    stream = sandbox.stream_code("x")
-    next(stream)
-    stream.close()
-    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", f"{BASE}/code"), ("POST", f"{BASE}/code/e1/interrupt")]
-    service.seen.clear()
-    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
-    stream = sandbox.stream_code("x")
-    assert [next(stream), next(stream)] == [Started("e1", 3), Output("stdout", b"a")]
-    stream.close()
-    assert [(seen.method, seen.path) for seen in service.seen][2:] == [("POST", f"{BASE}/code/e1/interrupt")]
-
-
-def test_a_keyboard_interrupt_in_a_callback_interrupts_the_cell_and_is_raised(service: Script, sandbox: Sandbox) -> None:
-    def interrupted(_: str) -> None:
-        raise KeyboardInterrupt
-
-    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
-    with pytest.raises(KeyboardInterrupt):
-        sandbox.run_code("x", on_stdout=interrupted)
-    assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
-
-
-async def test_a_cancelled_run_interrupts_the_cell(service: Script, async_sandbox: AsyncSandbox) -> None:
-    begun = asyncio.Event()
-
-    async def heard(_: str) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    service.say(events(ACCEPTED, STARTED, cut=True), events(ACCEPTED, out("a", 0), ("exit", DONE)), Reply(200, {"running": True}))
-    running = asyncio.create_task(async_sandbox.run_code("x", on_stdout=heard))
-    await begun.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
 
 
 async def test_run_in_a_cancelled_anyio_scope_interrupts_its_code(service: Script, async_sandbox: AsyncSandbox) -> None:

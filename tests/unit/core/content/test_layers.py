@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.core.content.layers import ANSWER_NAMES, Writing, answers
+from sandlot.core.content import layers
+from sandlot.core.content.layers import Writing, answers
 from sandlot.model.errors import HostError, LimitError
 
 MISSING = [{"missing": True}]
@@ -62,13 +63,14 @@ def test_of_anything_that_is_no_folder_of_the_image_it_tells_nothing(root: Path,
     assert answers(root, asked) == MISSING
 
 
-def test_a_large_folder_is_told_in_parts(root: Path) -> None:
+def test_a_large_folder_is_told_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "ANSWER_NAMES", 10)
     many = root / "many"
     many.mkdir()
-    for number in range(ANSWER_NAMES + 1):
+    for number in range(11):
         (many / str(number)).touch()
     told = answers(root, b"/many")
-    assert [(len(part["names"]), part["more"]) for part in told] == [(ANSWER_NAMES, True), (1, False)]  # type: ignore[arg-type]
+    assert [(len(part["names"]), part["more"]) for part in told] == [(10, True), (1, False)]  # type: ignore[arg-type]
 
 
 async def test_what_is_not_finished_leaves_nothing(tmp_path: Path) -> None:

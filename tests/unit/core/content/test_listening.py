@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.content import listening
@@ -55,6 +55,7 @@ def test_what_is_no_line_is_passed_over(line: str) -> None:
     assert parsed([HEAD, line, TABLE[1]]) == [Listening(8000, "0.0.0.0")]  # noqa: S104 - what is told
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(max_size=200) | st.from_regex(r"0: [0-9A-Fa-f]{0,40}:[0-9A-Fa-f]{0,6} x 0A.*", fullmatch=True), max_size=10))
 def test_whatever_a_guest_says_ports_come_of_it(lines: list[str]) -> None:
     assert all(0 < each.port < 1 << 16 for each in parsed(lines))

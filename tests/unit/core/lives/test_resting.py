@@ -12,9 +12,8 @@ from sandlot.core.node.idle import TICK_S
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, SandboxEndedError, UnsupportedError
-from sandlot.model.ports import ExitReason
-from sandlot.model.specs import MAX_TIMEOUT_S, OnTimeout, ProcessSpec
+from sandlot.model.errors import HostError
+from sandlot.model.specs import OnTimeout, ProcessSpec
 from sandlot.model.states import State
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.clock import ManualClock
@@ -34,63 +33,9 @@ def _is(box: Sandbox, state: State) -> bool:
     return box.state is state
 
 
-async def _state(at: Bench, box: Sandbox) -> State | None:
-    record = await at.service.store.sandboxes.get(box.id)
-    return None if record is None else record.state
-
-
-async def test_pausing_and_resuming_again_change_nothing(at: Bench, box: Sandbox) -> None:
-    for _ in range(2):
-        await at.sandboxes.pause(box.id, OPERATOR)
-        assert _is(box, State.PAUSED)
-    for _ in range(2):
-        await at.sandboxes.resume(box.id, OPERATOR)
-        assert _is(box, State.RUNNING)
-
-
-async def test_a_request_resumes_it_by_itself(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.pause(box.id, OPERATOR)
-    assert await _words(box, "echo there") == "there\n"
-    assert _is(box, State.RUNNING)
-    assert await _state(at, box) is State.RUNNING
-
-
 async def test_many_requests_at_once_resume_it_once(at: Bench, box: Sandbox) -> None:
     await at.sandboxes.pause(box.id, OPERATOR)
     assert await asyncio.gather(*(_words(box, f"echo {number}") for number in range(5))) == [f"{number}\n" for number in range(5)]
-
-
-async def test_one_that_is_not_to_resume_by_itself_says_so(at: Bench) -> None:
-    box = await at.sandboxes.create(replace(BASE, auto_resume=False), OPERATOR)
-    await at.sandboxes.pause(box.id, OPERATOR)
-    with pytest.raises(ConflictError, match="paused") as refused:
-        await _words(box, "true")
-    assert refused.value.code is ErrorCode.SANDBOX_PAUSED
-    assert "Resume" in refused.value.hint
-    await at.sandboxes.resume(box.id, OPERATOR)
-    assert await _words(box, "echo there") == "there\n"
-
-
-async def test_no_time_of_its_timeout_passes_while_it_rests(at: Bench, clock: ManualClock) -> None:
-    box = await at.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
-    await at.sandboxes.pause(box.id, OPERATOR)
-    clock.advance(1000)
-    assert _is(box, State.PAUSED)
-    await at.sandboxes.resume(box.id, OPERATOR)
-    assert box.deadline_monotonic_s == clock.monotonic_s() + 100
-    clock.advance(101)
-    await asyncio.wait_for(box.ended.wait(), PATIENCE_S)
-
-
-async def test_it_is_kept_for_so_long_and_no_longer(at: Bench, clock: ManualClock) -> None:
-    box = await at.sandboxes.create(replace(BASE, timeout_s=100), OPERATOR)
-    await at.sandboxes.pause(box.id, OPERATOR)
-    clock.advance(MAX_TIMEOUT_S - 10)
-    assert not box.ended.is_set()
-    clock.advance(11)
-    await asyncio.wait_for(box.ended.wait(), PATIENCE_S)
-    assert box.exit is not None
-    assert "rested" in box.exit.detail
 
 
 async def test_another_timeout_can_be_given_when_it_goes_on(at: Bench, clock: ManualClock) -> None:
@@ -100,14 +45,6 @@ async def test_another_timeout_can_be_given_when_it_goes_on(at: Bench, clock: Ma
     assert box.deadline_monotonic_s == clock.monotonic_s() + 7
     await at.sandboxes.resume(box.id, OPERATOR, timeout_s=None)
     assert box.expires_at is None
-
-
-async def test_its_timeout_can_pause_it(at: Bench, clock: ManualClock) -> None:
-    box = await at.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.PAUSE), OPERATOR)
-    assert await _words(box, "echo kept > /tmp/kept") == ""
-    clock.advance(51)
-    await until(lambda: box.state is State.PAUSED)
-    assert await _words(box, "cat /tmp/kept") == "kept\n"
 
 
 async def test_what_cannot_be_hibernated_at_its_timeout_is_paused(at: Bench, clock: ManualClock) -> None:
@@ -125,13 +62,6 @@ async def test_one_that_idles_may_rest_instead_of_ending(at: Bench, clock: Manua
     await until(lambda: box.state is State.PAUSED)
 
 
-async def test_what_the_driver_cannot_is_refused_and_it_runs_on(at: Bench, box: Sandbox) -> None:
-    with pytest.raises(UnsupportedError, match="hibernated"):
-        await at.sandboxes.hibernate(box.id, OPERATOR)
-    assert await _words(box, "echo on") == "on\n"
-    assert _is(box, State.RUNNING)
-
-
 @pytest.mark.parametrize("step", ["pause", "resume"])
 async def test_a_driver_that_fails_leaves_it_as_it_was(at: Bench, box: Sandbox, step: str) -> None:
     if step == "resume":
@@ -142,22 +72,6 @@ async def test_a_driver_that_fails_leaves_it_as_it_was(at: Bench, box: Sandbox, 
         await (at.sandboxes.pause if step == "pause" else at.sandboxes.resume)(box.id, OPERATOR)
     assert _is(box, was)
     assert await _words(box, "echo on") == "on\n"
-
-
-async def test_killing_a_paused_one_ends_it(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.pause(box.id, OPERATOR)
-    await asyncio.wait_for(at.sandboxes.kill(box.id, OPERATOR), PATIENCE_S)
-    assert box.exit is not None
-    assert box.exit.reason is ExitReason.KILLED
-    with pytest.raises(SandboxEndedError):
-        await at.sandboxes.resume(box.id, OPERATOR)
-
-
-async def test_looking_at_what_it_uses_resumes_nothing(at: Bench, box: Sandbox) -> None:
-    await at.sandboxes.pause(box.id, OPERATOR)
-    used = await at.sandboxes.usage(box.id, OPERATOR)
-    assert used.pids is None
-    assert _is(box, State.PAUSED)
 
 
 async def test_a_paused_one_stays_so_over_a_restart_of_the_service(tmp_path: Path, driver: MemoryDriver) -> None:

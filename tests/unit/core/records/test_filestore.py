@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from sandlot.model.records import FileId
 from sandlot.model.specs import User
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.database import SqlStore, open_store
-from tests.support.clock import START, ManualClock
+from tests.support.clock import ManualClock
 from tests.support.service import BOUNDLESS, Bench, bench
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
@@ -50,19 +49,6 @@ async def pieces(*some: bytes) -> AsyncIterator[bytes]:
 
 async def whole(store: FileStore, who: Principal, id_: str) -> bytes:
     return b"".join([piece async for piece in store.read(await store.get(who, id_))])
-
-
-async def test_what_is_uploaded_is_there_until_it_is_removed(store: FileStore, tmp_path: Path) -> None:
-    data = [bytes([number]) * 100_000 for number in range(20)]
-    record = await store.upload(ALICE, pieces(*data), filename="data.bin")
-    assert (record.size_bytes, record.owner, record.media_type, record.created_at) == (2_000_000, ALICE.owner, "application/octet-stream", START)
-    assert record.sha256 == hashlib.sha256(b"".join(data)).hexdigest()
-    assert await whole(store, ALICE, record.id) == b"".join(data)
-    assert await store.page(ALICE, offset=0, limit=9) == ([record], 1)
-    await store.remove(ALICE, record.id)
-    with pytest.raises(NotFoundError):
-        await store.get(ALICE, record.id)
-    assert list((tmp_path / "blobs").iterdir()) == []
 
 
 async def test_nothing_more_is_kept_while_the_host_is_short_of_disk_space(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> None:

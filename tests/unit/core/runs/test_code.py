@@ -12,35 +12,10 @@ import pytest
 from sandlot.core.runs import code, collecting
 from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import Output
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
-from sandlot.model.specs import MAX_CODE_BYTES
+from sandlot.model.errors import InvalidRequestError, LimitError, SandboxEndedError
 from tests.support.node import CreateSandboxParams, NodeState, open_node
 from tests.support.service import Bench
-
-
-async def test_variables_stay_between_cells(box: Sandbox) -> None:
-    await code.execute(box, Cell("x = 20"))
-    done = await code.execute(box, Cell("print(x)\nx + 1"))
-    assert (done.outcome.status, done.outcome.execution_count) == ("ok", 2)
-    assert done.stdout.text() == "20\n"
-    (shown,) = done.results
-    assert (dict(shown.data), shown.main) == ({"text/plain": "21"}, True)
-
-
-async def test_an_exception_is_told_and_the_kernel_lives_on(box: Sandbox) -> None:
-    done = await code.execute(box, Cell("y = 1\n1/0"))
-    assert done.outcome.status == "error"
-    assert done.error is not None
-    assert done.error.name == "ZeroDivisionError"
-    assert (await code.execute(box, Cell("print(y)"))).stdout.text() == "1\n"
-
-
-async def test_a_timeout_interrupts_and_the_variables_stay(box: Sandbox) -> None:
-    done = await code.execute(box, Cell("z = 5\nwhile True: pass", timeout_s=0.5))
-    assert done.outcome.status == "timeout"
-    assert (await code.execute(box, Cell("print(z)"))).stdout.text() == "5\n"
 
 
 async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(box: Sandbox) -> None:
@@ -92,15 +67,6 @@ async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, box: Sa
             await cell
 
 
-async def test_followed_as_it_runs(box: Sandbox) -> None:
-    execution = await code.start(box, Cell("print('a')\n1"))
-    events = [event async for event in execution]
-    assert [event.data for event in events if isinstance(event, Output)] == [b"a\n"]
-    assert (await execution.outcome()).status == "ok"
-    await execution.close()
-    await execution.close()
-
-
 @pytest.mark.real_guest
 async def test_results_are_bounded_and_those_left_out_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "MAX_RESULT_BYTES", 3000)
@@ -128,11 +94,6 @@ async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path:
         assert len(sandbox.background) == 3
 
 
-async def test_an_environment_of_its_own(box: Sandbox) -> None:
-    done = await code.execute(box, Cell("import os; print(os.environ.get('ONLY_HERE'))", env={"ONLY_HERE": "1"}))
-    assert done.stdout.text() == "1\n"
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -149,15 +110,3 @@ def test_no_cell(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         Cell(**{"code": "x", **wrong})
     assert refused.value.hint or refused.value.fields
-
-
-def test_more_code_than_is_allowed() -> None:
-    with pytest.raises(LimitError) as refused:
-        Cell("#" * (MAX_CODE_BYTES + 1))
-    assert refused.value.code is ErrorCode.TOO_LARGE
-    assert "file" in refused.value.hint
-
-
-async def test_as_much_code_as_is_allowed(box: Sandbox) -> None:
-    done = await code.execute(box, Cell("#" * (MAX_CODE_BYTES - 8) + "\n1 + 1"))
-    assert done.outcome.status == "ok"

@@ -11,10 +11,9 @@ import pytest
 from sandlot.core.runs import code, contexts
 from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.types import CellStarted, Display, Output
+from sandlot.link.types import Display, Output
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnsupportedError
-from sandlot.model.ids import new_process_id
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.service import BASE, Bench, serving
 from tests.support.until import until
@@ -69,12 +68,6 @@ async def test_languages_have_contexts_of_their_own(box: Sandbox) -> None:
         await code.execute(box, Cell("1", language="python", context="bash"))
 
 
-@pytest.mark.parametrize("wrong", [{"language": "cobol"}, {"cwd": "relative"}, {"env": {"": "1"}}], ids=str)
-async def test_no_context(box: Sandbox, wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidRequestError):
-        await contexts.create(box, **{"language": "python", **wrong})  # type: ignore[arg-type]
-
-
 @pytest.mark.real_guest
 async def test_what_an_image_does_not_have_is_said(box: Sandbox) -> None:
     with pytest.raises(UnsupportedError, match=r"Node\.js"):
@@ -100,55 +93,6 @@ async def test_in_the_background_it_goes_on_without_anybody_and_is_followed_late
     record = await at.service.core.executions.get(OPERATOR, execution)
     assert (record.status, record.stdout) == ("ok", "begun\nover\n")
     await until(lambda: not box.background and not box.activity.held)
-
-
-async def test_one_that_waits_or_runs_is_interrupted_by_its_id(box: Sandbox) -> None:
-    running = await code.begin(box, Cell("import time; time.sleep(600)", timeout_s=None))
-    waiting = await code.begin(box, Cell("print('never')"))
-    assert await code.interrupt(box, waiting)
-    assert (await done(box, waiting)).outcome.status == "aborted"
-    follower = await code.follow(box, running)
-    async for event in follower:
-        if isinstance(event, CellStarted):
-            break
-    assert await code.interrupt(box, running)
-    assert (await follower.outcome()).status == "error"
-    await follower.close()
-    assert not await code.interrupt(box, running)
-    with pytest.raises(NotFoundError) as refused:
-        await code.interrupt(box, "0" * 32)
-    assert refused.value.code is ErrorCode.EXECUTION_NOT_FOUND
-
-
-async def test_the_same_id_is_the_same_execution(box: Sandbox) -> None:
-    await code.execute(box, Cell("count = 0"))
-    id_ = new_process_id()
-    cell = Cell("count += 1\nprint(count)")
-    for _ in range(2):
-        assert (await code.execute(box, cell, id=id_)).stdout.text() == "1\n"
-        assert await code.begin(box, cell, id=id_) == id_
-    assert (await code.execute(box, Cell("print(count)"))).stdout.text() == "1\n"
-
-
-@pytest.mark.real_guest
-async def test_only_so_many_are_in_the_background(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "MAX_BACKGROUND", 2)
-    first = await code.begin(box, Cell(GATE))
-    second = await code.begin(box, Cell("1"))
-    with pytest.raises(LimitError) as refused:
-        await code.begin(box, Cell("2"))
-    assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
-    assert await code.interrupt(box, first)
-    assert (await done(box, second)).outcome.status == "ok"
-    await until(lambda: not box.background)
-    await done(box, await code.begin(box, Cell("2")))
-
-
-async def test_an_error_aborts_what_waits_where_that_was_asked_for(box: Sandbox) -> None:
-    cells = [asyncio.create_task(code.execute(box, cell)) for cell in (Cell(f"{GATE}1/0", stop_on_error=True), Cell("print(1)"))]
-    await asyncio.sleep(0.3)
-    await code.execute(box, Cell(OPEN, context=(await contexts.create(box, "python")).id))
-    assert [(await cell).outcome.status for cell in cells] == ["error", "aborted"]
 
 
 @pytest.mark.real_guest

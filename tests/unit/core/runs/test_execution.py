@@ -15,7 +15,7 @@ from sandlot.sdk import retries
 from tests.support.service import Bench
 from tests.support.until import until
 
-SLOW = Cell("import time\nfor n in range(20):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('end')", timeout_s=None)
+SLOW = Cell("import time\nfor n in range(8):\n    print(n, flush=True)\n    time.sleep(0.1)\nprint('end')", timeout_s=None)
 ENDLESS = Cell("import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.1)", timeout_s=None)
 
 

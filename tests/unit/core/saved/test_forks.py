@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sandlot.core.saved.forks import NewFork
 from sandlot.core.saved.snapshots import check_name
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, Limits
 from tests.support.service import BASE, Bench, bench
-from tests.support.until import until
 
 HAS = Resources(memory_bytes=16 * GIB, disk_bytes=1000 * GIB, pids=1 << 20)
 
@@ -67,44 +65,6 @@ async def test_children_that_the_node_cannot_take_are_refused_with_numbers(place
     assert busy.value.code is ErrorCode.BUSY
     assert busy.value.fields["needed"] > busy.value.fields["free"]
     assert (await place.sandboxes.figures()).promised == before, "nothing is promised for what was refused"
-
-
-@pytest.mark.parametrize("deed", ["snapshot", "fork"])
-async def test_what_a_driver_cannot_do_leaves_nothing(place: Bench, deed: str) -> None:
-    box, core = await place.sandbox(), place.service.core
-    before = (await place.sandboxes.figures()).promised
-    works: dict[str, Any] = {
-        "snapshot": lambda: core.snapshots.take(box.id, OPERATOR, name="one", key="k"),
-        "fork": lambda: core.forks.fork(box.id, OPERATOR, NewFork(2), key="k"),
-    }
-    for _ in range(2):  # a request that failed made nothing, so its name and its key are free again
-        with pytest.raises(UnsupportedError):
-            await works[deed]()
-    await until(lambda: [each.id for each in place.sandboxes.all(OPERATOR)] == [box.id])
-    assert await place.service.store.snapshots.of_node(place.service.node) == []
-    saved = place.service.settings.saved
-    await until(lambda: not saved.exists() or list(saved.iterdir()) == [])
-
-    async def given_back() -> bool:
-        return (await place.sandboxes.figures()).promised == before
-
-    await until(given_back)
-
-
-async def test_what_is_not_there_is_not_found(place: Bench) -> None:
-    core = place.service.core
-    for work in (
-        core.snapshots.take("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR),
-        core.snapshots.look("nothing", OPERATOR),
-        core.snapshots.look("", OPERATOR),
-        core.snapshots.delete("snap-aaaa-aaaaaaaaaaaaaaaa", OPERATOR),
-        core.snapshots.create(replace(BASE, snapshot="nothing"), OPERATOR),
-        core.forks.fork("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR, NewFork()),
-        core.forks.tree("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR),
-        core.forks.promote("sb-aaaa-aaaaaaaaaaaaaaaa", OPERATOR),
-    ):
-        with pytest.raises(NotFoundError):
-            await work
 
 
 async def test_a_snapshot_is_no_field_that_is_taken_and_ignored(place: Bench) -> None:

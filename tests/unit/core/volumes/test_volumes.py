@@ -15,8 +15,8 @@ from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import SystemClock
 from sandlot.core.volumes.volume import LEAST_BYTES
 from sandlot.core.volumes.volumes import Volumes
-from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.access import OwnerId, Principal
+from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Reading, Resources
 from sandlot.model.specs import GIB, MIB, VolumeMount
@@ -199,17 +199,6 @@ async def test_what_cannot_be_removed_is_not_found_and_counts_until_it_is(rig: R
     rig.disks.fails = None
     await rig.anew().open()
     assert rig.disks.there == set()
-
-
-async def test_names_belong_to_their_owners(rig: Rig) -> None:
-    hers, his = [await rig.volumes.create(who, name="data", size_bytes=LEAST_BYTES) for who in (ALICE, BOB)]
-    assert [await rig.volumes.get(who, "data") for who in (ALICE, BOB)] == [hers, his]
-    for word in (hers.id, "no", ""):
-        with pytest.raises(NotFoundError):
-            rig.volumes.resolve(BOB, [VolumeMount(word, "/data")])
-    assert await rig.volumes.listing(OPERATOR) == [hers, his]
-    with pytest.raises(InvalidRequestError, match="one place only"):
-        rig.volumes.resolve(ALICE, [VolumeMount("data", "/a"), VolumeMount(hers.id, "/b")])
 
 
 async def test_no_more_is_promised_than_there_is(rig: Rig) -> None:

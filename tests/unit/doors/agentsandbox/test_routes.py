@@ -245,7 +245,7 @@ _REQUESTS = st.tuples(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=_REQUESTS)
 async def test_any_request_gets_a_json_response_and_no_internal_error(
     http: httpx.AsyncClient, at: SharedBench, asked: tuple[str, str, dict[str, str], str, bytes]

@@ -135,7 +135,7 @@ async def test_malformed_headers_are_refused(inside: Inside) -> None:
     assert await inside.refused(f"{FILES}/Stat", {"path": "/"}, "unauthenticated", 401, Authorization="Basic %%%")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(UNARY), content=CONTENT)
 async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside, method: str, content: bytes) -> None:
     headers = {**inside.headers, "Content-Type": connect.UNARY, "Connect-Timeout-Ms": "1000"}
@@ -145,19 +145,14 @@ async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside,
     assert isinstance(answer.json(), dict)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(STREAMING), content=CONTENT.map(envelope) | st.binary(max_size=100))
 async def test_any_stream_request_ends_with_an_end_of_stream_envelope(inside: Inside, method: str, content: bytes) -> None:
     _, last = await inside.all(method, body=content, **{"Connect-Timeout-Ms": "100"})
     assert last == {} or last["error"]["code"] not in {"internal", "unavailable", "unknown"}, last
 
 
-async def test_command_gets_environment_folder_and_user(inside: Inside) -> None:
-    out, err, end = await inside.run("sh", "-c", "echo $A; pwd; id -un; echo e >&2; exit 7", env={"A": "ä"}, cwd="/tmp")
-    assert (out, err) == ("ä\n/tmp\nuser\n".encode(), b"e\n")
-    assert end == {"exitCode": 7, "exited": True, "status": "exit status 7", "error": "exit status 7"}
-    out, _, end = await inside.run("sh", "-c", "id -un; pwd; kill -TERM $$", user="root")
-    assert (out, end["status"], end["exited"], end["exitCode"]) == (b"root\n/root\n", "signal: terminated", False, -1)
+async def test_commands_that_cannot_start_are_refused(inside: Inside) -> None:
     for message, code in (
         (started(""), "invalid_argument"),
         (started("nope"), "not_found"),
@@ -202,12 +197,6 @@ async def test_disconnect_leaves_the_command_running(inside: Inside, box: Sandbo
 
     await until(none)
     assert (await inside.failed(f"{PROCESS}/Connect", {"process": {"pid": pid}}))["code"] == "not_found"
-
-
-async def test_command_is_killed_at_its_timeout(inside: Inside) -> None:
-    told, last = await inside.all(f"{PROCESS}/Start", started("sh", "-c", "echo a; sleep 1000"), body=None, **{"Connect-Timeout-Ms": "300"})
-    assert (output(told, "stdout"), last["error"]["code"]) == (b"a\n", "deadline_exceeded")
-    assert await pids(inside) == []
 
 
 async def test_streamed_input_is_reassembled_and_accounted(inside: Inside, box: Sandbox) -> None:
@@ -255,14 +244,6 @@ async def test_blocked_input_ends_at_its_timeout(inside: Inside) -> None:
         data = {**select, "input": {"stdin": b64(bytes(2_000_000))}}
         assert await inside.refused(f"{PROCESS}/SendInput", data, "deadline_exceeded", 408, **{"Connect-Timeout-Ms": "500"})
         await inside.ask(f"{PROCESS}/SendSignal", {**select, "signal": 9})
-
-
-async def test_end_of_the_sandbox_is_reported_in_the_stream(at: SharedBench, inside: Inside) -> None:
-    async with inside.following(f"{PROCESS}/Start", started("sleep", "1000")) as told:
-        assert "start" in (await anext(told))["event"]
-        await at.sandboxes.kill(inside.sandbox, OPERATOR)
-        (last,) = [message async for message in told]
-    assert (last["error"]["code"], "was not found" in last["error"]["message"]) == ("unavailable", True)
 
 
 async def test_recursive_listing_is_bounded(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

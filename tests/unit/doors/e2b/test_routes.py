@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from sandlot.core.lives import means
 from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
-from sandlot.model.specs import OnTimeout
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench
 
 HERE = "/e2b"
-MADE = {"templateID", "alias", "sandboxID", "clientID", "envdVersion", "envdAccessToken", "trafficAccessToken", "domain"}
-LISTED = {
-    *("templateID", "alias", "sandboxID", "clientID", "envdVersion", "startedAt", "endAt", "cpuCount", "memoryMB", "diskSizeMB", "state"),
-    *("metadata", "volumeMounts"),
-}
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON
@@ -59,17 +53,6 @@ def inside(made: dict[str, Any]) -> dict[str, str]:
     return {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49999"}
 
 
-async def test_sandbox_response_has_every_field(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
-    assert set(made) == MADE
-    assert made["envdAccessToken"] == made["trafficAccessToken"]
-    (listed,) = ok(await http.get(f"{HERE}/v2/sandboxes"))
-    assert set(listed) == LISTED
-    assert (listed["metadata"], listed["templateID"], listed["state"]) == ({"a": "b"}, "base", "running")
-    detail = ok(await http.get(f"{HERE}/sandboxes/{made['sandboxID']}"))
-    assert set(detail) == LISTED | {"envdAccessToken", "domain", "allowInternetAccess", "lifecycle"}
-    assert detail["envdAccessToken"] == made["envdAccessToken"]
-
-
 async def test_sandboxes_of_other_apis_are_visible(http: httpx.AsyncClient, at: SharedBench) -> None:
     body = {"template": "base", "persistent": True, "on_timeout": "hibernate", "limits": {"pids": 32768}, "metadata": {"x": "y"}}
     id_ = ok(await http.post("/v1/sandboxes", json=body), 201)["id"]
@@ -78,17 +61,6 @@ async def test_sandboxes_of_other_apis_are_visible(http: httpx.AsyncClient, at: 
     assert ok(await http.get(f"{HERE}/sandboxes/{id_}"))["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
     assert ok(await http.post(f"{HERE}/v2/sandboxes/{id_}/connect", json={"timeout": 10}))["sandboxID"] == id_
     assert at.sandboxes.find(id_, OPERATOR).expires_at is None  # connecting shortens nothing
-
-
-async def test_create_parameters_reach_core(http: httpx.AsyncClient, at: SharedBench) -> None:
-    body = {"templateID": "base", "autoPause": True, "autoResume": {"enabled": True}, "timeout": 100, "allow_internet_access": False}
-    id_ = ok(await http.post(f"{HERE}/sandboxes", json=body), 201)["sandboxID"]
-    spec = at.sandboxes.find(id_, OPERATOR).spec
-    assert (spec.on_timeout, spec.auto_resume, spec.timeout_s, str(spec.network)) == (OnTimeout.HIBERNATE, True, 100, "none")
-    ok(await http.put(f"{HERE}/sandboxes/{id_}/network", json={"allow_internet_access": False}), 204)
-    refused(await http.put(f"{HERE}/sandboxes/{id_}/network", json={}), 501)
-    old = ok(await http.post(f"{HERE}/sandboxes", json={"templateID": "base"}), 201)["sandboxID"]
-    assert at.sandboxes.find(old, OPERATOR).spec.timeout_s == 15
 
 
 async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
@@ -141,26 +113,18 @@ async def test_unknown_template_error_lists_the_templates(http: httpx.AsyncClien
     refused(await http.delete(f"{HERE}/templates/base"), 403)
 
 
-async def test_paused_sandbox_refuses_code_and_a_second_pause(
-    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench
+async def test_paused_sandbox_refuses_code_and_is_not_resumed_by_a_new_timeout(
+    http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]
 ) -> None:
     here = f"{HERE}/sandboxes/{made['sandboxID']}"
     refused(await http.post(f"{here}/pause", json={"memory": False}), 501)
     ok(await http.post(f"{here}/pause", json={}), 204)
-    assert at.sandboxes.find(made["sandboxID"], OPERATOR).state in {"paused", "hibernated"}
-    refused(await http.post(f"{here}/pause"), 409)
     assert "was not found" in refused(await http.post(f"{HERE}/execute", json={"code": "1"}, headers=inside), 502)
-    assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
-    assert ok(await http.get(f"{HERE}/sandboxes")) == []
+    ok(await http.post(f"{here}/timeout", json={"timeout": 50}), 204)
+    ok(await http.post(f"{here}/refreshes"), 204)
     for call in (f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", f"{here}/connect", f"{here}/resume"):
         refused(await http.post(call, json={"memory": False, "timeout": 10}), 501)
-    ok(await http.post(f"{here}/timeout", json={"timeout": 50}), 204)  # which does not resume it
-    ok(await http.post(f"{here}/refreshes"), 204)
     assert [each["state"] for each in ok(await http.get(f"{HERE}/v2/sandboxes"))] == ["paused"]
-    ok(await http.post(f"{here}/connect", json={"timeout": 100}), 201)
-    refused(await http.post(f"{here}/resume", json={}), 409)
-    ok(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect"), 200)
-    refused(await http.post(f"{HERE}/v2/sandboxes/{made['sandboxID']}/connect", json={"memory": False}), 501)
 
 
 async def test_failed_pause_leaves_the_sandbox_running(
@@ -205,19 +169,6 @@ async def test_ended_sandbox_is_not_found(http: httpx.AsyncClient, made: dict[st
     assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
 
 
-async def test_code_response_has_one_json_line_per_event(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
-    code = "print('out')\n'a' 'b'"
-    asked = {"code": code, "context_id": None, "language": None, "env_vars": None}
-    started, *told = lines(await http.post(f"{HERE}/execute", json=asked, headers=inside))
-    assert started == {"type": "number_of_executions", "execution_count": 1}
-    assert sorted(each["type"] for each in told) == ["result", "stdout"]
-    assert [each["text"] for each in told if each["type"] == "stdout"] == ["out\n"]
-    assert [(each["text"], each["is_main_result"]) for each in told if each["type"] == "result"] == [("ab", True)]
-    _, error = lines(await http.post(f"{HERE}/execute", json={"code": "1/0"}, headers=inside))
-    assert (error["type"], error["name"], error["value"]) == ("error", "ZeroDivisionError", "division by zero")
-    assert "ZeroDivisionError" in error["traceback"]
-
-
 async def test_invalid_code_requests_are_refused(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
     for asked, status in (
         ({"code": "1", "language": "r"}, 400),
@@ -247,33 +198,17 @@ async def test_removed_default_context_is_recreated(http: httpx.AsyncClient, mad
 
 
 async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
-    await until_said(http, inside, "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)")
+    code = "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)"
+    async with http.stream("POST", f"{HERE}/execute", json={"code": code}, headers=inside) as answer:
+        async for line in answer.aiter_lines():
+            if json.loads(line)["type"] == "stdout":
+                break
 
     async def idle() -> bool:
         found = ok(await http.get(f"/v1/sandboxes/{made['sandboxID']}/contexts"))["contexts"]
         return all(each["state"] == "idle" for each in found)
 
     await until(idle)
-
-
-async def test_end_of_the_sandbox_breaks_the_code_stream(
-    at: SharedBench, http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]
-) -> None:
-    async def kill() -> None:
-        await at.sandboxes.kill(made["sandboxID"], OPERATOR)
-
-    with pytest.raises(httpx.RemoteProtocolError):
-        await until_said(http, inside, "import time\nprint('on', flush=True)\ntime.sleep(600)", kill)
-
-
-async def until_said(http: httpx.AsyncClient, inside: dict[str, str], code: str, then: Callable[[], Awaitable[None]] | None = None) -> None:
-    """Run code until it has written something; then leave it, or do something and read on."""
-    async with http.stream("POST", f"{HERE}/execute", json={"code": code}, headers=inside) as answer:
-        async for line in answer.aiter_lines():
-            if json.loads(line)["type"] == "stdout":
-                if then is None:
-                    return
-                await then()
 
 
 async def test_disconnect_during_create_leaves_no_sandbox(at: SharedBench, http: httpx.AsyncClient) -> None:
@@ -328,7 +263,7 @@ _PATHS = [
 ]
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     path=st.sampled_from(_PATHS),

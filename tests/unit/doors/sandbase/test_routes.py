@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from sandlot.doors.sandbase import inside, translate
 from sandlot.model.access import OPERATOR
 from sandlot.server.settings import Settings
 from tests.support.cases import cases
-from tests.support.service import BASE, bench, client
+from tests.support.service import bench, client
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench
 
@@ -55,29 +53,6 @@ def gone(response: httpx.Response) -> None:
 async def run(http: httpx.AsyncClient, box: str, *argv: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     done: dict[str, Any] = ok(await http.post(f"{HERE}/sandboxes/{box}/processes", json={"cmd": argv[0], "args": list(argv[1:]), **more}))
     return done
-
-
-async def test_sandbox_response_has_the_fields_of_sandbase_and_e2b(http: httpx.AsyncClient) -> None:
-    asked = {"templateID": "base", "timeout": 600, "metadata": {"project": "x"}, "envVars": {"MY_VAR": "value"}}
-    made = ok(await http.post(f"{HERE}/sandboxes", json=asked), 201)
-    assert set(made) == OBJECT | {"envdAccessToken"}
-    assert (made["templateID"], made["status"], made["state"], made["metadata"]) == ("base", "running", "running", {"project": "x"})
-    assert made["startedAt"].endswith("Z")
-    assert made["endAt"] > made["startedAt"]
-    path = f"{HERE}/sandboxes/{made['sandboxID']}"
-    assert ok(await http.get(path))["sandboxID"] == made["sandboxID"]
-    assert ok(await http.get(f"{path}/envs")) == {
-        "E2B_SANDBOX": "true",
-        "E2B_SANDBOX_ID": made["sandboxID"],
-        "E2B_TEMPLATE_ID": "base",
-        "MY_VAR": "value",
-    }
-    assert (await http.delete(path)).status_code == 204
-    gone(await http.delete(path))
-    gone(await http.post(f"{path}/processes", json={"cmd": "true"}))
-    assert ok(await http.get(path))["status"] == "stopped"
-    assert made["sandboxID"] in [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes", params={"status": "stopped"}))]
-    assert ok(await http.get(f"{HERE}/sandboxes")) == []
 
 
 async def test_sandboxes_are_listed_newest_first_and_filtered_by_status(http: httpx.AsyncClient, at: SharedBench) -> None:
@@ -285,16 +260,7 @@ async def test_e2b_client_lists_running_and_paused_sandboxes(http: httpx.AsyncCl
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/v2/sandboxes", params={"state": "running,paused"}))] == [box]
 
 
-async def test_events_are_listed_newest_first(http: httpx.AsyncClient, at: SharedBench) -> None:
-    one, other = [(await at.sandbox()).id for _ in range(2)]
-    await at.sandboxes.pause(one, OPERATOR)
-    await at.sandboxes.kill(one, OPERATOR)
-    told = ok(await http.get(f"{HERE}/events/sandboxes/{one}"))
-    assert [each["type"] for each in told] == [f"sandbox.lifecycle.{word}" for word in ("killed", "paused", "created")]
-    assert {each["sandboxID"] for each in told} == {one}
-    whole = ok(await http.get(f"{HERE}/events/sandboxes"))
-    assert [each["sandboxID"] for each in whole[:4]] == [one, one, other, one]
-    assert ok(await http.get(f"{HERE}/events/sandboxes", params={"limit": 2})) == whole[:2]
+async def test_invalid_event_requests_are_refused(http: httpx.AsyncClient) -> None:
     for limit in (0, 1001, "x"):
         refused(await http.get(f"{HERE}/events/sandboxes", params={"limit": limit}), 400)
     gone(await http.get(f"{HERE}/events/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa"))
@@ -420,16 +386,9 @@ _PATHS = (
 )
 
 
-async def test_any_body_gets_a_response_and_no_internal_error(http: httpx.AsyncClient, at: SharedBench) -> None:
-    box = (await at.sandboxes.create(replace(BASE, timeout_s=3600), OPERATOR)).id
-    loop = asyncio.get_running_loop()
-
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(path=st.sampled_from(_PATHS), body=_BODY)
-    def never(path: str, body: object) -> None:
-        sent = http.post(HERE + path.replace("BOX", box), content=json.dumps(body), headers={"Content-Type": "application/json"})
-        answer = asyncio.run_coroutine_threadsafe(sent, loop).result()
-        assert answer.status_code != 500, answer.text
-        assert answer.status_code in {200, 201, 204} or answer.headers["content-type"] == "application/json"
-
-    await asyncio.to_thread(never)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(_PATHS), body=_BODY)
+async def test_any_body_gets_a_response_and_no_internal_error(http: httpx.AsyncClient, box: str, path: str, body: object) -> None:
+    answer = await http.post(HERE + path.replace("BOX", box), content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code != 500, answer.text
+    assert answer.status_code in {200, 201, 204} or answer.headers["content-type"] == "application/json"

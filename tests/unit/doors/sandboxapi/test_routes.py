@@ -24,11 +24,6 @@ from tests.support.until import until
 from tests.unit.doors.shared import SharedBench
 
 HERE = "/sandboxapi"
-RESULT = {
-    *("id", "status", "language", "stdout", "stderr", "compile_output", "exit_code"),
-    *("exit_signal", "execution_time_ms", "wall_time_ms", "memory_used_kb"),
-}
-SESSION = {"id", "session_id", "language", "status", "idle_ttl", "created_at", "expires_at"}
 
 
 @pytest.fixture
@@ -77,47 +72,6 @@ async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.
     assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
 
 
-async def test_execute_response_has_every_field(http: httpx.AsyncClient, at: SharedBench) -> None:
-    done = ok(await http.post(f"{HERE}/v1/execute", json={"language": "sh", "code": "cat", "stdin": "x\n"}))
-    assert set(done) == RESULT
-    assert (done["status"], done["language"], done["stdout"], done["stderr"], done["exit_code"]) == ("completed", "bash", "x\n", "", 0)
-    assert isinstance(done["execution_time_ms"], int)
-    failed = ok(await http.post(f"{HERE}/v1/execute", json={"language": "bash", "code": "kill -9 $$"}))
-    assert (failed["status"], failed["exit_code"], failed["exit_signal"]) == ("runtime_error", 137, "SIGKILL")
-    late = ok(await http.post(f"{HERE}/v1/execute", json={"language": "bash", "code": "echo a; sleep 9", "timeout": 0.3}))
-    assert (late["status"], late["stdout"]) == ("timeout", "a\n")
-    assert "0.3 s" in late["stderr"]
-    await until(lambda: at.sandboxes.held == 0)
-
-
-async def test_session_keeps_its_state_after_an_exception(http: httpx.AsyncClient, session: str) -> None:
-    done = await run(http, session, "x = [1]\nprint(x)")
-    assert set(done) == RESULT | {"session_id", "result"}
-    assert (done["status"], done["stdout"], done["stderr"], done["session_id"]) == ("completed", "[1]\n", "", session)
-    failed = await run(http, session, "x.append(2)\nraise ValueError('no')")
-    assert (failed["status"], failed["exit_code"]) == ("runtime_error", 1)
-    assert "ValueError: no" in failed["stderr"]
-    after = await run(http, session, "x.append(3)\nprint(x)\nlen(x)")
-    assert (after["stdout"], after["result"]) == ("[1, 2, 3]\n", "3")
-
-
-async def test_session_response_has_every_field(http: httpx.AsyncClient) -> None:
-    made = ok(await http.post(f"{HERE}/v1/sessions", json={"language": "sh", "idle_ttl": 60}), 201)
-    assert set(made) == SESSION
-    assert (made["language"], made["status"], made["idle_ttl"], made["session_id"]) == ("bash", "active", 60, made["id"])
-    assert made["created_at"].endswith("Z")
-    assert made["created_at"] < made["expires_at"]
-    listed = ok(await http.get(f"{HERE}/v1/sessions"))["sessions"]
-    assert [each["id"] for each in listed] == [made["id"]]
-    assert ok(await http.get(f"{HERE}/v1/sessions/{made['id']}"))["language"] == "bash"
-
-
-async def test_closed_session_is_not_found(http: httpx.AsyncClient, session: str) -> None:
-    assert (await http.delete(f"{HERE}/v1/sessions/{session}")).status_code == 204
-    await all_gone(http, session)
-    assert ok(await http.get(f"{HERE}/v1/sessions"))["sessions"] == []
-
-
 async def all_gone(http: httpx.AsyncClient, session: str) -> None:
     url = f"{HERE}/v1/sessions/{session}"
     gone(await http.get(url))
@@ -150,15 +104,6 @@ async def test_session_of_another_key_is_not_found(at: SharedBench) -> None:
         await all_gone(theirs, made)
         assert ok(await theirs.get(f"{HERE}/v1/sessions"))["sessions"] == []
         assert ok(await mine.get(f"{HERE}/v1/sessions/{made}"))["id"] == made
-
-
-@cases("header", ["X-API-Key", "X-RapidAPI-Key", "X-RapidAPI-Proxy-Secret"])
-async def test_key_is_accepted_in_every_header_that_callers_send(at: SharedBench, header: str) -> None:
-    _, secret = await at.service.keys.create(f"somebody-{header.lower()}")
-    async with at.client() as stranger:
-        ok(await stranger.get(f"{HERE}/v1/languages", headers={header: secret, "X-RapidAPI-Host": "there"}))
-        refused(await stranger.get(f"{HERE}/v1/languages", headers={header: "wrong"}), 401)
-        refused(await stranger.get(f"{HERE}/v1/languages"), 401)
 
 
 async def test_idle_session_ends_and_used_session_stays(folder: Path) -> None:
@@ -209,7 +154,7 @@ _BODY = st.dictionaries(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     path=st.sampled_from(["/v1/execute", "/v1/languages", "/v1/sessions", "/v1/sessions/sb-none", "/v1/sessions/sb-none/execute"])

@@ -212,19 +212,10 @@ async def test_sandboxes_of_another_owner_are_not_found(at: SharedBench) -> None
             refused(await stranger.request(method, f"{pools}/{pool}{path}"), 404)
 
 
-async def test_second_pool_of_the_same_kind_conflicts(http: httpx.AsyncClient) -> None:
-    body = {"image": "base", "resources": RESOURCES, "warm_containers": 0, "timeout_secs": 50}
-    pool = ok(await http.post(f"{NAMED}/sandbox-pools", json=body))["pool_id"]
-    refused(await http.post(f"{NAMED}/sandbox-pools", json=body), 409)
-    refused(await http.post(f"{NAMED}/sandbox-pools", json={**body, "image": "nope", "resources": {}}), 400)
-    refused(await http.post(f"{NAMED}/sandbox-pools", json={**body, "resources": {}, "warm_containers": 3, "max_containers": 2}), 400)
-    refused(await http.put(f"{NAMED}/sandbox-pools/{pool}", json={**body, "image": "code-interpreter"}), 400)
-    claimed = ok(await http.post(f"{NAMED}/sandbox-pools/{pool}/sandboxes"))
-    told = ok(await http.get(f"{NAMED}/sandboxes/{claimed['sandbox_id']}"))
-    assert (told["pool_id"], told["timeout_secs"], told["image"], told["resources"]["memory_mb"]) == (pool, 50, "base", 512)
-    refused(await http.delete(f"{NAMED}/sandbox-pools/{pool}"), 409)
-    assert (await http.delete(f"{NAMED}/sandboxes/{claimed['sandbox_id']}")).status_code == 204
-    assert (await http.delete(f"{NAMED}/sandbox-pools/{pool}")).status_code == 204
+async def test_invalid_pools_are_refused(http: httpx.AsyncClient) -> None:
+    body = {"image": "base", "resources": RESOURCES, "warm_containers": 0}
+    for wrong in ({"image": "nope", "resources": {}}, {"resources": {}, "warm_containers": 3, "max_containers": 2}):
+        refused(await http.post(f"{NAMED}/sandbox-pools", json={**body, **wrong}), 400)
 
 
 async def test_name_is_free_after_a_failed_create_and_after_an_end(http: httpx.AsyncClient) -> None:
@@ -249,7 +240,7 @@ _BODY = (
 )
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "PATCH"]),
     path=st.sampled_from(

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from sandlot.model.errors import NotFoundError
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.sdk import Client
-from tests.unit.sdk.scripted import Reply, Script, problem
+from tests.unit.sdk.scripted import Reply, Script
 
 POOL: dict[str, Any] = {
     "id": "pool-abcdefghijkl",
@@ -58,34 +57,3 @@ def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
     assert made.limits == Limits(cpus=0.5, pids=99)
     assert (made.ready, made.filling, made.hit_rate, made.snapshot_bytes, made.claims["hot"]) == (1, 1, 0.75, 20 * MIB, 3)
     assert made.snapshot_at is not None
-
-
-def test_what_is_not_said_is_not_sent(client: Client, service: Script) -> None:
-    service.say(Reply(201, POOL), Reply(200, POOL))
-    client.pools.create()
-    assert service.seen[-1].json() == {"warm": 1}
-    client.pools.set("base", blank=0)
-    assert (service.seen[-1].method, service.seen[-1].path) == ("PATCH", "/v1/pools/base")
-    assert service.seen[-1].json() == {"blank": 0}
-
-
-def test_words_of_a_pool_take_the_place_of_what_there_is_and_none_are_words_too(client: Client, service: Script) -> None:
-    service.say(Reply(200, POOL), Reply(200, {**POOL, "metadata": {}}))
-    assert client.pools.set("base", metadata={"team": "blue"}).metadata == {"team": "blue"}
-    assert service.seen[-1].json() == {"metadata": {"team": "blue"}}
-    assert client.pools.set("base", metadata={}).metadata == {}
-    assert service.seen[-1].json() == {"metadata": {}}
-
-
-def test_pools_are_listed_found_and_removed(client: Client, service: Script) -> None:
-    service.say(Reply(200, {"pools": [POOL, {**POOL, "snapshot": None, "hit_rate": None}]}), Reply(200, POOL), Reply(204, None))
-    assert [each.snapshot_bytes for each in client.pools.list()] == [20 * MIB, None]
-    assert client.pools.get("pool-abcdefghijkl").id == "pool-abcdefghijkl"
-    client.pools.remove("a/b")
-    assert (service.seen[-1].method, service.seen[-1].path) == ("DELETE", "/v1/pools/a%2Fb")
-
-
-def test_one_that_is_not_there_is_an_error(client: Client, service: Script) -> None:
-    service.say(problem(404, "pool_not_found", retryable=False))
-    with pytest.raises(NotFoundError):
-        client.pools.get("nonsense")

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot import AsyncClient, AsyncSandbox, Client, ConflictError, NotFoundError, Sandbox, SandboxInfo
+from sandlot import AsyncClient, AsyncSandbox, Client, Sandbox, SandboxInfo
 from sandlot.sdk import SnapshotInfo
 from sandlot.sdk.saved.snapshots import Branch, ForkTree
 from tests.unit.sdk.conftest import service
-from tests.unit.sdk.scripted import Reply, Script, problem
+from tests.unit.sdk.scripted import Reply, Script
 
 __all__ = ["service"]
 
@@ -39,16 +39,6 @@ def sandbox(service: Script) -> Iterator[Sandbox]:
         made = Sandbox.create(client=client)
         service.seen.clear()
         yield made
-
-
-def test_what_is_asked_of_a_new_one(service: Script) -> None:
-    service.say(Reply(201, {**BOX, "snapshot": SNAPSHOT["id"], "parent": "sb-1", "restored": "memory"}))
-    with Client(url=service.url) as client:
-        made = Sandbox.create(snapshot="mine", on_timeout="hibernate", auto_resume=False, client=client)
-        (seen,) = service.seen
-        assert seen.json() == {"snapshot": "mine", "on_timeout": "hibernate", "auto_resume": False}
-        told = made.info()
-    assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("pause", False, SNAPSHOT["id"], "sb-1", "memory")
 
 
 def test_a_service_before_rests_is_understood() -> None:
@@ -102,18 +92,6 @@ def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script,
     assert (service.seen[-1].json(), service.seen[-1].headers["idempotency-key"]) == ({"kind": "memory"}, "k")
 
 
-def test_forks_are_sandboxes_on_the_same_connections(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(201, {"sandboxes": [{**BOX, "id": f"sb-{number}", "parent": sandbox.id} for number in range(3)]}))
-    forks = sandbox.fork(3, name="n", metadata={}, envs={"A": "1"}, timeout=60)
-    (seen,) = service.seen
-    assert (seen.path, seen.json()) == (f"{URL}/fork", {"count": 3, "name": "n", "metadata": {}, "env": {"A": "1"}, "timeout": 60})
-    assert [type(fork) for fork in forks] == [Sandbox] * 3
-    assert [fork.id for fork in forks] == ["sb-0", "sb-1", "sb-2"]
-    sandbox.fork()
-    assert service.seen[-1].json() == {"count": 1}
-    assert service.seen[-1].headers["idempotency-key"] != seen.headers["idempotency-key"]
-
-
 def test_connections_are_closed_by_the_last_of_a_family(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_URL", service.url)
     closed: list[Client] = []
@@ -153,14 +131,6 @@ def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
     assert tree.branches[1] == Branch("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
 
 
-def test_one_is_promoted(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, {"ended": ["sb-1", "sb-2"]}))
-    assert sandbox.promote() == ["sb-1", "sb-2"]
-    service.say(problem(409, "conflict"))
-    with pytest.raises(ConflictError):
-        sandbox.promote()
-
-
 def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtests) -> None:
     for state in ("pausing", "paused", "hibernating", "hibernated", "waking"):
         with subtests.test(state=state):
@@ -188,24 +158,6 @@ def test_connecting_to_what_runs_asks_for_nothing_more(service: Script) -> None:
         Sandbox.connect(str(BOX["id"]), client=client)
         Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
     assert [seen.method for seen in service.seen] == ["GET", "GET", "PATCH"]
-
-
-def test_snapshots_are_listed_by_the_page_looked_at_and_removed(service: Script) -> None:
-    pages = [{"snapshots": [SNAPSHOT], "next_cursor": "c"}, {"snapshots": [{**SNAPSHOT, "name": None}], "next_cursor": None}]
-    service.say(*[Reply(200, page) for page in pages], Reply(200, SNAPSHOT), Reply(204), problem(404, "snapshot_not_found"))
-    with Client(url=service.url) as client:
-        assert [each.name for each in client.snapshots.list()] == ["mine", None]
-        assert client.snapshots.get("mine").size_bytes == 5
-        client.snapshots.delete("a/b")
-        with pytest.raises(NotFoundError):
-            client.snapshots.delete("mine")
-    assert [(seen.method, seen.path, seen.query) for seen in service.seen] == [
-        ("GET", "/v1/snapshots", ""),
-        ("GET", "/v1/snapshots", "cursor=c"),
-        ("GET", "/v1/snapshots/mine", ""),
-        ("DELETE", "/v1/snapshots/a%2Fb", ""),
-        ("DELETE", "/v1/snapshots/mine", ""),
-    ]
 
 
 async def test_the_asynchronous_half_says_the_same(service: Script) -> None:

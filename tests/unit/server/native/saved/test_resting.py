@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.model.errors import ErrorCode, HostError
 from tests.support.clock import ManualClock
 from tests.support.http import post, problem, short
 from tests.support.service import Bench, bench, client
@@ -199,14 +198,6 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str
 async def test_a_rest_that_there_is_not_is_refused(at: Bench, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     problem(await post(http, "/v1/sandboxes", {**BOX, **body}), 400, "invalid_request")
     assert at.sandboxes.held == 0
-
-
-async def test_a_pause_that_fails_leaves_it_running(at: Bench, http: httpx.AsyncClient) -> None:
-    url = await made(http)
-    at.driver.faults.raises["pause"] = [HostError("The freezer is broken.", code=ErrorCode.HOST_NOT_READY)]
-    problem(await http.post(f"{url}/pause"), 503, "host_not_ready")
-    assert await state(http, url) == "running"
-    assert await said(http, url, "echo here") == "here\n"
 
 
 async def test_one_that_is_nobodys_fork_is_a_tree_of_its_own(http: httpx.AsyncClient) -> None:
