@@ -57,13 +57,6 @@ async def process(http: httpx.AsyncClient, sandbox: str) -> Any:  # noqa: ANN401
     return (await http.post(f"/v1/sandboxes/{sandbox}/processes", json={"command": "cat", "stdin_open": True, "background": True})).json()
 
 
-async def renewed(owner: httpx.AsyncClient, ids: Mapping[str, str]) -> dict[str, str]:
-    """The same, with a new file and a new process in the sandbox."""
-    await inside(owner, ids["sandbox"])
-    pid = str((await process(owner, ids["sandbox"]))["pid"])
-    return {name: pid if name in {"pid", "process"} else id_ for name, id_ in ids.items()}
-
-
 async def in_e2b(owner: httpx.AsyncClient) -> dict[str, str]:
     sandbox = await made(owner, "/e2b/v2/sandboxes", {"templateID": "base", "timeout": 600}, "sandboxID")
     await inside(owner, sandbox)
@@ -243,10 +236,6 @@ SPACES = ("/tensorlake", "/tensorlake/v1/namespaces/{namespace}")
 INSIDES = ("/api/v1", "/tensorlake/sbx/{sandbox}/api/v1")
 
 
-INSIDE_ONLY = re.compile(r"/(api/v1|tensorlake/sbx/|e2b/(contexts|process\.|filesystem\.))|.*/\{sandbox\}/filesystem\b")
-"""Paths of what is inside of a sandbox: what ends it leaves the sandbox."""
-
-
 def below(prefixes: Sequence[str], rows: Mapping[str, Asked]) -> dict[str, Asked]:
     """The same requests at several addresses."""
     parts = [(*row.partition(" ")[::2], asked) for row, asked in rows.items()]
@@ -320,13 +309,7 @@ async def test_every_route_of_a_door_knows_nothing_of_what_is_somebody_elses(two
     assert {route: answer for route, answer in heard.items() if route not in refused and not hides(route, answer)} == {}
     for route in sorted(asked, key=lambda route: rows.right.get(route, Asked()).last):
         # What ends something has something of its own to end.
-        if not rows.right.get(route, Asked()).last:
-            its = ids
-        elif INSIDE_ONLY.match(route.partition(" ")[2]):
-            its = await renewed(two.owner, ids)
-        else:
-            its = await rows.own(two.owner)
-        answer = await ask(two.owner, route, its)
+        answer = await ask(two.owner, route, await rows.own(two.owner) if rows.right.get(route, Asked()).last else ids)
         if route in refused:
             assert answer[0] == NOT_SUPPORTED, f"{route}: {answer}"
         else:
