@@ -151,7 +151,7 @@ def test_files_do_not_pass_from_one_run_to_the_next(service: LocalService) -> No
     """Piston, tests/file_persistance.py: folders that everybody may write to. Between sandboxes nothing stays; within one all does."""
     folders = ("/dev/shm", "/run/lock", "/tmp", "/var/tmp", "/workspace", "/home/user", "/dev/mqueue")
     look = "for folder; do [ -e $folder/bean ] && echo $folder; : >$folder/bean; done 2>/dev/null; true"
-    for _ in range(3):
+    for _ in range(2):
         with service.create(**LIMITS) as made:
             assert made.commands.run(["sh", "-c", look, "-", *folders]).stdout == ""
             assert len(made.commands.run(["sh", "-c", look, "-", *folders]).stdout.splitlines()) >= 4
@@ -166,8 +166,8 @@ def test_many_requests_at_once(service: LocalService) -> None:
             return made.commands.run("cat Test.java").stdout
 
     refs = service.refs()
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(one, range(12))) == [str(number) for number in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(one, range(8))) == [str(number) for number in range(8)]
     settle(lambda: service.traces(keep=refs), NOTHING)
 
 
@@ -269,7 +269,7 @@ def test_source_that_takes_for_ever_to_compile(sandbox: Sandbox) -> None:
 def test_ending_by_every_signal_says_which(sandbox: Sandbox) -> None:
     """DMOJ, c_signal_ir; DOMjudge, test-sigfpe.c, test-sigsegv.c, test-exitcode.c; QingdaoU Judger, re1.c, re2.c."""
     for number in (1, 4, 6, 7, 8, 9, 11, 13, 14, 15):
-        done = sandbox.commands.run(["python3", "-c", f"import os; os.kill(os.getpid(), {number})"] if number != 13 else f"kill -{number} $$")
+        done = sandbox.commands.run(f"kill -{number} $$")
         assert (done.signal, done.exit_code, done.reason) == (number, 128 + number, "signalled")
     assert sandbox.commands.run("exit 37").exit_code == 37
 

@@ -29,14 +29,20 @@ until_refused(lambda number: held.append(os.open("/dev/null", os.O_RDONLY)))
 hold()
 """
 IN_MANY = """
+import select
+refused, refuse = os.pipe()
 for number in range(10):
     if os.fork() == 0:
         try:
             while True:
                 os.open("/dev/null", os.O_RDONLY)
         except OSError:
+            os.write(refuse, b"x")
             hold()
-time.sleep(3)
+for number in range(10):  # until each of them is refused, or time is up
+    if not select.select([refused], [], [], 3)[0]:
+        break
+    os.read(refused, 1)
 tell("done")
 hold()
 """
@@ -97,7 +103,7 @@ EVENTS = """
 queue = libc.inotify_init1(0)
 open("/tmp/noisy", "w").close()
 libc.inotify_add_watch(queue, b"/tmp/noisy", 0xFFF)
-for number in range(60000):
+for number in range(20000):  # max_queued_events is 16384
     os.utime("/tmp/noisy")
 tell("done")
 hold()

@@ -43,8 +43,7 @@ tell("done")
 hold()
 """
 ORPHANS = """
-end = time.monotonic() + 3
-while time.monotonic() < end:
+for number in range(66):  # more than there may be at once
     try:
         pid = os.fork()
         if pid == 0:
@@ -209,7 +208,7 @@ def test_a_shells_own_bomb_is_ended(targets: Targets, user: str) -> None:
     sandbox = targets.get()
     ended = None
     try:
-        done = sandbox.commands.run("bomb() { bomb | bomb & }; bomb; sleep 600", user=user, timeout=3)
+        done = sandbox.commands.run("bomb() { bomb | bomb & }; bomb; sleep 600", user=user, timeout=1)
         assert done.reason in {"timeout", "pids", "exited", "signalled"}
         sandbox.commands.run("pkill -KILL bash", user="root")
         check_serves(sandbox)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox, SandlotError
+from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk.config import SOCKET
 from tests.support.bystanders import nobody_else_notices, outcome
@@ -201,7 +202,7 @@ def test_an_answer_that_cannot_be_ends_the_sandbox_that_gave_it(service: LocalSe
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tried = {name: pool.submit(try_it, name) for name in IMPOSSIBLE}
-        while not all(each.done() for each in tried.values()):
+        for _ in as_completed(tried.values()):
             assert other.commands.run("echo served").stdout == "served\n"
     assert {name: each.result() for name, each in tried.items() if each.result()} == {}
 
@@ -335,8 +336,8 @@ def test_a_guest_that_greets_wrongly_is_no_sandbox_and_one_that_greets_in_the_en
         made = outcome(lambda: service.create(newborn[name]))
         if isinstance(made, SandlotError):
             return "" if codes is not None and made.code in codes and made.hint else f"{made.code} {made.message} {made.hint}"
-        with made:
-            return "" if codes is None and made.commands.run("echo hi").stdout == "hi\n" else "created"
+        with made:  # its root has no other program
+            return "" if codes is None and made.commands.run([*INTERPRETER_ARGV, "-c", "print('hi')"]).stdout == "hi\n" else "created"
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tried = {name: pool.submit(try_it, name) for name in BEFORE}

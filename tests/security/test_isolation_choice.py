@@ -26,9 +26,11 @@ def as_delivered() -> Iterator[LocalService]:
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[LocalService]:
-    with local_service({"SANDLOT_ISOLATION_ALLOWED": "gvisor, container"}) as running:
-        yield running
+def both(shared_service: LocalService) -> LocalService:
+    """A service whose operator allows both isolation types. A test names the type; None takes the default, which nobody set."""
+    if not shared_service.is_alive():
+        shared_service.start()
+    return shared_service
 
 
 def runtimes(service: LocalService) -> list[str]:
@@ -68,7 +70,7 @@ def test_what_is_no_isolation_is_refused(both: LocalService, asked: str) -> None
 
 
 def test_what_is_asked_for_is_what_it_is_and_everybody_can_see_it(both: LocalService) -> None:
-    with both.create(isolation="container") as container, both.create(isolation="gvisor") as gvisor, both.create() as neither:
+    with both.create(isolation="container") as container, both.create(isolation="gvisor") as gvisor, both.create(isolation=None) as neither:
         assert runtimes(both) == ["crun", "runsc", "runsc"]
         assert [shares_the_hosts_kernel(box) for box in (container, gvisor, neither)] == [True, False, False]
         assert {info.id: info.isolation for info in both.client.sandboxes()} == {container.id: "container", gvisor.id: "gvisor", neither.id: "gvisor"}

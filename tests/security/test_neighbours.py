@@ -110,7 +110,7 @@ def test_others_answer_while_a_bomb_goes_off(service: LocalService, neighbours: 
             user, program = BOMBS[name]
             for isolation in ISOLATIONS:
                 bombed = ending.enter_context(service.create(isolation=isolation, memory="256M", disk="64M", pids=64))
-                bombed.commands.run(["python3", "-c", f"{PREAMBLE}\n{program}"], user=user, background=True)
+                bombed.commands.run(["python3", "-SI", "-c", f"{PREAMBLE}\n{program}"], user=user, background=True)
         for thread in threads:
             thread.start()
         time.sleep(EXPLODES_S)

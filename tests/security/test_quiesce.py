@@ -135,7 +135,7 @@ class Hosts:
 def roots() -> Iterator[Roots]:
     with own_roots() as made:
         made.add("honest", made.image)
-        made.add_impostor("impostor")
+        made.add_impostor("impostor", image=made.image)
         yield made
 
 

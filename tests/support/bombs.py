@@ -83,7 +83,7 @@ def set_off(sandbox: Sandbox, bomb: Bomb) -> tuple[str, CommandHandle | None]:
     """
     try:
         handle = sandbox.commands.run(
-            ["python3", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=bomb.timeout_s, cwd="/tmp"
+            ["python3", "-SI", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=bomb.timeout_s, cwd="/tmp"
         )
     except SandlotError as error:
         return _word_of(error, sandbox), None

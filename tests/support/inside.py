@@ -59,4 +59,4 @@ def arguments(program: str, given: Mapping[str, Any] | None = None) -> list[str]
     """
     text = f"{PREAMBLE}\n{program}\nprint(json.dumps(told))\n"
     # Not as plain text: what the program looks for must not be found in its own command line.
-    return ["-c", text, base64.b64encode(json.dumps(dict(given or {})).encode()).decode()]
+    return ["-SI", "-c", text, base64.b64encode(json.dumps(dict(given or {})).encode()).decode()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,20 +45,21 @@ class Roots:
         if image is None:
             root.mkdir(mode=0o755)
         else:
-            tree.link(image, root)
+            subprocess.run(["cp", "-al", str(image), str(root)], check=True)  # a third of the time that Python takes
         if os.path.lexists(root / GUEST):
             tree.remove(root / GUEST)
         tree.link(self.image / GUEST, root / GUEST)
         return root
 
-    def add_impostor(self, name: str, before: str = "") -> Path:
-        """The usual image with a hostile guest (``impostor.py``) where the guest was.
+    def add_impostor(self, name: str, before: str = "", image: Path | None = None) -> Path:
+        """Add a root whose guest is hostile (``impostor.py``).
 
         Args:
-            name: What the template is called.
-            before: What it does before it greets, in Python.
+            name: Name of the template.
+            before: Python code that the guest runs before it greets.
+            image: Tree to copy. By default the root has the guest alone, which needs nothing else: an image has 13,000 files to link.
         """
-        root = self.add(name, self.image)
+        root = self.add(name, image)
         guest = root / GUEST
         (guest / "guest.zip").rename(guest / "real.zip")
         package = guest / "guest.zip" / "sandlot" / "guest"

@@ -113,8 +113,8 @@ class Subject:
         return Done(code, text[1].decode(errors="replace"), text[2].decode(errors="replace"))
 
     async def python(self, program: str, *arguments: str, user: User = User.USER, timeout_s: float | None = 120) -> Done:
-        """Run a Python program on the image's python."""
-        return await self.run("python3", "-c", program, *arguments, user=user, timeout_s=timeout_s)
+        """Run a Python program on the image's python, which imports nothing by itself: that halves its start."""
+        return await self.run("python3", "-SI", "-c", program, *arguments, user=user, timeout_s=timeout_s)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from sandlot.testing.driver_limits import able
 
 _HOLD = """
 import os, sys, time
-held = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]
+held = [bytearray(b"x" * (1 << 20)) for _ in range(int(sys.argv[1]))]
 print("held", flush=True)
 time.sleep(float(sys.argv[2]))
 """

@@ -55,7 +55,7 @@ try:
 except OSError as error:
     print(made, error.strerror)
 """
-_GENERATIONS = 4
+_GENERATIONS = 3
 _ROUNDS = 2
 _LONGEST_S = 0.8
 
