@@ -25,6 +25,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -73,7 +74,6 @@ def load() -> list[Mutant]:
     return [_mutant(table) for path in sorted(FOLDER.glob("*.toml")) for table in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
 
 
-def _mutant(table: dict[str, object]) -> Mutant:
-    texts = {key: str(table[key]).strip("\n") for key in ("name", "behaviour", "file", "search", "replacement")}
-    tests = {key: tuple(map(str, value)) for key in ("tests", "slow_tests") if isinstance(value := table.get(key, []), list)}
-    return Mutant(**texts, **tests)  # type: ignore[arg-type] - keys are fields
+def _mutant(table: dict[str, Any]) -> Mutant:
+    texts = {key: table[key].strip("\n") for key in ("name", "behaviour", "file", "search", "replacement")}
+    return Mutant(**texts, tests=tuple(table.get("tests", ())), slow_tests=tuple(table.get("slow_tests", ())))
