@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sandlot import AuthenticationError, InvalidRequestError, NotFoundError, SandlotError, UnavailableError
-from sandlot.sdk.compat.sandboxapi import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, SandboxAPI
+from sandlot.sdk.compat.sandboxapi import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE, ExecuteResult, SandboxAPI
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -36,9 +36,42 @@ def client(answer: Answer) -> SandboxAPI:
     return SandboxAPI(api_key="k", base_url="http://there/sandboxapi/", http_client=httpx.Client(transport=httpx.MockTransport(answer)))
 
 
+DONE = {"id": "1", "status": "completed", "language": "python3", "stdout": "1\n", "stderr": "", "exit_code": 0, "wall_time_ms": 5, "newer": True}
+
+
+def test_a_program_is_sent_as_it_was_given_and_nothing_else() -> None:
+    there = Recorder(body=DONE)
+    done = client(there).execute("python3", "print(1)")
+    (request,) = there.seen
+    assert (request.method, str(request.url)) == ("POST", "http://there/sandboxapi/v1/execute")
+    assert request.headers["authorization"] == "Bearer k"
+    assert there.sent == {"language": "python3", "code": "print(1)"}
+    assert done == ExecuteResult("completed", stdout="1\n", id="1", language="python3", wall_time_ms=5)
+    assert done.ok
+    client(there).execute_with_expected(language="bash", code="cat", expected_output="x", stdin="x", timeout=3)
+    assert there.sent == {"language": "bash", "code": "cat", "expected_output": "x", "stdin": "x", "timeout": 3}
+
+
 def test_output_is_text_whatever_comes() -> None:
     done = client(Recorder(body={"status": "completed", "stdout": None})).execute("bash", "")
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_calls_of_a_session() -> None:
+    there = Recorder(body={"id": "sb/1", "language": "python3", "idle_ttl": 600, "status": "active"})
+    session = client(there).sessions.create(language="python3", idle_ttl=600)
+    assert there.sent == {"language": "python3", "idle_ttl": 600}
+    assert (session.id, session.session_id, session.idle_ttl) == ("sb/1", "sb/1", 600)
+    there = Recorder(body={**DONE, "session_id": "sb/1", "result": "2"})
+    assert client(there).sessions.execute(session.id, code="1 + 1").result == "2"
+    assert (there.seen[-1].url.raw_path, there.sent) == (b"/sandboxapi/v1/sessions/sb%2F1/execute", {"code": "1 + 1"})
+    there = Recorder(body={"status": "failed", "manager": "pip", "packages": ["a"], "exit_code": 1, "stdout": "", "stderr": "no"})
+    done = client(there).sessions.install(session.id, manager="pip", packages=["a"])
+    assert (there.seen[-1].url.raw_path, there.sent) == (b"/sandboxapi/v1/sessions/sb%2F1/install", {"manager": "pip", "packages": ["a"]})
+    assert (done.ok, done.packages, done.stderr, done.exit_code) == (False, ("a",), "no", 1)
+    there = Recorder(204, content=b"")
+    client(there).sessions.close(session.id)
+    assert (there.seen[-1].method, there.seen[-1].url.raw_path) == ("DELETE", b"/sandboxapi/v1/sessions/sb%2F1")
 
 
 def test_a_refusal_is_raised_with_what_was_said(subtests: pytest.Subtests) -> None:
@@ -68,6 +101,21 @@ def test_nobody_there_is_said_with_the_address() -> None:
 
     with pytest.raises(UnavailableError, match=rf"http://there/sandboxapi.*{URL_VARIABLE}"):
         client(refuse).execute("bash", "true")
+
+
+def test_a_batch_keeps_its_order_and_one_that_fails_spoils_none() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        code = json.loads(request.content)["code"]
+        if code == "refused":
+            return httpx.Response(400, json={"error": "no", "message": "no"})
+        return httpx.Response(200, json={"status": "completed", "stdout": code, "exit_code": int(code == "fails")})
+
+    asked = [{"language": "bash", "code": code} for code in ("a", "refused", "fails", "b")]
+    done = client(answer).execute_batch([*asked, {"code": "no language"}, {"language": "bash", "code": object()}], concurrency=2)
+    assert [each.status for each in done.results] == ["completed", "error", "completed", "completed", "error", "error"]
+    assert [each.stdout for each in done.results] == ["a", "", "fails", "b", "", ""]
+    assert (done.total, done.completed, done.failed) == (6, 2, 4)
+    assert client(answer).execute_batch([]).total == 0
 
 
 def test_where_key_and_address_come_from(monkeypatch: pytest.MonkeyPatch) -> None:

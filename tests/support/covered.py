@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Print the coverage of lines and branches of each package, from the data of `scripts/test --coverage`.
 
-scripts/packages_covered.py REPORT    REPORT is a file that `coverage json` wrote
+python -m tests.support.covered REPORT    REPORT is a file that `coverage json` wrote
 """
 
 from __future__ import annotations
