@@ -56,6 +56,7 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
             received.append(number)
             task.cancel()
 
+        loop.set_exception_handler(_log_error)
         for number in SIGNALS:
             loop.add_signal_handler(number, stop, number)
         return await main
@@ -71,6 +72,13 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
             raise
         note(f"sandlot: interrupted, and not all was cleaned up: {error}")
         return _OF_SIGNAL + received[0]
+
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # AnyIO 4.16 sets the result of a read of a unix socket that was cancelled in the same turn of the loop (_RawSocketMixin). asyncio would log a
+    # traceback, among the standard error of the program. To be removed with a release of AnyIO that leaves a cancelled read alone.
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 def exit_status(result: CommandResult, timeout_s: float | None) -> int:

@@ -172,3 +172,17 @@ def test_a_reader_that_is_gone_ends_it_as_sigpipe_would() -> None:
         assert running.stderr is not None
         assert running.stderr.readline() == "cleaned\n"
     assert running.returncode == 128 + signal.SIGPIPE
+
+
+def test_read_that_is_cancelled_as_it_ends_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        read = loop.create_future()
+        read.cancel()
+        loop.call_soon(read.set_result, None)
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0)
+        return 7
+
+    assert run_until_signal(main()) == 7
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["invalid literal for int() with base 10: 'no number'"]
