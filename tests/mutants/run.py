@@ -59,12 +59,18 @@ class Result:
 
 
 class Copy:
-    """A copy of the repository, in which one defect at a time is planted."""
+    """A copy of the repository, in which one defect at a time is planted.
+
+    Attributes:
+        root: The copy.
+        output: Output of the last run of pytest.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "sandlot"
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
         (self.root / ".venv").symlink_to(ROOT / ".venv")
+        self.output = ""
         self._generation = itertools.count(1)
 
     @contextmanager
@@ -87,8 +93,9 @@ class Copy:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", selection, "--override-ini", f"timeout={TIMEOUT_S}", "-p", "no:cacheprovider"]
         environ = {**os.environ, "PYTHONPATH": str(self.root / "src")}
         done = subprocess.run([*command, *tests], cwd=self.root, env=environ, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        self.output = done.stdout + done.stderr
         if done.returncode == NOTHING_RUN or "no tests ran" in done.stdout:
-            raise MutantError(f"no test ran: {' '.join(tests)} with -m {selection!r}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise MutantError(f"no test ran: {' '.join(tests)} with -m {selection!r}\n{self.output[-2000:]}")
         return done.returncode != PASSED
 
     def _write(self, path: Path, text: str) -> None:
@@ -134,7 +141,7 @@ def check_sound(copy: Copy, mutants: Iterable[Mutant], tests: Sequence[str] | No
     named = dict.fromkeys(test for mutant in mutants for test in (*mutant.tests, *mutant.slow_tests)) if tests is None else tests
     for folder, group in by_folder(named).items():
         if copy.fails(group, ALL):
-            raise MutantError(f"tests of {folder} fail without a mutant: {' '.join(group)}")
+            raise MutantError(f"tests of {folder} fail without a mutant:\n{copy.output[-4000:]}")
 
 
 def main() -> int:
@@ -158,6 +165,9 @@ def main() -> int:
             copy = copies.get()
             try:
                 result = examine(copy, mutant, arguments.tests)
+            except (MutantError, ValueError) as error:
+                print(f"{mutant.name}: {error}", file=sys.stderr)
+                return Result(mutant)
             finally:
                 copies.put(copy)
             detected = ", ".join([*sorted(result.fast), *(f"{slow} (--all)" for slow in sorted(result.slow))])
