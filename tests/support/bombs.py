@@ -149,7 +149,7 @@ def explode_all(targets: Targets, bombs: Iterable[Bomb], isolation: str) -> None
         except (AssertionError, SandlotError) as failure:
             wrong[bomb.name] = str(failure)[:500]
             targets.close()
-    assert wrong == {}
+    assert wrong == {}, wrong
 
 
 def serves_root(sandbox: Sandbox) -> bool:
