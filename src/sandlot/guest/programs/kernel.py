@@ -117,6 +117,8 @@ class Zygote:
         self._socket = socket.socket(fileno=fd)
         self._socket.set_inheritable(False)
         self._cold = warm
+        # Before anything is imported: a package that is repaired after its import failed has then changed since.
+        self._folders = {path: _look(path) for path in _folders()}
         self.kernel = engine(plain=False)
         self.kernel.rehearse()
         self._learn()
@@ -149,8 +151,11 @@ class Zygote:
             self._send({"event": "warm"})
 
     def _learn(self) -> None:
-        """This is what was imported. What is there now is not looked at by the collector, so that kernels share its pages."""
-        self._folders = {path: _look(path) for path in _folders()}
+        """Record the imported files, and hide all objects from the garbage collector, so that kernels share their pages.
+
+        A folder keeps its first record, which is older than the imports from it.
+        """
+        self._folders = {path: _look(path) for path in _folders()} | self._folders
         self._files = {path: _look(path) for path in _sources()}
         gc.collect()
         gc.freeze()
