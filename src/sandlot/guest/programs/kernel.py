@@ -237,7 +237,7 @@ def _folders() -> list[str]:
     """Where an installation shows: the folders of packages, and of each package that was imported."""
     tops = {path.split("-packages" + os.sep)[0] + "-packages" for path in _sources()}
     packages = {os.path.join(top, path[len(top) + 1 :].split(os.sep)[0]) for top in tops for path in _sources() if path.startswith(top + os.sep)}
-    tops.update(site.getsitepackages())
+    tops.update(site.getsitepackages(), (path for path in sys.path if path.endswith("-packages")))
     return sorted(tops | {path for path in packages if os.path.isdir(path)})
 
 

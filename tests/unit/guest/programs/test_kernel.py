@@ -359,6 +359,19 @@ def test_a_zygote_is_fresh_until_what_it_imported_changes(zygote: Zygote, packag
     assert not zygote.fresh()
 
 
+def test_zygote_is_not_fresh_if_a_package_was_repaired_during_its_imports(tmp_path: Path, packages: Path) -> None:
+    broken, away = packages / "IPython", packages / "away"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise RuntimeError")
+    (packages / "warmed" / "__init__.py").write_text(f"import os\nos.rename({str(broken)!r}, {str(away)!r})\n")
+    zygote = Zygote(tmp_path, "--warm", "warmed", env={"PYTHONPATH": str(packages)})
+    try:
+        assert away.is_dir()
+        assert not zygote.fresh()
+    finally:
+        zygote.close()
+
+
 def test_the_program_is_shipped_as_it_stands_here() -> None:
     inside = resources.files("sandlot") / "guest" / "programs"
     programs = payload.programs()
