@@ -56,8 +56,7 @@ async def let_go(box: Sandbox) -> None:
     """Nothing more is said to its guest."""
     if box.link is not None:
         await box.link.aclose()
-    for task in tuple(box.tasks):
-        task.cancel()
+    box.tasks.cancel()
     box.adopted.set()
     if not box.ready.done():
         box.ready.cancel()
