@@ -32,6 +32,7 @@ from sandlot.core.lives.starts import Source, Start, boot
 from sandlot.core.lives.updates import Hands, Update, update
 from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.idle import Reaper
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools.owners import Owners
@@ -103,6 +104,7 @@ class Sandboxes(Roster):
         self._services = functools.partial(services_of, packages)
         self._idempotency_locks = KeyedLock()
         self._tasks = TaskSet("service.defect")
+        self._disposer = Disposer(clock)
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
         self._greet, self._rules = greet, rules
@@ -266,6 +268,7 @@ class Sandboxes(Roster):
             prepare=functools.partial(self.pools.prepare, box.spec.isolation),
             greet=self._greet,
             clock=self._clock,
+            disposer=self._disposer,
             turns=self._turns,
             register=self._register,
             images=self._images,
