@@ -8,6 +8,7 @@ from typing import TypedDict
 import pytest
 from e2b import Sandbox
 
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 
@@ -19,9 +20,9 @@ class Options(TypedDict):
     sandbox_url: str
 
 
-@pytest.fixture(scope="package")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
+@pytest.fixture(scope="package", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service(isolation=request.param) as running:
         yield running
 
 

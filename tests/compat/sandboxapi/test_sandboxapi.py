@@ -21,15 +21,16 @@ from sandlot.sdk.compat.sandboxapi import KEY_VARIABLE, URL_VARIABLE, SandboxAPI
 from tests.compat.sandboxapi.program import AGENT
 from tests.support.cases import cases
 from tests.support.chatting import Call, Message, Say, model
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 ABSENT = "prettytable"
 """A package that no image has."""
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
+@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service(isolation=request.param) as running:
         yield running
 
 
