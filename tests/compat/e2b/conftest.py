@@ -27,6 +27,13 @@ def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
 
 
 @pytest.fixture(scope="package")
+def gvisor_service() -> Iterator[TcpService]:
+    """The same on gVisor, for sandboxes that are paused, forked or snapshotted."""
+    with tcp_service() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
 def url(service: TcpService) -> str:
     return f"{service.url}/e2b"
 

@@ -17,6 +17,7 @@ from e2b import Sandbox, SandboxQuery, SandboxState
 from e2b.exceptions import NotFoundException, SandboxException
 
 from tests.compat.sandbase.programs import CONNECT
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 HOUR = timedelta(hours=1)
@@ -30,9 +31,9 @@ class Options(TypedDict):
     sandbox_url: str
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
+@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service(isolation=request.param) as running:
         yield running
 
 

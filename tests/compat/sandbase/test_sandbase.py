@@ -23,12 +23,13 @@ import pytest
 import requests
 
 from tests.compat.sandbase import programs
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}) as running:
+@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}, isolation=request.param) as running:
         yield running
 
 
