@@ -1,6 +1,6 @@
 """AgentSandbox's own client against a real service: every program of its documentation, and what these do not show.
 
-The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real, on gVisor.
+The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """E2B's own client with ``api_url`` at this door, as Sandbase's pages show it: every call of its control plane that is there, and the inside at /e2b.
 
-It is the package from PyPI, as it is. Sandboxes are real, on gVisor, and reached over TCP with a key.
+It is the package from PyPI, as it is. Sandboxes are real, and reached over TCP with a key.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from e2b import Sandbox, SandboxQuery, SandboxState
 from e2b.exceptions import NotFoundException, SandboxException
 
 from tests.compat.sandbase.programs import CONNECT
-from tests.support.isolations import CONTAINERS_FIRST
-from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.tcpservice import TcpService
 
 HOUR = timedelta(hours=1)
 
@@ -31,15 +30,9 @@ class Options(TypedDict):
     sandbox_url: str
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
-def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
-    with tcp_service(isolation=request.param) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def options(service: TcpService) -> Options:
-    return {"api_key": service.key("compat"), "api_url": f"{service.url}/sandbase", "sandbox_url": f"{service.url}/e2b"}
+    return {"api_key": service.key("e2b-client"), "api_url": f"{service.url}/sandbase", "sandbox_url": f"{service.url}/e2b"}
 
 
 @pytest.fixture(scope="module")

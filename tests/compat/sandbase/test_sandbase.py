@@ -1,6 +1,6 @@
 """Sandbase's documentation against a real service: its programs, and the rest of its calls, with ``requests`` as it shows them.
 
-The vendor publishes no client. Sandboxes are real, on gVisor, and reached over TCP with a key.
+The vendor publishes no client. Sandboxes are real, and reached over TCP with a key.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ import pytest
 import requests
 
 from tests.compat.sandbase import programs
-from tests.support.isolations import CONTAINERS_FIRST
-from tests.support.tcpservice import TcpService, tcp_service
-
-
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
-def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
-    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}, isolation=request.param) as running:
-        yield running
+from tests.support.tcpservice import TcpService
 
 
 @pytest.fixture(scope="module")

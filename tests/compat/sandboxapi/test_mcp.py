@@ -9,14 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.isolations import CONTAINERS_FIRST
-from tests.support.tcpservice import TcpService, tcp_service
-
-
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
-def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
-    with tcp_service(isolation=request.param) as running:
-        yield running
+from tests.support.tcpservice import TcpService
 
 
 class Model:
