@@ -255,7 +255,9 @@ async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_
     settle(lambda: traces(tmp_path), NOTHING)
 
 
-async def _host_that_is_killed(data_dir: Path, node: NodeId, isolation: str, ref: str | None, *, after_lines: int, after_s: float) -> dict[str, object]:
+async def _host_that_is_killed(
+    data_dir: Path, node: NodeId, isolation: str, ref: str | None, *, after_lines: int, after_s: float
+) -> dict[str, object]:
     """Run a host until it has said some lines, kill it a moment later, and give what it said last of each thing."""
     argv = [sys.executable, str(ROOT / "tests/support/doomed.py"), str(data_dir), node, isolation, *([ref] if ref else [])]
     host = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
