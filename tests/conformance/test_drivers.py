@@ -44,9 +44,8 @@ class GvisorByItsCommandLine:
 
 
 class TestGvisorByItsCommandLine(GvisorByItsCommandLine, CleanSuite):
-    """The least of it, in every run."""
+    """One test of it in every run; ``test_gvisor_snapshots.py`` has another."""
 
-    test_state_survives_generation_after_generation = SnapshotSuite.test_state_survives_generation_after_generation
     test_one_that_is_paused_is_written_and_stays_paused = SnapshotSuite.test_one_that_is_paused_is_written_and_stays_paused
 
 

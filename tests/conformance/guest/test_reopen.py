@@ -199,27 +199,6 @@ async def test_input_that_was_given_before_is_not_asked_for_again(place: Place) 
     assert (await again.result()).exit_code == 0
 
 
-async def test_an_upload_that_broke_off_leaves_the_old_file(place: Place) -> None:
-    await place.link.write_file("/workspace/whole", b"old")
-
-    async def slowly() -> AsyncGenerator[bytes]:
-        for _ in range(10):
-            yield bytes(100_000)
-        await asyncio.Event().wait()
-
-    upload = asyncio.ensure_future(place.link.write_file("/workspace/whole", slowly()))
-    await asyncio.sleep(0.3)
-    await place.die()
-    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it says: nobody is there to hear it
-        await upload
-    link = await place.reopen()
-    async with await link.read_file("/workspace/whole") as reader:
-        assert b"".join([piece async for piece in reader]) == b"old"
-    assert [entry.name for entry in (await link.list_dir("/workspace")).entries if "whole" in entry.name] == ["whole"]
-    await link.write_file("/workspace/whole", b"new")
-    assert (await link.stat("/workspace/whole")).size == 3
-
-
 async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_path: Path, isolation: str) -> None:
     """One sandbox, a row of hosts: each dies by SIGKILL at some moment of its work, and the next one takes over."""
     node, chance = new_node_id(), random.Random(os.urandom(8))
