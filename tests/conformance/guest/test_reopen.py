@@ -31,7 +31,7 @@ from tests.support.traces import NOTHING, settle, traces
 
 ROOT = Path(__file__).resolve().parents[3]
 LINE_BYTES = 10
-ROUNDS = 4
+ROUNDS = 3
 KILL = int(signal.SIGKILL)
 
 
