@@ -14,7 +14,7 @@ from typing import TypedDict
 import pytest
 import requests
 from e2b import Sandbox, SandboxQuery, SandboxState
-from e2b.exceptions import NotFoundException, SandboxException
+from e2b.exceptions import SandboxException
 
 from tests.compat.sandbase.programs import CONNECT
 from tests.support.tcpservice import TcpService
@@ -110,15 +110,6 @@ def test_paused_processes_continue_after_connect(options: Options) -> None:
         again.pause(keep_memory=False)
     assert again.kill()
     assert not again.kill()
-
-
-def test_killed_sandbox_is_not_found(options: Options) -> None:
-    made = Sandbox.create(template="base", **options)
-    assert made.kill()
-    for call in (made.get_info, made.pause, made.get_metrics, lambda: made.set_timeout(60), lambda: Sandbox.connect(made.sandbox_id, **options)):
-        with pytest.raises(NotFoundException):
-            call()
-    assert not made.is_running()
 
 
 def test_metrics_are_a_list_filtered_by_time(sandbox: Sandbox, options: Options) -> None:
