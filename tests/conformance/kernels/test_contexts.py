@@ -14,8 +14,8 @@ from sandlot.model.errors import ConflictError, LimitError, NotFoundError, Sandl
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
-from tests.support.localservice import EVERY_DAY
 
 CONTEXTS = 32
 SHELLS = "ps -eo args | grep -c '[p]rograms/shell.py' || true"
@@ -23,7 +23,7 @@ KERNELS = "ps -eo args | grep -c '[p]rograms/kernel.py' || true"
 LIMITS = replace(SMALL, pids=256)
 
 
-@pytest.fixture(scope="module", params=EVERY_DAY)
+@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox that the tests of a module share."""
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS) as sandbox:
@@ -78,15 +78,6 @@ async def test_each_has_its_own_state_folder_and_environment(inside: Inside) -> 
     assert not {one, two} & {info.kernel for info in await inside.link.kernels()}
     with pytest.raises(NotFoundError):
         await run(inside, one, "x")
-
-
-async def test_a_default_one_comes_back_anew(inside: Inside) -> None:
-    await run(inside, "default", "gone = 1")
-    await inside.link.remove_kernel("default")
-    _, others, result = await run(inside, "default", "gone")
-    assert result.status == "error"
-    assert isinstance(others[0], CellError)
-    assert others[0].name == "NameError"
 
 
 async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
@@ -219,16 +210,6 @@ async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, cont
     assert [word for word in words if word[0] != "c"] == [f"{kind}{n}" for n in range(50) for kind in "oed"]
     for n in range(49):
         assert words.index(f"c{n}") < words.index(f"d{n + 1}")
-
-
-async def test_a_threads_output_goes_to_the_cell_that_started_it(inside: Inside, context: str) -> None:
-    late = "def late():\n    go.wait(); print('late'); done.set()"
-    code = f"import threading\ngo, done = threading.Event(), threading.Event()\n{late}\nthreading.Thread(target=late).start()"
-    first = await inside.link.execute(code, kernel=context)
-    assert (await told(first))[0] == ""
-    text, _, result = await run(inside, context, "go.set(); done.wait(); print('second')")
-    assert (text, result.status) == ("second\n", "ok")
-    assert (await told(await inside.link.attach_cell(first.id)))[0] == "late\n"
 
 
 async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: Inside, context: str) -> None:
