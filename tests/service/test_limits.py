@@ -17,9 +17,9 @@ GROW = """
 import resource, subprocess
 if not globals().get("held"):
     held = bytearray()
-    held.extend(b"x" * (400 << 20))
+    held.extend(b"x" * (280 << 20))
 if not globals().get("family"):
-    family = [subprocess.Popen(["sleep", "600"]) for _ in range(100)]
+    family = [subprocess.Popen(["sleep", "600"]) for _ in range(70)]
 print(len(held) >> 20, len(family))
 """
 SHRINK = """
@@ -75,32 +75,32 @@ def test_raised_limits_apply_to_running_processes(sandbox: Sandbox) -> None:
     assert sandbox.limits == sandbox.info().limits
     # The kernel of before, with its variables: more memory than it was born with, and more processes.
     grown = sandbox.run_code(GROW)
-    assert grown.stdout == "400 100\n", grown.error
+    assert grown.stdout == "280 70\n", grown.error
     assert sandbox.run_code("print(kept + 1, resource.getrlimit(resource.RLIMIT_NPROC)[0])").stdout == "42 200\n"
     used = sandbox.usage()
     assert used.limits == sandbox.limits
     assert used.pids is not None
-    assert 100 < used.pids <= 200
+    assert 70 < used.pids <= 200
     assert used.host_tasks >= used.pids
-    assert 400 * MIB <= used.memory_bytes <= used.memory_peak_bytes <= GIB
+    assert 280 * MIB <= used.memory_bytes <= used.memory_peak_bytes <= GIB
     assert used.cpu_s > 0
 
 
 def test_limits_below_what_is_in_use_are_refused_and_nothing_changes(sandbox: Sandbox) -> None:
     sandbox.set_limits(memory="1G", pids=200)
     grown = sandbox.run_code(GROW)
-    assert grown.stdout == "400 100\n", grown.error
+    assert grown.stdout == "280 70\n", grown.error
     before = sandbox.info()
     with pytest.raises(ConflictError) as memory:
         sandbox.set_limits(memory="256M", cpus=0.5)
     assert memory.value.fields["field"] == "memory_bytes"
-    assert memory.value.fields["in_use"] >= 400 * MIB
+    assert memory.value.fields["in_use"] >= 280 * MIB
     with pytest.raises(ConflictError, match="processes and threads"):
         sandbox.set_limits(pids=64, cpus=0.5)
     with pytest.raises(UnsupportedError, match="disk"):
         sandbox.set_limits(disk="128M", cpus=0.5)
     assert sandbox.info() == before
-    assert sandbox.run_code("print(len(family), len(held) >> 20, family[0].poll())").stdout == "100 400 None\n"
+    assert sandbox.run_code("print(len(family), len(held) >> 20, family[0].poll())").stdout == "70 280 None\n"
 
 
 def test_lowered_limits_hold(sandbox: Sandbox) -> None:
