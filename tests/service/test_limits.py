@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from sandlot import AsyncClient, AsyncSandbox, Sandbox
-from sandlot.model.errors import ConflictError, ErrorCode, UnsupportedError
+from sandlot import Sandbox
+from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.specs import GIB, MIB, Limits
-from tests.support.localservice import EACH_ISOLATION, LocalService, local_service
+from tests.support.localservice import EACH_ISOLATION, LocalService
+
+pytestmark = pytest.mark.parametrize("service", ["gvisor"], indirect=True, scope="module")
 
 GROW = """
 import resource, subprocess
@@ -32,12 +32,6 @@ print("gone")
 """
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service(isolation="gvisor") as running:
-        yield running
-
-
 @pytest.fixture(scope="module", params=EACH_ISOLATION)
 def isolation(request: pytest.FixtureRequest) -> str:
     """Isolation of the sandbox."""
@@ -49,24 +43,6 @@ def isolation(request: pytest.FixtureRequest) -> str:
 def sandbox(service: LocalService, isolation: str) -> Iterator[Sandbox]:
     with service.create(memory="256M", disk="64M", pids=64, isolation=isolation) as made:
         yield made
-
-
-@pytest.fixture
-async def async_sandbox(service: LocalService, sandbox: Sandbox) -> AsyncIterator[AsyncSandbox]:
-    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
-        yield await AsyncSandbox.connect(sandbox.id, client=client)
-
-
-def test_isolation_and_its_abilities_are_reported_everywhere(service: LocalService, sandbox: Sandbox, isolation: str) -> None:
-    assert sandbox.isolation == sandbox.info().isolation == isolation
-    assert {info.isolation for info in service.client.sandboxes()} == {isolation}
-    assert service.client.sandbox(sandbox.id).isolation == isolation
-    (driver,) = (each for each in service.client.capabilities()["drivers"] if each["driver"] == isolation)
-    told = {name: verdict for name, verdict in driver["abilities"].items() if name.startswith("configure.")}
-    able = {"configure.memory": True, "configure.cpu": True, "configure.pids": True, "configure.disk": False}
-    able["configure.volumes"] = isolation == "gvisor"  # a container has them from its start, or never
-    assert {name: verdict["ok"] for name, verdict in told.items()} == able
-    assert told["configure.disk"]["reason"]
 
 
 def test_raised_limits_apply_to_running_processes(sandbox: Sandbox) -> None:
@@ -112,29 +88,3 @@ def test_lowered_limits_hold(sandbox: Sandbox) -> None:
     assert forks.error.name == "BlockingIOError"
     assert 0 < int(sandbox.run_code("print(len(family))").stdout) <= 64
     assert sandbox.run_code(SHRINK).error is None
-
-
-async def test_both_clients_report_the_same_limits(async_sandbox: AsyncSandbox, sandbox: Sandbox) -> None:
-    pids = (await async_sandbox.info()).limits.pids
-    changes = (async_sandbox.set_limits(cpus=0.5 + number / 10) for number in range(5))
-    for limits in await asyncio.gather(*changes):
-        assert limits.pids == pids
-    assert (await async_sandbox.info()).limits == sandbox.info().limits
-    used = await async_sandbox.usage()
-    assert used.limits == async_sandbox.limits
-    assert used.disk_bytes <= 64 * MIB
-
-
-@pytest.mark.slow
-def test_memory_beyond_what_is_left_is_busy(service: LocalService) -> None:
-    with service.create(memory="256M", isolation="container") as one:
-        free = service.client.request("GET", "/v1/capacity")["free"]["memory_bytes"]
-        with service.create(memory=free - 256 * MIB, isolation="container") as other:
-            # Past the SDK, which asks again.
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock")), base_url="http://sandlot") as http:
-                busy = http.patch(f"/v1/sandboxes/{one.id}", json={"limits": {"memory_bytes": 768 * MIB}})
-            assert (busy.status_code, busy.json()["code"], busy.json()["fields"]["resource"]) == (503, ErrorCode.BUSY, "memory_bytes")
-            assert int(busy.headers["retry-after"]) > 0
-            assert one.info().limits.memory_bytes == 256 * MIB
-            other.set_limits(memory="256M")
-            assert one.set_limits(memory="768M").memory_bytes == 768 * MIB

@@ -19,19 +19,14 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.cli.main import dispatch
 from sandlot.model.errors import ConflictError
 from sandlot.model.specs import MIB
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import LocalService
+
+pytestmark = pytest.mark.parametrize("service", ["gvisor"], indirect=True, scope="module")
 
 PATIENCE_S = 60
 FLOOD_BYTES = 10_000_000
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service(isolation="gvisor") as running:
-        yield running
 
 
 class Desk:
@@ -146,37 +141,6 @@ def test_signal_to_sandlot_restores_the_terminal_and_leaves_the_program_running(
     assert sandbox.commands.kill(left.id)
     with desk(service, "shell", sandbox.id, "--", "no-such-program") as here:
         assert here.ended() == 127
-
-
-@pytest.mark.slow
-def test_output_is_followed_and_processes_are_listed(
-    service: LocalService, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
-
-    def said(*words: str) -> bytes:
-        assert dispatch(list(words)) == 0
-        return capfdbinary.readouterr().out
-
-    handle = sandbox.commands.start("echo one; echo err >&2; read x; echo two $x", stdin=True)
-    with desk(service, "logs", "-f", sandbox.id, handle.id) as here:
-        here.until(b"one")
-        handle.send_stdin("more\n")
-        here.until(b"two more")
-        assert here.ended() == 0
-    loud = sandbox.commands.start("printf '\\033]0;owned\\007\\n'")
-    with desk(service, "logs", "-f", sandbox.id, loud.id) as here:
-        here.until(b"\\x1b]0;owned\\x07")
-        assert here.ended() == 0
-    for option, expected in (("--raw", b"\x1b]0;owned\x07"), ("--json", b'"stream": "stdout"')):
-        assert expected in said("logs", "-f", option, sandbox.id, loud.id)
-    told = said("ps", sandbox.id).decode()
-    assert "echo one" in told
-    assert handle.id in told
-    assert "exited 0" in told
-    quiet = sandbox.commands.start("sleep 1000")
-    said("kill", sandbox.id, quiet.id)
-    assert quiet.wait().exit_code == 137
 
 
 def test_timeout_and_cancel_kill_processes_that_ignore_signals_and_left_the_group(service: LocalService, sandbox: Sandbox) -> None:

@@ -91,4 +91,5 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
 
 
 def _made(url: str, key: str) -> str:
-    return str(httpx.post(f"{url}/v1/sandboxes", json={"template": "base", "isolation": "container"}, headers={"X-API-Key": key}, timeout=120).json()["id"])
+    body = {"template": "base", "isolation": "container"}
+    return str(httpx.post(f"{url}/v1/sandboxes", json=body, headers={"X-API-Key": key}, timeout=120).json()["id"])
