@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandlot import Sandbox
+from tests.support.bombs import Targets
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.planted import Planted, plant
 from tests.support.traces import NOTHING, settle
@@ -50,6 +51,20 @@ def service(shared_service: LocalService, isolation: str) -> Iterator[LocalServi
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
     with service.create() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def targets(service: LocalService, request: pytest.FixtureRequest) -> Iterator[Targets]:
+    """Sandboxes to be bombed, with the limits that the module has as ``LIMITS``."""
+    made = Targets(service, **request.module.LIMITS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bombed(targets: Targets) -> Sandbox:
+    """A sandbox that other tests of the module may have bombed; a live one."""
+    return targets.get()
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,15 @@ from tests.support.localservice import LocalService, local_service
 from tests.support.roots import Roots, own_roots
 
 FLOOD_BYTES = 16 << 20
+IGNORED_BYTES = 4 << 20
+"""Of a flood that ends nothing: all of it is sent."""
 BETWEEN_S = 0.1
 """Between two calls of the other sandbox while one is flooding."""
 KEPT_BYTES = 24 << 20
 """What the service may have grown by: a window, a message and what the allocator keeps."""
 
 FLOODS: Mapping[str, tuple[str, bool]] = {
-    "noise": ("piece = os.urandom(1 << 20)", True),
     "one frame that never ends": ("piece = frame(frames.MESSAGE, call.stream, bytes(65000), more=True)", True),
-    "streams": ("piece = b''.join(frame(frames.OPEN, 2 * n, values.encode({'service': 'x', 'args': {}})) for n in range(1, 9000))", True),
     "streams that are taken back": (
         (
             "opened, closed = values.encode({'service': 'x', 'args': {}}), values.encode({'code': 'conflict', 'message': ''})\n    "
@@ -41,14 +41,11 @@ FLOODS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "greetings": ("piece = greeting.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
-    "small messages": ("piece = frame(frames.MESSAGE, call.stream, values.encode({'event': 'lost', 'channel': 1, 'bytes': 1})) * 2000", True),
 }
 """Flood -> what is said without end, and whether it breaks a law: then the sandbox ends."""
 
 SILENCES: Mapping[str, str] = {
     "says no more": "pass",
-    "does not even read": "time.sleep(3600)",
-    "stops itself": "os.kill(1, 19)",
     "says half a frame": "say(frame(frames.MESSAGE, call.stream, length=60000))",
     "closes what it reads from": "os.close(GUESTS[0].wire._fd_in)",
     "closes what it writes to": "os.close(GUESTS[0].wire._fd_out)",
@@ -81,7 +78,7 @@ def isolation(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def roots() -> Iterator[Roots]:
     with own_roots() as made:
-        made.add("honest", made.image)
+        made.add_image("honest")
         made.add_impostor("impostor")
         made.add_impostor("mute", "time.sleep(3600)")
         made.add_impostor("raving", "while True: say(os.urandom(65536))")
@@ -125,7 +122,8 @@ def unborn(service: LocalService, other: Sandbox) -> Mapping[str, Future[object]
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox, name: str) -> None:
     makes, is_crime = FLOODS[name]
-    flood = f"def flood(call):\n    {makes}\n    for _ in range({FLOOD_BYTES} // len(piece)): say(piece)\n    ended(call)\n"
+    size = FLOOD_BYTES if is_crime else IGNORED_BYTES
+    flood = f"def flood(call):\n    {makes}\n    for _ in range({size} // len(piece)): say(piece)\n    ended(call)\n"
     misdeed = f"{flood}on('process.start', lambda call: (started(call), flood(call)))"
     before = memory_bytes(service.pid)
     with service.create("impostor", envs={"MISDEED": misdeed}) as liar:

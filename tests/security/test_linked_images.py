@@ -107,7 +107,7 @@ def bait() -> Iterator[Path]:
 def roots(bait: Path) -> Iterator[Roots]:
     with own_roots() as made:
         busybox = ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
-        made.add("honest", made.image)
+        made.add_image("honest")
         for template, whats in [*_images("gvisor").items(), *_images("container").items()]:
             root = made.add(template, busybox)
             for place, target in map(LINKS.__getitem__, whats):
