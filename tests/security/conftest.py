@@ -7,7 +7,8 @@ promise differs between the two types, the test asks ``isolation``, and its docs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from sandlot import Sandbox
 from tests.support.bombs import Targets
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.planted import Planted, plant
+from tests.support.tenants import Two, memory_tenants
 from tests.support.traces import NOTHING, settle
 
 
@@ -73,3 +75,10 @@ def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
     assert sandbox.is_running()
     with plant(service.data_dir, *(service.data_dir / "sandboxes").iterdir()) as files:
         yield files
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    """Two tenants of one service."""
+    async with memory_tenants(tmp_path) as clients:
+        yield clients
