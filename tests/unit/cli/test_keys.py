@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.cli.keys import _spelled
 from sandlot.cli.main import dispatch
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.specs import GIB
@@ -159,7 +158,3 @@ def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Pa
                 await asyncio.sleep(0.01)
 
     asyncio.run(seen())
-
-
-def test_a_quota_of_none_is_a_dash() -> None:
-    assert _spelled(UNBOUNDED) == "-"

@@ -127,15 +127,6 @@ def reading_in_the_background() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("reading_in_the_background")
-def test_coroutine_that_ends_by_itself_gives_the_status() -> None:
-    async def main() -> int:
-        await asyncio.sleep(0)
-        return 3
-
-    assert run_until_signal(main()) == 3
-
-
-@pytest.mark.usefixtures("reading_in_the_background")
 def test_signal_cancels_the_coroutine_and_becomes_the_status(subtests: pytest.Subtests) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with subtests.test(number=number):

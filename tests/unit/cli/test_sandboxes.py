@@ -88,13 +88,6 @@ def test_ls_of_nothing_is_an_empty_list_and_a_note(there: Script, capsys: pytest
     assert capsys.readouterr() == ("", "No sandbox lives.\n")
 
 
-def test_info_tells_all_that_is_known(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, BOX))
-    assert dispatch(["info", str(BOX["id"])]) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.replace("ends in", "ends-in").replace("idle timeout", "idle").splitlines())
-    assert (told["id"], told["ends-in"], told["idle"], told["node"]) == (BOX["id"], "never", "60s", "abcd")
-
-
 def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
     for word, body in (("90", {"timeout": 90.0}), ("never", {"persistent": True})):
         with subtests.test(word=word, body=body):
@@ -110,13 +103,6 @@ def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.Ca
     there.say(problem(404, "sandbox_not_found"), Reply(204))
     assert dispatch(["rm", "sb-1", "sb-2"]) == 1
     assert capsys.readouterr() == ("sb-2\n", "sandlot: sb-1: it is sandbox_not_found do this\n")
-
-
-def test_rm_of_all_takes_what_lives(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, {"sandboxes": [{**BOX, "id": "sb-1"}, {**BOX, "id": "sb-2"}], "next_cursor": None}), Reply(204))
-    assert dispatch(["rm", "--all"]) == 0
-    assert capsys.readouterr().out == "sb-1\nsb-2\n"
-    assert [(seen.method, seen.path) for seen in there.seen[1:]] == [("DELETE", "/v1/sandboxes/sb-1"), ("DELETE", "/v1/sandboxes/sb-2")]
 
 
 def test_where_sandboxes_may_live_on_their_service_is_started_to_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

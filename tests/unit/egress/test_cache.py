@@ -17,8 +17,8 @@ import pytest
 
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.sources.machine import Sources
-from sandlot.model.errors import HostError, UnavailableError
-from tests.support.packages import MIB, TcpStream, served, sources_of
+from sandlot.model.errors import HostError
+from tests.support.packages import MIB, served, sources_of
 from tests.support.traces import descriptors
 from tests.support.until import until
 from tests.support.upstream import Said, Upstream
@@ -31,21 +31,6 @@ def refuse() -> Sources:
 def test_no_http_is_imported_before_it_is_used() -> None:
     program = "import sys, sandlot.egress.cache; print(sorted({'httpx', 'h11', 'html.parser', 'sandlot.egress.upstream'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
-
-
-async def test_nothing_is_read_before_it_is_used(tmp_path: Path) -> None:
-    cache = PackageCache(tmp_path / "p", refuse, max_bytes=MIB, ttl_s=1.0)
-    await cache.start()
-    await cache.aclose()
-    await cache.aclose()
-
-
-async def test_after_its_end_it_serves_nobody(tmp_path: Path) -> None:
-    async with served(tmp_path / "p", sources_of("http://127.0.0.1:9")) as cache:
-        pass
-    reader = asyncio.StreamReader()
-    with pytest.raises(UnavailableError):
-        await cache.cache.serve(TcpStream(reader, None), sandbox="x", allowed=lambda: True)  # type: ignore[arg-type]  # it is not even looked at
 
 
 async def test_a_folder_that_cannot_be_used_stops_it(tmp_path: Path) -> None:

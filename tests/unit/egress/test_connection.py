@@ -70,14 +70,6 @@ async def test_only_reading_is_there(cache: Served, method: str) -> None:
     assert answer.endswith(PONG) or method == "CONNECT"
 
 
-async def test_an_audit_of_npm_is_told_that_there_is_none(cache: Served) -> None:
-    body = json.dumps({"x": ["1.0"] * 1000}).encode()
-    head = f"POST /npm/-/npm/v1/security/advisories/bulk HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    answer = await said(cache, head + body + PING)
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert answer.endswith(PONG)
-
-
 async def test_a_body_is_bounded(cache: Served) -> None:
     head = b"POST /npm/-/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n"
     async with opened(cache) as (reader, writer):

@@ -62,13 +62,6 @@ async def test_an_old_page_is_asked_for_with_what_identifies_it(tmp_path: Path, 
     assert registry.asked[1].headers["if-modified-since"] == "then"
 
 
-async def test_a_page_that_changed_is_the_new_one(tmp_path: Path, registry: Upstream) -> None:
-    async with served(tmp_path / "p", sources_of(registry.origin), ttl_s=0.0) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
-        for number in (1, 2, 3):
-            registry.says["/simple/pkg/"] = page(*range(number))
-            assert len(await versions(client)) == number
-
-
 @pytest.mark.parametrize("down", [Said(status=500), Said(status=429), Said(b"x" * 10, cut_at=3), Said(b"{", headers={"Content-Type": JSON})])
 async def test_where_upstream_is_down_the_old_page_is_served_and_the_log_says_so(
     tmp_path: Path, registry: Upstream, caplog: pytest.LogCaptureFixture, down: Said

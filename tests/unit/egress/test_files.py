@@ -147,13 +147,6 @@ async def test_no_part_of_a_wrong_file_is_given(client: httpx.AsyncClient, regis
     assert b"x" * 10 not in response.content
 
 
-async def test_a_head_tells_the_length_and_the_file_follows(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
-    response = await client.head(path)
-    assert (response.status_code, response.headers["content-length"], response.headers["accept-ranges"]) == (200, str(len(DATA)), "bytes")
-    assert (await client.get(path)).content == DATA
-    assert registry.paths.count(f"/f/{NAME}") == 2
-
-
 @pytest.mark.parametrize("hashed", [False, True])
 async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, registry: Upstream, *, hashed: bool) -> None:
     large = bytes(700_000)
@@ -305,13 +298,6 @@ async def test_a_file_that_nobody_vouches_for_is_passed_through_and_not_kept(cli
     registry.says[f"/f/{NAME}"] = Said(DATA, cut_at=MIB, chunked=True)
     with pytest.raises(httpx.TransportError):
         await client.get(path)
-
-
-async def test_a_file_of_unknown_length_is_kept_too(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
-    registry.says[f"/f/{NAME}"] = Said(DATA, chunked=True)
-    for _ in range(2):
-        assert (await client.get(path)).content == DATA
-    assert registry.paths.count(f"/f/{NAME}") == 1
 
 
 async def test_a_file_that_is_larger_than_the_store_is_verified_and_passed_through(tmp_path: Path, registry: Upstream, path: str) -> None:

@@ -46,13 +46,6 @@ def secret(origin: str, path: str = "/") -> Access:
     return Access(credentials=(Credential("http", place(origin), path, "Bearer secret"),))
 
 
-async def test_a_credential_goes_with_requests_to_its_place(threads: Threads, registry: fake.Upstream) -> None:
-    registry.says |= {"/private/x": Said(b"one"), "/x": Said(b"two")}
-    for path, expected in (("/private/x", "Bearer secret"), ("/x", None)):
-        await get(threads, registry.origin + path, secret(registry.origin, "/private"))
-        assert registry.asked[-1].headers.get("authorization") == expected
-
-
 async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_along(
     threads: Threads, registry: fake.Upstream, other: fake.Upstream
 ) -> None:
@@ -63,13 +56,6 @@ async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_alon
     assert [each.headers.get("authorization") for each in registry.asked] == ["Bearer secret", "Bearer secret"]
     assert "authorization" not in other.asked[0].headers
     assert all("cookie" not in each.headers for each in (*registry.asked, *other.asked))
-
-
-async def test_a_redirect_that_names_a_user_names_nobody(threads: Threads, registry: fake.Upstream, other: fake.Upstream) -> None:
-    registry.says["/a"] = Said(status=302, headers={"Location": other.origin.replace("//", "//user:word@") + "/b"})
-    other.says["/b"] = Said(b"there")
-    assert await get(threads, f"{registry.origin}/a") == (200, b"there")
-    assert "authorization" not in other.asked[0].headers
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://host/x", "/a", "//", "http://[bad/", "unix:///x"])

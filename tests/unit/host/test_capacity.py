@@ -8,26 +8,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, read_meminfo, tasks, used_memory, used_tasks
+from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, most_tasks, own_bounds, used_memory, used_tasks
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.hierarchies import GroupLimits, Hierarchy, Layout
 from sandlot.model.ids import new_node_id
 
 MEMINFO = "MemTotal:       24684084 kB\nMemFree:        23387756 kB\nMemAvailable:   23939160 kB\nHugePages_Total:       3\n"
 V1 = "9:name=systemd:/user.slice\n4:memory:/system.slice/sandlot.service\n2:cpu,cpuacct:/x\n8:pids:/tasks/of:it\n0::/unified.slice\n"
-
-
-def test_meminfo() -> None:
-    assert read_meminfo(MEMINFO) == {
-        "MemTotal": 24684084 * 1024,
-        "MemFree": 23387756 * 1024,
-        "MemAvailable": 23939160 * 1024,
-        "HugePages_Total": 3,
-    }
-
-
-def test_tasks() -> None:
-    assert tasks("0.57 0.62 1.00 1/132 6997\n") == 132
 
 
 @pytest.mark.parametrize(
@@ -147,14 +134,3 @@ def test_held_is_what_files_occupy_not_how_long_they_are(tmp_path: Path) -> None
         os.fsync(image.fileno())
     (sandboxes / "one/link").symlink_to("/dev")
     assert 1 << 20 <= held_bytes(sandboxes) < 2 << 20
-
-
-def test_this_machine(tmp_path: Path) -> None:
-    found = Host(tmp_path, tmp_path / "sandboxes", GroupBounds()).read()
-    for has, free in (
-        (found.has.memory_bytes, found.free.memory_bytes),
-        (found.has.disk_bytes, found.free.disk_bytes),
-        (found.has.pids, found.free.pids),
-    ):
-        assert 0 < free <= has
-    assert found.held_disk_bytes == 0

@@ -148,15 +148,6 @@ def test_a_change_that_fails_half_way_is_taken_back(group: Cgroup, tmp_path: Pat
         gone.change(LIMITS)
 
 
-def test_a_memory_hog_is_killed_and_counted(group: Cgroup) -> None:
-    group.create(LIMITS)
-    hog = f"{ENTER}\nheld = bytearray(1 << 30)"
-    done = subprocess.run(["python3", "-c", hog, *map(str, group.doors)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert group.oom_kills() == 1
-    assert group.usage().memory_peak_bytes <= 1.01 * LIMITS.memory_bytes
-
-
 def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
     layout, node = detect_layout(), new_node_id()
     names = [PurePosixPath(f"/sandlot/{node}/{node}-{letter * 16}") for letter in "abcd"]

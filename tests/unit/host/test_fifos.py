@@ -135,17 +135,6 @@ async def test_a_cancelled_wait_leaves_the_stream_usable(far: FarEnd, tmp_path: 
     await stream.aclose()
 
 
-async def test_two_receivers_are_a_defect(far: FarEnd, tmp_path: Path) -> None:
-    assert far.input > 0
-    stream = PipeStream.open(tmp_path)
-    first = asyncio.create_task(stream.receive(1))
-    await asyncio.sleep(0)
-    with pytest.raises(RuntimeError):
-        await stream.receive(1)
-    await stream.aclose()
-    assert await first == b""
-
-
 async def test_a_new_stream_goes_on_where_the_dead_one_stopped(far: FarEnd, tmp_path: Path) -> None:
     before = PipeStream.open(tmp_path)
     os.write(far.output, b"0123456789")

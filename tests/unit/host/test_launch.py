@@ -70,14 +70,6 @@ async def test_it_starts_keeps_and_tells_how_it_ended(folder: Path) -> None:
     assert (folder / "errors").read_text() == ""
 
 
-async def test_a_signal_is_told(folder: Path) -> None:
-    stage = await Stage.spawn("name", folder / "errors")
-    await stage.carry_out([])
-    started = await stage.start(order(folder))
-    os.kill(started.sandbox.pid, signal.SIGTERM)
-    assert await exit_of(folder, stage) == "-15"
-
-
 async def test_nothing_of_the_service_reaches_the_runtime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_SECRET", "secret")
     inherited = os.open(folder, os.O_RDONLY)

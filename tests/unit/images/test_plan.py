@@ -91,8 +91,3 @@ def test_only_wheels_with_known_hashes_are_downloaded_and_nothing_at_all_while_i
     assert download[3:5] == ("/t/ld.so", "/t/python3")
     assert {"--require-hashes", "--only-binary=:all:", "--no-deps", "--dest=/w", "--requirement=/s/x.lock"} <= set(download)
     assert {"--require-hashes", "--no-index", "--no-deps", "--no-compile"} <= set(plan.install_argv("/x.lock"))
-
-
-def test_a_trees_own_python_runs_by_its_own_loader() -> None:
-    argv = plan.own_python_argv(Path("/t"), Path("/t/lib/ld.so"), [Path("/t/lib"), Path("/t/usr/lib")], Path("usr/bin/python3"))
-    assert argv == ("/t/lib/ld.so", "--library-path", "/t/lib:/t/usr/lib", "/t/usr/bin/python3")

@@ -37,11 +37,6 @@ def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, 
     assert not (tmp_path / "cache").exists()
 
 
-def test_removing_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="aaaa"):
-        ImageStore(tmp_path / "cache").remove("a" * 64)
-
-
 def test_prune_keeps_named_roots_that_no_recipe_leads_to(tmp_path: Path) -> None:
     digest = "a" * 64
     Shelf(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)

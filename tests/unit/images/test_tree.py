@@ -120,9 +120,3 @@ def test_removing_takes_everything_and_can_be_repeated(tmp_path: Path) -> None:
     assert not root.exists()
     tree.remove(root)
     assert (outside / "kept").exists()
-
-
-def test_syncing_needs_a_folder(tmp_path: Path) -> None:
-    tree.sync(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        tree.sync(tmp_path / "missing")

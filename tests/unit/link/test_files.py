@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.model.errors import LimitError, NotFoundError, SandboxEndedError
+from sandlot.model.errors import LimitError, SandboxEndedError
 from sandlot.model.specs import User
 from tests.unit.link.peer import ENTRY, PeerCall, ended, linked, until
 
@@ -29,25 +29,6 @@ async def test_a_file_is_read_as_a_stream() -> None:
         assert b"".join([chunk async for chunk in reader]) == body
         assert await reader.result() == len(body)
         assert peer.calls[-1].args == {"path": "/f", "user": "root", "offset": 5, "length": len(body)}
-
-
-async def test_an_empty_file_is_read_too() -> None:
-    async def read(call: PeerCall) -> None:
-        call.event("stat", **{**ENTRY, "size": 0})
-        call.result(bytes=0)
-
-    async with linked({"file.read": read}) as (link, _):
-        reader = await link.read_file("/f")
-        assert [chunk async for chunk in reader] == []
-
-
-async def test_what_is_not_there_is_told_before_anything_is_read() -> None:
-    async def read(call: PeerCall) -> None:
-        call.reset("path_not_found", "There is no /f.")
-
-    async with linked({"file.read": read}) as (link, _):
-        with pytest.raises(NotFoundError):
-            await link.read_file("/f")
 
 
 async def test_a_read_that_fails_on_the_way_raises_after_what_came() -> None:

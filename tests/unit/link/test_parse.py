@@ -98,12 +98,6 @@ def test_a_key_of_a_display_that_is_no_mime_type_is_refused(mime: str) -> None:
         parse_cells.display({"data": {mime: "x"}, "main": True})
 
 
-def test_a_display_cannot_be_changed_afterwards() -> None:
-    shown = parse_cells.display({"data": {"text/plain": "x"}, "main": True})
-    with pytest.raises(TypeError):
-        shown.data["text/plain"] = "y"  # type: ignore[index]
-
-
 def test_every_code_of_a_guest_is_the_models() -> None:
     assert set(schema.RESET_CODES) <= {code.value for code in ErrorCode}
     for code in CODES:

@@ -49,18 +49,6 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
             await wake(link)
 
 
-async def test_every_call_has_an_id_of_its_own() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
-    async with linked({"file.stat": stat}) as (link, peer):
-        for _ in range(5):
-            await link.stat("/f")
-        ids = {call.id for call in peer.calls}
-        assert len(ids) == 5
-        assert {len(id_) for id_ in ids} == {16}
-
-
 async def test_a_guest_that_does_not_answer_the_greeting_is_given_up() -> None:
     host_end, guest_end = pipes()
     with pytest.raises(TimeoutExceededError, match="did not answer"):

@@ -53,12 +53,6 @@ def test_the_gap_stands_on_a_line_of_its_own() -> None:
     assert capture.content() == b"a\n[... 1 bytes omitted ...]\n"
 
 
-def test_text_that_is_not_utf_8_is_shown_as_well_as_it_can_be() -> None:
-    capture = Capture()
-    capture.add(b"\xffa\xc3")
-    assert capture.text() == "\ufffda\ufffd"
-
-
 def test_memory_stays_bounded_however_much_comes() -> None:
     capture = Capture(1000, 1000)
     for _ in range(10000):

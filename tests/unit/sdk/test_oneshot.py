@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sandlot
 from sandlot import AsyncClient, Client, InvalidRequestError, NotFoundError, UnavailableError
-from sandlot.sdk.oneshot import BatchItem, Lines, ProgramResult, batch_body
+from sandlot.sdk.oneshot import Lines, ProgramResult, batch_body
 from tests.unit.sdk.scripted import Reply, Script
 
 RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration": 0.5}
@@ -98,12 +98,6 @@ async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> N
     assert service.seen[0].json()["concurrency"] == 2
 
 
-async def test_items_are_given_as_they_come(service: Script) -> None:
-    service.say(lines(item(1, RESULT), item(0, RESULT)))
-    async with AsyncClient(url=service.url) as client:
-        assert [each.index async for each in client.iter_batch([{"language": "bash", "code": ""}] * 2)] == [1, 0]
-
-
 def test_no_programs_are_no_request(service: Script) -> None:
     with Client(url=service.url) as client:
         assert client.execute_batch([]) == []
@@ -151,7 +145,3 @@ def test_lines_are_the_same_however_they_are_cut(objects: list[dict[str, str]], 
         told += read.feed(text[at : at + size])
         at += size
     assert told == [json.loads(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace")) for each in objects]
-
-
-def test_an_item_of_a_newer_service() -> None:
-    assert BatchItem.parse({"index": 1, "result": {"status": "novel", "exit_code": 0, "more": 1}, "error": None, "more": 2}).ok is False

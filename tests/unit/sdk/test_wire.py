@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, class_of
+from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, SandboxEndedError, class_of
 from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.sdk import wire
 from sandlot.sdk.info import Entry, SandboxInfo
@@ -124,13 +124,6 @@ def test_only_the_service_says_that_a_call_may_be_repeated() -> None:
     assert [body for body in bodies if wire.retryable(body)] == []
 
 
-def test_answers_are_objects() -> None:
-    assert wire.parse(b"") == {}
-    assert wire.parse(b'{"a":1}') == {"a": 1}
-    with pytest.raises(InternalError):
-        wire.parse(b"<html>")
-
-
 def test_a_sandbox_that_ended_says_why() -> None:
     wire.check_alive(SandboxInfo("x", "running", "base"))
     with pytest.raises(SandboxEndedError, match="oom") as caught:
@@ -150,10 +143,6 @@ def test_a_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(wire, "MAX_LISTED", 2)
     with pytest.raises(LimitError):
         wire.check_page(first, second, more=True)
-
-
-def test_not_found_is_not_found() -> None:
-    assert isinstance(wire.from_problem({"code": "sandbox_not_found"}), NotFoundError)
 
 
 def test_a_url_of_the_service_begins_as_this_client_reaches_it(subtests: pytest.Subtests) -> None:

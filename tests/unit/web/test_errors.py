@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, defect, validation
+from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, validation
 
 
 def test_every_code_has_its_response() -> None:
@@ -56,10 +56,6 @@ def test_many_errors_make_a_short_response() -> None:
     assert len(error.message) < 400
     assert len(error.hint) < 2000
     assert len(error.fields) == MOST_FIELDS
-
-
-def test_defect_is_an_internal_error() -> None:
-    assert defect().code is ErrorCode.INTERNAL
 
 
 def test_retryable_errors_and_no_others_say_when_to_retry() -> None:

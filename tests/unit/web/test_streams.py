@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.core.runs.processes import STDERR, STDOUT
+from sandlot.core.runs.processes import STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
@@ -58,15 +58,6 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
     (after,) = output.tell(Output(STDOUT, 12, b"b"))
     assert after.data["offset"] == 12
     assert output.end() == []
-
-
-def test_the_two_streams_do_not_mix() -> None:
-    output = OutputEvents()
-    assert output.tell(Output(STDOUT, 0, b"\xc3")) == []
-    (err,) = output.tell(Output(STDERR, 0, b"x"))
-    assert err.data["stream"] == "stderr"
-    (out,) = output.tell(Output(STDOUT, 1, b"\xa9"))
-    assert out.data["data"] == "é"
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))

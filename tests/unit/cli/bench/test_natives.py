@@ -41,12 +41,3 @@ async def test_each_does_its_work_and_nothing_is_left(tmp_path: Path, monkeypatc
     assert inside(tmp_path) == []
     with pytest.raises(OSError, match="No such"):
         native.idle_cpu_s()  # the process is gone
-
-
-async def test_a_yardstick_that_fails_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(natives, "DISK", str(tmp_path))
-    async with Natives(unix=True) as native:
-        with pytest.raises(OSError, match="no-such-program"):
-            await native.spawn("no-such-program")
-        native.uv = None
-        assert await native.install("pandas") is None

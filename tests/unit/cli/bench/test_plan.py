@@ -93,20 +93,3 @@ async def test_the_hit_rate_is_of_the_rows_that_a_pool_was_filled_for() -> None:
     await plan.measure(used, steps, None, lambda _: None, at_rest)
     assert used.sources == {"tti_burst": {"hot": 9, "direct": 1}, "create_cold": {"boot": 5}}
     assert used.pool_report() == {"made_by": {"hot": 9, "direct": 1}, "hit_rate": 0.9}
-
-
-async def test_what_is_in_no_figure_is_not_counted() -> None:
-    def burst(rig: Rig) -> None:
-        rig.aside = {"direct": 1}
-        rig.add("tti_burst", 1.0)
-
-    used = rig([{"direct": 4}, {"direct": 5, "hot": 9}, {"direct": 5, "hot": 9}, {"direct": 6, "hot": 9}])
-    steps = (step(burst, "tti_burst"), step(lambda rig: rig.add("restore_base", 1.0), "restore_base"))
-    await plan.measure(used, steps, None, lambda _: None, at_rest)
-    assert used.sources == {"tti_burst": {"hot": 9}, "restore_base": {"direct": 1}}
-
-
-async def test_a_service_that_does_not_tell_has_no_hit_rate() -> None:
-    used = rig([None, None])
-    await plan.measure(used, (step(lambda rig: rig.add("tti_burst", 1.0), "tti_burst"),), None, lambda _: None, at_rest)
-    assert used.pool_report() == {"made_by": {}, "hit_rate": None}

@@ -84,13 +84,6 @@ async def test_a_pool_that_was_there_is_what_it_was_also_where_the_body_fails() 
     assert used.pools == {}
 
 
-async def test_another_size_is_a_pool_of_its_own() -> None:
-    service = Service(OWN)
-    async with pools.filled(rig(service), "base", 1, Limits(pids=64)):
-        assert set(service.there) == {OWN.id, "pool-new"}
-    assert service.there == {OWN.id: OWN}
-
-
 async def test_what_an_interrupt_left_is_set_back_in_the_end() -> None:
     service = Service(OWN)
     used = rig(service)

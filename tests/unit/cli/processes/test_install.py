@@ -39,13 +39,6 @@ def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytes
     assert there.seen[-1].json() == {"manager": "npm", "packages": ["left-pad", "lodash@^4"], "timeout": 9, "user": "root"}
 
 
-def test_pip_is_what_installs_unless_it_is_said(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, SANDBOX), TOLD)
-    assert dispatch(["install", ID, "six"]) == 3
-    assert there.seen[-1].json() == {"manager": "pip", "packages": ["six"], "timeout": 300}
-    assert capfd.readouterr().out == "read\n"
-
-
 def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(200, SANDBOX), events(("started", {"process": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
     assert dispatch(["install", ID, "six", "--timeout", "1"]) == 124

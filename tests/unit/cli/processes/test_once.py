@@ -72,13 +72,6 @@ def test_what_became_of_it_is_said_and_is_the_exit_status(
             assert capfd.readouterr() == ("42\n", f"oops\n{said}")
 
 
-def test_all_of_it_as_json(there: Script, program: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    there.say(done())
-    assert dispatch(["execute", str(program), "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert (told["status"], told["cpu_s"], told["peak_bytes"], told["id"]) == ("completed", 0.25, 4096, "0123")
-
-
 def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(done())
     for name, options, language in (("a.sh", [], "bash"), ("a.JS", [], "javascript"), ("a.txt", ["--language", "bash"], "bash")):

@@ -92,13 +92,6 @@ def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr() == ("", "There is no snapshot; `sandlot snapshot create ID` takes one.\n")
 
 
-def test_a_snapshot_is_looked_at(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, SNAPSHOT))
-    assert dispatch(["snapshot", "info", "mine"]) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (told["id"], told["size"], told["sandbox"]) == ("snap-1", "3M", "sb-1")
-
-
 def test_snapshots_are_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(problem(404, "snapshot_not_found"), Reply(204))
     assert dispatch(["snapshot", "rm", "mine", "snap-2"]) == 1

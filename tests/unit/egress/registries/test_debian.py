@@ -84,21 +84,6 @@ async def test_what_is_known_of_suites_is_known_to_the_next_service(tmp_path: Pa
     assert len(registry.asked) == 3, registry.paths
 
 
-async def test_a_table_of_zeros_is_made_anew_by_the_next_service(tmp_path: Path, registry: Upstream) -> None:
-    publish(registry, (POOL, DEB))
-    for path in (RELEASE, f"/debian/dists/bookworm/{INDEX}", f"/debian/{STRANGE}", f"/debian/{POOL}", f"/debian/{POOL}"):
-        async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
-            assert (await client.get(path)).status_code in {200, 404}
-        for body in (tmp_path / "p/bodies").rglob("*"):
-            if body.is_file() and path.endswith(STRANGE):
-                body.write_bytes(bytes(body.stat().st_size))
-        if path.endswith(STRANGE):
-            publish(registry, (POOL, DEB))
-            async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
-                assert (await client.get(RELEASE)).status_code == 200
-    assert registry.paths.count(f"/deb/{POOL}") == 1
-
-
 async def test_an_archive_that_has_gone_on_costs_one_question_and_is_no_forgery(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
     others = [f"pool/main/o/other{number}_1_amd64.deb" for number in range(3)]
     gone = publish(registry, (POOL, DEB))

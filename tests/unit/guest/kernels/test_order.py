@@ -90,18 +90,6 @@ def test_a_slow_one_is_told_the_same(room: int) -> None:
     assert "".join(str(each[1]) for each in call.told) == "".join(str(each[1]) for each in EVERYTHING)
 
 
-def test_from_where_it_was() -> None:
-    cell, call = written(), Told()
-    follow(cell, call, events=2, out=len("out0 more0 "), err=len("err0 "))
-    assert call.told == EVERYTHING[5:]
-
-
-def test_what_there_is_and_no_more() -> None:
-    cell, call = written(), Told()
-    follow(cell, call, wait=False)
-    assert (call.told, call.status, cell.readers) == (EVERYTHING, "running", [])
-
-
 def test_more_changes_than_are_remembered_lose_their_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "RUNS", 4)
     cell, call = written(), Told()

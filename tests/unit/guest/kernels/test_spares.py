@@ -108,18 +108,6 @@ def test_one_that_imports_stands_still_until_the_command_ends(machine: Machine) 
     assert not machine.zygote.is_still
 
 
-def test_one_that_does_not_answer_is_waited_for_once(machine: Machine) -> None:
-    given: list[object] = []
-    assert machine.spares.take({}, given.append)
-    silent = machine.zygote
-    silent.is_up = silent.is_warm = True
-    machine.turn(lambda: given == [None])
-    assert silent.is_closed
-    assert machine.zygote is None
-    assert machine.spares.take({}, given.append)
-    assert machine.zygote not in {None, silent}
-
-
 def test_where_none_ever_answers_no_more_are_begun(machine: Machine) -> None:
     given: list[object] = []
     for _ in range(spares.FAILURES):

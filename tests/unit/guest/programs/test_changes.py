@@ -76,13 +76,6 @@ def test_no_link_is_followed_and_a_folder_that_comes_later_is_new(tmp_path: Path
     assert found == {"files": {"../later/file": True}, "more": False}
 
 
-def test_folders_in_each_other_tell_a_file_once(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    with between(tmp_path, tmp_path / "sub") as found:
-        (tmp_path / "sub/file").write_text("x")
-    assert found["files"] == {"sub/file": True}
-
-
 def test_beyond_its_bounds_it_says_so_and_takes_nothing_for_new_that_it_had_not_looked_at(tmp_path: Path) -> None:
     for number in range(30):
         folder = tmp_path / f"{number:02}"

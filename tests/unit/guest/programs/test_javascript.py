@@ -326,14 +326,6 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     assert js.run("1 + 1").plain == ["2"]
 
 
-def test_a_kernel_that_ends_says_so_by_ending(node: Path, tmp_path: Path) -> None:
-    ship(tmp_path)
-    kernel = Piped([str(node), "--no-force-async-hooks-checks", str(tmp_path / "javascript.mjs")], tmp_path)
-    kernel.begin("process.kill(process.pid, 'SIGKILL')")
-    assert kernel.process.wait(60) == -signal.SIGKILL
-    kernel.close()
-
-
 def test_cells_that_are_silent_or_not_kept_do_not_count(js: Piped) -> None:
     assert js.run("1").count == 1
     told = js.run("2", silent=True)

@@ -64,13 +64,6 @@ def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_pa
         assert archive.getnames() == ["file"]
 
 
-def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(b"\xff" * 120)).write_text("x")
-    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path).data)) as archive:
-        (name,) = archive.getnames()
-        assert os.fsencode(name) == b"\xff" * 120
-
-
 def test_an_archive_that_cannot_be_finished_is_cut_and_says_why(tmp_path: Path) -> None:
     """A path that is longer than any that can be opened (PATH_MAX)."""
     (tmp_path / "a").write_text("first")

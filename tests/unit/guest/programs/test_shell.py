@@ -55,13 +55,6 @@ def test_the_streams_are_apart_and_come_before_the_end(shell: Piped) -> None:
     assert told.order[-1] == "done"
 
 
-def test_output_comes_while_a_cell_runs(shell: Piped) -> None:
-    cell = shell.begin("echo first; while [[ ! -e go ]]; do sleep 0.05; done; echo second")
-    shell.until(cell, lambda told: told.stdout == "first\n")
-    Path(f"/proc/{shell.process.pid}/cwd/go").touch()
-    assert shell.finish(cell).stdout == "first\nsecond\n"
-
-
 def test_many_lines_heredocs_and_comments(shell: Piped) -> None:
     told = shell.run(
         "# a comment\nx=1\ncat <<END\nx is $x\n  'quoted'\nEND\nfor i in 1 2\ndo\n  echo $i\ndone\n\ncat <<'END' | tr a-z A-Z\n$x\nabc\nEND\n"
@@ -211,26 +204,12 @@ def test_long_code_odd_bytes_and_nul(shell: Piped) -> None:
     assert shell.run("echo on").stdout == "on\n"
 
 
-def test_a_pipe_that_is_closed_ends_who_writes_to_it_without_a_word(shell: Piped) -> None:
-    told = shell.run("yes | head -1")
-    assert (told.stdout, told.stderr, told.is_ok) == ("y\n", "", True)
-
-
 def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Piped) -> None:
     assert shell.run("true").count == 1
     assert shell.run("true", silent=True).count == 1
     assert shell.run("true", store_history=False).count == 1
     told = shell.run("true")
     assert told.messages[0] == {"event": "started", "count": 2, "cell": "cell-4"}
-
-
-def test_a_later_life_brings_its_environment(shell: Piped) -> None:
-    shell.run("cd /; kept=yes")
-    first = shell.run("echo $RANDOM").stdout
-    shell.send({"op": "wake", "entropy": b"\x12" * 32, "env": {"LIFE": "it's 2"}, "cwd": "/tmp"})
-    told = shell.run("echo $kept $LIFE; pwd; echo $RANDOM")
-    assert told.stdout.splitlines()[:2] == ["yes it's 2", "/"]
-    assert told.stdout.splitlines()[2] != first.strip()
 
 
 def test_two_lives_before_one_cell_are_both_heard_and_what_is_gone_is_gone(shell: Piped) -> None:

@@ -71,14 +71,6 @@ def test_a_file_system_in_memory_is_told() -> None:
     assert "takes memory" in found.fix
 
 
-def test_a_loop_device_is_attached_and_gone_afterwards(tmp_path: Path) -> None:
-    found = check("check_loops", data_dir=str(tmp_path / "not" / "yet"))
-    assert found.ok, found.detail
-    assert found.facts["direct_io"] in {True, False}
-    assert list(tmp_path.iterdir()) == []
-    assert disks.loops_below(tmp_path) == {}
-
-
 def test_layers_are_made_and_gone_afterwards(tmp_path: Path) -> None:
     mounts = mount_points()
     (tmp_path / "cache").mkdir()

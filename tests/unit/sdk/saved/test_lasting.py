@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot import AsyncClient, AsyncSandbox, Client, Sandbox, SandboxInfo
+from sandlot import Client, Sandbox, SandboxInfo
 from sandlot.sdk import SnapshotInfo
 from sandlot.sdk.saved.snapshots import Branch, ForkTree
 from tests.unit.sdk.conftest import service
@@ -158,20 +158,3 @@ def test_connecting_to_what_runs_asks_for_nothing_more(service: Script) -> None:
         Sandbox.connect(str(BOX["id"]), client=client)
         Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
     assert [seen.method for seen in service.seen] == ["GET", "GET", "PATCH"]
-
-
-async def test_the_asynchronous_half_says_the_same(service: Script) -> None:
-    service.say(Reply(201, BOX))
-    async with AsyncClient(url=service.url) as client:
-        sandbox = await AsyncSandbox.create(client=client)
-        service.say(Reply(200, BOX))
-        await sandbox.pause()
-        await sandbox.resume(1)
-        service.say(Reply(201, SNAPSHOT))
-        assert (await sandbox.snapshot()).name == "mine"
-        service.say(Reply(201, {"sandboxes": [{**BOX, "id": "sb-1"}]}))
-        (fork,) = await sandbox.fork()
-        assert isinstance(fork, AsyncSandbox)
-        service.say(Reply(200, {"snapshots": [SNAPSHOT], "next_cursor": None}))
-        assert [each.id async for each in client.snapshots.iter(limit=1)] == [SNAPSHOT["id"]]
-    assert [seen.path.rpartition("/")[2] for seen in service.seen[1:]] == ["pause", "resume", "snapshot", "fork", "snapshots"]

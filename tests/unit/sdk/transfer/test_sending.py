@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundError
-from sandlot.sdk.transfer.sending import Progress, Tally, UploadFile, UploadPlan, packed, plan_upload
-
-
-def test_a_file_is_one_file(tmp_path: Path) -> None:
-    source = tmp_path / "run.sh"
-    source.write_text("x")
-    source.chmod(0o755)
-    assert plan_upload(source, "/workspace/go.sh").files == (UploadFile(source, "/workspace/go.sh", executable=True),)
+from sandlot.sdk.transfer.sending import Progress, Tally, UploadPlan, packed, plan_upload
 
 
 def test_a_folder_is_planned_from_the_top_down_without_links_to_folders(tmp_path: Path) -> None:

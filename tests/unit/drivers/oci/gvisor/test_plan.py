@@ -10,7 +10,6 @@ from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.runtime import Place, Program
 from sandlot.host.launch import Operation
-from sandlot.host.stage import operations
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
@@ -21,10 +20,6 @@ DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgrou
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
     return stage_plan(Place(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
-
-
-def test_it_is_made_of_the_stages_operations() -> None:
-    assert {operation[0] for operation in plan()} <= set(operations.OPERATIONS)
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:

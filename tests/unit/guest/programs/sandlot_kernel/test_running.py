@@ -67,13 +67,6 @@ def test_a_cell_that_ignores_interrupts_does_not_make_later_ones_ignore_them(ker
     assert errors_of(kernel.interrupt("time.sleep(300)")) == ["KeyboardInterrupt"]
 
 
-def test_await_at_the_top_of_a_cell(kernel: Process) -> None:
-    kernel.run(NAP)
-    assert kernel.value("await nap(1) + (await nap(2))") == "3"
-    assert kernel.value("x = [await nap(n) for n in range(3)]\nx") == "[0, 1, 2]"
-    assert kernel.text("print(await nap(5))") == "5\n"
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -119,13 +112,6 @@ def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) ->
         kernel.run(broken)
         assert kernel.value("await nap(3)") == "3"
         assert kernel.value("asyncio.run(nap(4))") == "4"
-
-
-def test_context_variables_stay_from_cell_to_cell(kernel: Process) -> None:
-    kernel.run("import decimal\ndecimal.getcontext().prec = 5")
-    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.33333')"
-    kernel.run("await asyncio.sleep(0)\ndecimal.getcontext().prec = 6")
-    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.333333')"
 
 
 def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Process) -> None:

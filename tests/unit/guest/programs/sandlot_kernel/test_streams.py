@@ -148,12 +148,6 @@ def test_a_stream_that_a_cell_took_away_is_there_in_the_next(kernel: Process, co
     assert kernel.text("print('back'); print('too', file=sys.stderr)") == "back\ntoo\n"
 
 
-def test_a_stream_that_a_cell_replaced_stays_replaced(kernel: Process) -> None:
-    kernel.run("import io\nsys.stdout = io.StringIO()\nprint('kept')")
-    assert kernel.text("print('kept too')") == ""
-    assert kernel.text("text, sys.stdout = sys.stdout.getvalue(), sys.__stdout__\nprint(text)") == "kept\nkept too\n\n"
-
-
 def test_what_children_write_comes_after_what_was_printed_before_them(kernel: Process) -> None:
     """The descriptors are read at once here: what the wire has told by then was written before."""
     kernel.run("marks = []\nfor n in range(3):\n    print('before', n)\n    subprocess.run(['true'])")
