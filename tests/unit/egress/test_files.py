@@ -156,7 +156,7 @@ async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, regis
     registry.says["/simple/pkg/"] = page(DATA[:600_000])
     registry.says[f"/f/{NAME}"] = Said(DATA[:600_000])
     kept = f"/pypi/files/pkg/sha256-{hashlib.sha256(DATA[:600_000]).hexdigest()}/unknown/{NAME}"
-    async with served(tmp_path / "p", sources_of(registry.origin), max_bytes=MIB) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", sources_of(registry.origin), max_bytes=MIB) as cache, cache.client() as client:
         assert (await client.get(kept)).status_code == 200
         other = f"/pypi/files/other/{digest}/unknown/other-1.0.tar.gz"
         assert (await client.head(other)).headers["content-length"] == str(len(large))
@@ -172,7 +172,7 @@ async def test_what_has_not_come_yet_takes_no_room(tmp_path: Path, registry: Ups
     monkeypatch.setattr(download, "_GROWTH_BYTES", MIB)
     held = Said(DATA, hold_at=MIB // 2)
     registry.says[f"/f/{NAME}"] = held
-    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
         asked = asyncio.create_task(client.get(path))
         # Half of the file has come and the rest is held back, so this is as large as it gets; other files come and go beside it.
         await until(lambda: MIB in [each.stat().st_size for each in (tmp_path / "p/tmp").iterdir()])
@@ -190,9 +190,9 @@ async def test_what_a_client_has_is_kept_although_the_service_ends(
         keep(shelf, draft, kind, name, durable=durable)
 
     monkeypatch.setattr(Shelf, "keep", keep_slowly)
-    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
         assert (await client.get(path)).content == DATA
-    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
         assert (await client.get(path)).content == DATA
     assert registry.paths.count(f"/f/{NAME}") == 1
 
@@ -245,7 +245,7 @@ async def test_a_place_that_gives_a_wrong_file_is_asked_last_from_then_on(tmp_pa
     registry.says |= {f"/a/f/{NAME}": Said(b"x" * size), f"/b/f/{NAME}": Said(data)}
     path = f"/pypi/files/pkg/sha256-{hashlib.sha256(data).hexdigest()}/unknown/{NAME}"
     sources = Sources(pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/")))
-    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
         if size > download.HELD_BYTES:
             await cut(client, path)  # its beginning was given already
         assert (await client.get(path)).content == data
@@ -262,7 +262,7 @@ async def test_a_file_that_is_gone_in_the_middle_comes_from_the_next_place(tmp_p
     registry.says[f"/b/f/{NAME}"] = Said(DATA)
     path = f"/pypi/files/pkg/sha256-{hashlib.sha256(DATA).hexdigest()}/unknown/{NAME}"
     sources = Sources(pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/")))
-    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
         assert (await client.get(path)).content == DATA
 
 
@@ -301,7 +301,7 @@ async def test_a_file_that_nobody_vouches_for_is_passed_through_and_not_kept(cli
 
 
 async def test_a_file_that_is_larger_than_the_store_is_verified_and_passed_through(tmp_path: Path, registry: Upstream, path: str) -> None:
-    async with served(tmp_path / "small", sources_of(registry.origin), max_bytes=MIB) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "small", sources_of(registry.origin), max_bytes=MIB) as cache, cache.client() as client:
         assert (await client.get(path)).content == DATA
         registry.says[f"/f/{NAME}"] = Said(b"x" * len(DATA))
         with pytest.raises(httpx.TransportError):
@@ -320,17 +320,17 @@ async def test_who_takes_what_passes_through_too_slowly_loses_it_and_others_get_
     path = f"/pypi/files/large/unknown/unknown/{name}"
     async with AsyncExitStack() as stack:
         cache = await stack.enter_async_context(served(tmp_path / "p", sources_of(registry.origin)))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
+        client = await stack.enter_async_context(cache.client())
         assert (await client.get("/pypi/simple/large/")).status_code == 200
         slow = [asyncio.create_task(stack.enter_async_context(asking(client, path))) for _ in range(6)]
         await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH and cache.cache.counters().misses == 1 + 6)
         cache.sandbox = "two"
-        async with httpx.AsyncClient(base_url=cache.origin, timeout=60) as other:
+        async with cache.client() as other:
             assert (await other.get(path)).content == large
             assert registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 1, "one sandbox has no more turns"
             for number, sandbox in enumerate(("three", "four"), 1):
                 cache.sandbox = sandbox
-                greedy = await stack.enter_async_context(httpx.AsyncClient(base_url=cache.origin, timeout=60))
+                greedy = await stack.enter_async_context(cache.client())
                 slow.append(asyncio.create_task(stack.enter_async_context(asking(greedy, path))))
                 await until(lambda asked=8 + number: cache.cache.counters().misses == asked)  # type: ignore[misc]
             await until(lambda: registry.paths.count(f"/f/{name}") == files.PASSING_EACH + 2)
@@ -370,7 +370,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_full_disk_costs_speed_and_no_packages(small_disk: Path, registry: Upstream, path: str, *, chunked: bool) -> None:
     registry.says[f"/f/{NAME}"] = Said(DATA, chunked=chunked)
-    async with served(small_disk / "packages", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(small_disk / "packages", sources_of(registry.origin)) as cache, cache.client() as client:
         for _ in range(2):
             assert (await client.get(path)).content == DATA
         assert cache.cut == []
@@ -386,7 +386,7 @@ async def test_files_of_this_machines_folders_need_no_network(tmp_path: Path, re
     (simple / other).write_bytes(b"other")
     (simple / "index.html").write_text(f'<a href="{other}#sha256={hashlib.sha256(b"other").hexdigest()}">x</a>', encoding="utf-8")
     sources = Sources(pypi=Pypi(indexes=((tmp_path / "simple").as_uri() + "/",), links=(wheels.as_uri() + "/",)))
-    async with served(tmp_path / "packages", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "packages", lambda: sources) as cache, cache.client() as client:
         links = (await client.get("/pypi/simple/pkg/")).text
         assert links.count("<a ") == 2
         assert str(tmp_path) not in links

@@ -24,6 +24,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
+from tests.support.http import NO_TLS
 from tests.support.node import settled
 from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
@@ -89,7 +90,7 @@ async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
     _, secret = await at.service.keys.create("a")
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url) as anybody:
+    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
         assert (await anybody.get("/healthz")).json()["status"] == "ok"
         for path in ("/v1/sandboxes", "/v1/version", "/metrics", "/nope"):
             response = await anybody.get(path)
@@ -168,7 +169,7 @@ async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
     listener = listen.tcp_socket("127.0.0.1", 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listen, "Protocol", Watched)
-        async with answering(at.service, [listener]), httpx.AsyncClient() as anybody:
+        async with answering(at.service, [listener]), httpx.AsyncClient(verify=NO_TLS) as anybody:
             await anybody.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz")
     assert seen
     assert all(seen)

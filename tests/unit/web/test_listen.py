@@ -17,6 +17,7 @@ from sandlot.model.errors import HostError, InvalidRequestError
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listen
+from tests.support.http import NO_TLS
 from tests.support.service import Bench, bench, unix_client
 from tests.support.until import until
 
@@ -167,7 +168,7 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
         assert (await local.get("/healthz")).status_code == 200
     for _, other in held:
         other.close()
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False, verify=NO_TLS) as client:
 
         async def answers() -> bool:
             return (await client.get("/healthz")).status_code == 200

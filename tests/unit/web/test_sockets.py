@@ -22,7 +22,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
 from sandlot.web import listen, sockets
-from tests.support.service import Bench, bench, client
+from tests.support.service import Bench, bench, client, unix_client
 from tests.support.until import until
 
 HEAD = "GET {path} HTTP/1.1\r\nHost: sandlot\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n"
@@ -139,11 +139,9 @@ async def test_a_socket_is_logged_and_counted_without_what_it_carried(at: Bench,
 
 async def test_the_end_of_the_service_ends_sockets(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
-        async with answering(at.service, [listen.unix_socket(at.service.settings.socket)]):
-            transport = httpx.AsyncHTTPTransport(uds=str(at.service.settings.socket))
-            async with httpx.AsyncClient(transport=transport, base_url="http://sandlot") as http:
-                opened = terminal(at, http)
-                _, connection = await opened.__aenter__()
+        async with answering(at.service, [listen.unix_socket(at.service.settings.socket)]), unix_client(at.service.settings.socket) as http:
+            opened = terminal(at, http)
+            _, connection = await opened.__aenter__()
         with pytest.raises(ConnectionClosed):
             await connection.recv()
         await connection.close()

@@ -78,8 +78,8 @@ async def test_a_package_that_no_index_names_is_passed_through_and_not_kept(clie
 
 async def test_what_is_known_of_suites_is_known_to_the_next_service(tmp_path: Path, registry: Upstream) -> None:
     publish(registry, (POOL, DEB))
-    for path in (RELEASE, f"/debian/dists/bookworm/{INDEX}", f"/debian/{POOL}", f"/debian/{POOL}"):
-        async with served(tmp_path / "p", sources_of(registry.origin)) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    for path in (RELEASE, f"/debian/{POOL}", f"/debian/{POOL}"):
+        async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
             assert (await client.get(path)).status_code == 200
     assert len(registry.asked) == 3, registry.paths
 
@@ -101,7 +101,7 @@ async def test_an_archive_that_has_gone_on_costs_one_question_and_is_no_forgery(
 
 async def test_an_old_release_file_is_asked_for_anew_before_an_index_is_fetched(tmp_path: Path, registry: Upstream) -> None:
     gone = publish(registry, (POOL, DEB))
-    async with served(tmp_path / "p", sources_of(registry.origin), ttl_s=0.0) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", sources_of(registry.origin), ttl_s=0.0) as cache, cache.client() as client:
         await client.get(RELEASE)
         publish(registry, (POOL, OTHER))
         by_hash = f"/deb/dists/bookworm/main/binary-amd64/by-hash/SHA256/{sha(gone)}"
@@ -125,7 +125,7 @@ async def test_suites_that_another_sandbox_asks_for_cost_the_others_nothing(clie
     publish(registry, (POOL, DEB))
     registry.says[f"/deb/{STRANGE}"] = Said(OTHER)
     cache.sandbox = "two"
-    async with httpx.AsyncClient(base_url=cache.origin) as other:
+    async with cache.client() as other:
         await other.get(RELEASE)
         asked = len(registry.asked)
         for path, data in ((POOL, DEB), (STRANGE, OTHER), (POOL, DEB)):

@@ -83,7 +83,7 @@ async def test_a_scope_has_a_registry_and_a_credential_of_its_own(tmp_path: Path
     registry.says["/mine/file"] = Said(DATA)
     access = Access(credentials=(Credential("http", place(registry.origin), "/mine/", "Bearer secret"),))
     sources = Sources(npm=Npm(registry=f"{registry.origin}/registry/", scopes={"@mine": f"{registry.origin}/mine/"}, access=access))
-    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
         response = await client.get("/npm/@mine%2fpkg")
         assert "secret" not in response.text + str(response.headers)
         assert (await client.get("/npm/@mine/pkg/-/pkg-1.0.0.tgz")).content == DATA
