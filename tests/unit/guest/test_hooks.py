@@ -130,7 +130,7 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(machine: Machine, tmp_pa
 
 
 def test_another_life_in_the_middle_begins_them_anew(machine: Machine) -> None:
-    machine.put("1", "echo begun; sleep 1")
+    machine.put("1", "echo begun; sleep 0.2")
     machine.hooks.begin()
     first = machine.hooks.pid
     machine.hooks.begin()

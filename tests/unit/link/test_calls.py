@@ -139,7 +139,7 @@ async def test_a_writer_learns_that_the_process_ended() -> None:
 async def test_a_consumer_that_does_not_iterate_stops_only_its_own_stream() -> None:
     async def start(call: PeerCall) -> None:
         call.started()
-        await call.data(1, bytes(range(256)) * 4096 * 8)
+        await call.data(1, bytes(range(256)) * 4096 * 2)
         call.exited()
 
     async with linked({"process.start": start}) as (link, peer):
@@ -149,16 +149,16 @@ async def test_a_consumer_that_does_not_iterate_stops_only_its_own_stream() -> N
         stuck = peer.calls[0]
         quick = await link.start(SPEC)
         got = b"".join([item.data async for item in quick if isinstance(item, Output)])
-        assert len(got) == 8 * MIB
+        assert len(got) == 2 * MIB
         assert (await quick.result()).exit_code == 0
         assert peer.connection.is_open(stuck.stream)
         got = b"".join([item.data async for item in slow if isinstance(item, Output)])
-        assert got == bytes(range(256)) * 4096 * 8
+        assert got == bytes(range(256)) * 4096 * 2
         assert (await slow.result()).exit_code == 0
 
 
 async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer() -> None:
-    total = 16 * MIB
+    total = 6 * MIB
     block = bytes(range(256)) * 256
 
     async def start(call: PeerCall) -> None:

@@ -65,7 +65,7 @@ async def written(call: PeerCall) -> None:
     call.result(**{**ENTRY, "size": len(call.input)})
 
 
-@pytest.mark.parametrize("size", [0, 1, 4084, 128 * 1024, 5 * MIB])
+@pytest.mark.parametrize("size", [0, 1, 4084, 128 * 1024, MIB])
 async def test_bytes_are_written(size: int) -> None:
     async with linked({"file.write": written}) as (link, peer):
         entry = await link.write_file("/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True)
@@ -77,7 +77,7 @@ async def test_bytes_are_written(size: int) -> None:
 
 async def test_many_megabytes_go_up_in_bounded_memory() -> None:
     block = bytes(65536)
-    count = 16 * MIB // len(block)
+    count = 4 * MIB // len(block)
     made = 0
 
     async def blocks() -> AsyncIterator[bytes]:
@@ -99,7 +99,7 @@ async def test_many_megabytes_go_up_in_bounded_memory() -> None:
     async with linked({"file.write": sink}) as (link, _):
         tracemalloc.start()
         try:
-            assert (await link.write_file("/f", blocks())).size == 16 * MIB
+            assert (await link.write_file("/f", blocks())).size == 4 * MIB
             assert tracemalloc.get_traced_memory()[1] < 3 * MIB
         finally:
             tracemalloc.stop()

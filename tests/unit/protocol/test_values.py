@@ -54,7 +54,7 @@ def _reference(raw: bytes) -> object:
     return msgpack.unpackb(raw, raw=False, strict_map_key=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(VALUES)
 def test_what_is_encoded_is_decoded_and_the_reference_reads_it_and_writes_the_same_bytes(value: object) -> None:
     raw = values.encode(value)

@@ -64,14 +64,13 @@ def test_many_lines_heredocs_and_comments(shell: Piped) -> None:
     assert shell.run("# nothing but a comment").is_ok
 
 
-@pytest.mark.parametrize(
-    "code,status", [("false", 1), ("(exit 7)", 7), ("no-such-command-at-all", 127), ("echo; [[ a == b ]]", 1), ("sh -c 'kill -9 $$'", 137)]
-)
-def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Piped, code: str, status: int) -> None:
-    told = shell.run(code)
-    assert not told.is_ok
-    assert told.errors == [("ExitStatus", str(status))]
-    assert shell.run("echo $?").stdout == f"{status}\n"
+def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Piped, subtests: pytest.Subtests) -> None:
+    for code, status in [("false", 1), ("(exit 7)", 7), ("no-such-command-at-all", 127), ("echo; [[ a == b ]]", 1), ("sh -c 'kill -9 $$'", 137)]:
+        with subtests.test(code=code, status=status):
+            told = shell.run(code)
+            assert not told.is_ok
+            assert told.errors == [("ExitStatus", str(status))]
+            assert shell.run("echo $?").stdout == f"{status}\n"
 
 
 def test_a_syntax_error_is_told_with_its_line_and_harms_nothing(shell: Piped) -> None:
@@ -125,19 +124,20 @@ def test_jobs_live_on_and_make_no_noise(shell: Piped) -> None:
     assert shell.run("jobs").stdout == ""
 
 
-@pytest.mark.parametrize("strict", ["set -e", "set -euo pipefail", "set -Ee"])
-def test_errexit_ends_the_cell_and_not_the_shell(shell: Piped, strict: str) -> None:
-    shell.run("kept=yes")
-    for code, status in (
-        ("false; echo never", 1),
-        ("f() { sh -c 'exit 4'; echo never; }\nf", 4),
-        ("x=$(false); echo never", 1),
-        ("(exit 5); echo never", 5),
-    ):
-        told = shell.run(f"{strict}\necho on\n{code}")
-        assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", str(status))]), code
-    told = shell.run("echo $? $kept; if false; then :; fi; false || echo fine; ! true; [[ $- == *e* ]] && echo strict")
-    assert (told.stdout, told.is_ok) == ("5 yes\nfine\nstrict\n", True)
+def test_errexit_ends_the_cell_and_not_the_shell(shell: Piped, subtests: pytest.Subtests) -> None:
+    for strict in ["set -e", "set -euo pipefail", "set -Ee"]:
+        with subtests.test(strict=strict):
+            shell.run("kept=yes")
+            for code, status in (
+                ("false; echo never", 1),
+                ("f() { sh -c 'exit 4'; echo never; }\nf", 4),
+                ("x=$(false); echo never", 1),
+                ("(exit 5); echo never", 5),
+            ):
+                told = shell.run(f"{strict}\necho on\n{code}")
+                assert (told.stdout, told.stderr, told.errors) == ("on\n", "", [("ExitStatus", str(status))]), code
+            told = shell.run("echo $? $kept; if false; then :; fi; false || echo fine; ! true; [[ $- == *e* ]] && echo strict")
+            assert (told.stdout, told.is_ok) == ("5 yes\nfine\nstrict\n", True)
 
 
 def test_an_unset_variable_under_set_u_is_told_and_the_shell_stays(shell: Piped) -> None:
@@ -234,7 +234,7 @@ def test_everything_ends_with_the_guest(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(shell: Piped) -> None:
-    for number in range(90):
+    for number in range(32):
         cell = shell.begin(("while true; do true; done", "sleep 300", "false", "true")[number % 4])
         shell.until(cell, lambda told: "started" in told.order)
         time.sleep(number % 31 / 1000)
@@ -244,7 +244,7 @@ def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(shell: Piped
 
 def test_interrupts_that_come_in_swarms_leave_a_shell_that_runs_the_next_cell(shell: Piped) -> None:
     source = random.Random(7)
-    for number in range(60):
+    for number in range(20):
         cell = shell.begin(f"kept={number}; sleep 300", env={"LENT": "1"})
         shell.until(cell, lambda told: "started" in told.order)
         for _ in range(source.randrange(1, 6)):

@@ -122,7 +122,7 @@ def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Proce
         "while True: await asyncio.sleep(0)",
         "while True: print('.', end='', flush=True)",
     )
-    for number in range(40):
+    for number in range(20):
         cell = kernel.begin(cells[number % len(cells)])
         kernel.until(cell, "started")
         time.sleep(number % 8 / 400)

@@ -38,7 +38,6 @@ def test_what_a_cell_shows(ipython: Process, code: str, shown: list[str]) -> Non
         ("%who_ls", ""),
         ("%%capture\nprint('unseen')", ""),
         ("%load_ext autoreload\n%autoreload 2", ""),
-        ("%pip --version", None),
         ("%xmode Plain", None),
     ],
 )
