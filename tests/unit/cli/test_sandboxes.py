@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -10,10 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.scripted import Reply, Script, Seen, problem
-
-__all__ = ["service"]
 
 BOX: dict[str, Any] = {
     "id": "sb-abcd-abcdefghijklmnop",
@@ -29,12 +25,6 @@ BOX: dict[str, Any] = {
     "node": "abcd",
     "metadata": {"user": "alice"},
 }
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
 
 
 def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,23 +61,6 @@ def test_ls_asks_for_state_and_metadata_and_prints_a_table(there: Script, capsys
     assert (second.split()[:2], second.split()[-1]) == (["sb-2", "-"], "-")
 
 
-def test_ls_as_json_and_as_ids(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, {"sandboxes": [BOX], "next_cursor": None}))
-    assert dispatch(["ls", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["id"], told["persistent"], told["idle_timeout_s"], told["metadata"]) == (BOX["id"], True, 60, {"user": "alice"})
-    assert dispatch(["ls", "-q"]) == 0
-    assert capsys.readouterr().out == f"{BOX['id']}\n"
-
-
-def test_ls_of_nothing_is_an_empty_list_and_a_note(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, {"sandboxes": [], "next_cursor": None}))
-    assert dispatch(["ls", "--json"]) == 0
-    assert capsys.readouterr().out == "[]\n"
-    assert dispatch(["ls"]) == 0
-    assert capsys.readouterr() == ("", "No sandbox lives.\n")
-
-
 def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
     for word, body in (("90", {"timeout": 90.0}), ("never", {"persistent": True})):
         with subtests.test(word=word, body=body):
@@ -112,7 +85,7 @@ def test_where_sandboxes_may_live_on_their_service_is_started_to_tell(monkeypatc
         started.append(folder)
         raise InterruptedError
 
-    monkeypatch.delenv("SANDLOT_URL")
+    monkeypatch.delenv("SANDLOT_URL", raising=False)
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path))
     monkeypatch.setattr("sandlot.sdk.local.ensure", start)
     assert dispatch(["ls"]) == 0

@@ -222,12 +222,3 @@ async def test_a_page_of_zeros_is_made_anew_by_the_next_service(tmp_path: Path, 
             if path.is_file():
                 path.write_bytes(bytes(path.stat().st_size))
     assert [each.headers.get("if-none-match") for each in registry.asked] == [None, None]
-
-
-async def test_a_client_that_has_it_is_told_so(client: httpx.AsyncClient, registry: Upstream) -> None:
-    registry.says["/simple/pkg/"] = page(1)
-    first = await client.get(PAGE)
-    again = await client.get(PAGE, headers={"If-None-Match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    assert (await client.get(PAGE, headers={"If-None-Match": '"other"'})).status_code == 200
-    assert (await client.head(PAGE)).headers["content-length"] == first.headers["content-length"]

@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import json
 import os
-import subprocess
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -166,18 +165,6 @@ async def test_asking_how_long_a_file_is_costs_nobody_room(tmp_path: Path, regis
         assert cache.cache.counters().evictions == 0
         assert (await client.get(kept)).content == DATA[:600_000]
     assert registry.paths.count(f"/f/{NAME}") == 1
-
-
-async def test_what_has_not_come_yet_takes_no_room(tmp_path: Path, registry: Upstream, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_GROWTH_BYTES", MIB)
-    held = Said(DATA, hold_at=MIB // 2)
-    registry.says[f"/f/{NAME}"] = held
-    async with served(tmp_path / "p", sources_of(registry.origin)) as cache, cache.client() as client:
-        asked = asyncio.create_task(client.get(path))
-        # Half of the file has come and the rest is held back, so this is as large as it gets; other files come and go beside it.
-        await until(lambda: MIB in [each.stat().st_size for each in (tmp_path / "p/tmp").iterdir()])
-        held.held.set()
-        assert (await asked).content == DATA
 
 
 async def test_what_a_client_has_is_kept_although_the_service_ends(
@@ -356,15 +343,6 @@ async def test_the_pace_is_what_is_taken_and_not_what_upstream_gives(monkeypatch
     await asyncio.sleep(0.1)
     with pytest.raises(UpstreamError, match="took 1 bytes"):
         await anext(pieces)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -148,18 +148,6 @@ def test_how_certificates_are_checked(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "is left out" in caplog.text
 
 
-async def test_a_file_is_another_one_when_it_has_changed(threads: Threads, tmp_path: Path) -> None:
-    path, found = tmp_path / "x", set()
-    asking = Upstream(Access(), threads, asyncio.Semaphore(1), Counters())
-    for text in ("one", "three", "3"):
-        path.write_text(text, encoding="utf-8")
-        async with asking.get(path.as_uri(), {}) as reply:
-            found.add(reply.headers["etag"])
-        async with asking.get(path.as_uri(), {"If-None-Match": reply.headers["etag"]}) as again:
-            assert again.status == 304
-    assert len(found) == 3
-
-
 async def test_connections_are_closed_when_nobody_has_asked_for_a_while(
     threads: Threads, registry: fake.Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,11 +75,6 @@ def answer(told: list[events.Event]) -> object:
     return answers[0]
 
 
-def test_a_call_is_done_and_answered_and_absent_arguments_are_none(pair: Pair) -> None:
-    assert answer(pair.ask("guest.deadline", {})[1]) == {}
-    assert pair.done == [{"deadline_s": None}]
-
-
 @pytest.mark.parametrize(
     "name,args,id_,code",
     [

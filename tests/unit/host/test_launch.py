@@ -17,7 +17,7 @@ import pytest
 from sandlot.host import disks
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.host.launch import Operation, Order, Stage, StageError, read_started
-from sandlot.host.processes import Identity, ended, identify, open_process
+from sandlot.host.processes import Identity, identify
 from sandlot.testing.traces import settled
 
 # What `runsc run -detach` does: leave a process behind that has the link, and write its pid.
@@ -135,18 +135,6 @@ async def test_a_runtime_that_fails_is_quoted(folder: Path) -> None:
     await stage.ended
 
 
-async def test_a_flood_of_the_log_stops_nobody(folder: Path) -> None:
-    stage = await Stage.spawn("name", folder / "errors")
-    await stage.carry_out([])
-    await stage.start(order(folder, "dd if=/dev/zero bs=1M count=4 status=none >&2; echo done; read line"))
-    stream = PipeStream.open(folder)
-    assert await stream.receive(10) == b"done\n"
-    stream.try_send(b"\n")
-    assert await exit_of(folder, stage) == "0"
-    await stream.aclose()
-    assert sum((folder / name).stat().st_size for name in ("guest.log", "guest.log.old")) <= 128 * 1024
-
-
 async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
     stage = await Stage.spawn("name", folder / "errors")
     planning = asyncio.create_task(stage.carry_out([]))
@@ -164,24 +152,6 @@ async def test_a_killed_stage_ends_every_wait(folder: Path) -> None:
         await starting
     await stage.ended
     os.kill(runtime, signal.SIGKILL)
-
-
-async def test_the_sandbox_outlives_its_keeper(folder: Path) -> None:
-    stage = await Stage.spawn("name", folder / "errors")
-    await stage.carry_out([])
-    started = await stage.start(order(folder, "while read line; do echo got $line; done"))
-    stage.kill()
-    await stage.ended
-    stream = PipeStream.open(folder)
-    stream.try_send(b"still\n")
-    assert await stream.receive(100) == b"got still\n"
-    await stream.aclose()
-    handle = open_process(started.sandbox)
-    assert handle is not None
-    signal.pidfd_send_signal(handle, signal.SIGKILL)
-    await ended(handle)
-    os.close(handle)
-    assert not (folder / "exit").exists()
 
 
 @pytest.mark.parametrize("when", ["at once", "after the plan"])

@@ -13,7 +13,7 @@ import pytest
 
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.host.own import OOM_SCORE, PREFIX, Setting, let_go, moves, read_score, weight
+from sandlot.host.own import OOM_SCORE, PREFIX, Setting, moves, weight
 from sandlot.model.ids import NodeId, new_node_id
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,10 +168,3 @@ def test_without_the_right_it_says_what_is_missing() -> None:
     assert "an out-of-memory score" in done.stdout
     assert "the control group /sys/fs/cgroup" in done.stdout
     assert "the host has none" in done.stdout
-
-
-def test_letting_go_of_what_has_ended_is_no_error() -> None:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    let_go(child.pid)
-    assert read_score(Path(f"/proc/{child.pid}")) is None

@@ -44,10 +44,6 @@ def test_mmdebstrap_gets_what_the_recipe_says_and_where_the_machine_says() -> No
     )
 
 
-def test_without_a_mirror_of_the_machine_mmdebstrap_takes_its_own() -> None:
-    assert mmdebstrap(Debian("bookworm"), sources=None)[-2:] == ("bookworm", "/t")
-
-
 def test_a_mirror_in_a_folder_is_seen_inside() -> None:
     assert any(word.endswith("file-mirror-automount") for word in mmdebstrap(Debian("bookworm"), file_mirrors=True))
     assert not any(word.startswith("--hook-dir") for word in mmdebstrap(Debian("bookworm")))

@@ -51,11 +51,6 @@ def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
     assert left_in(tmp_path / "cache") == []
 
 
-def test_only_root_looks_in(tmp_path: Path) -> None:
-    Shelf(tmp_path, "things").ensure(KEY, fill(), nobody)
-    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("things", "tmp", "locks")} == {0o700}
-
-
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "things")
 
@@ -170,9 +165,3 @@ def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number:
         Shelf(tmp_path, "things").ensure(KEY, build, nobody)
     assert getattr(caught.value, "code", None) is code
     assert left_in(tmp_path) == []
-
-
-def test_a_cache_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()
-    with pytest.raises(OSError, match="cache"):
-        Shelf(tmp_path / "cache", "things").ensure(KEY, fill(), nobody)

@@ -8,15 +8,9 @@ import pytest
 
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.shelf import Shelf
-from sandlot.images.store import DEFAULT_CACHE, ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
-
-
-def test_the_cache_directory_comes_from_the_environment() -> None:
-    assert cache_from({"SANDLOT_CACHE_DIR": "/x"}) == Path("/x")
-    assert cache_from({"SANDLOT_CACHE_DIR": ""}) == DEFAULT_CACHE
-    assert cache_from({}) == DEFAULT_CACHE
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:

@@ -85,18 +85,6 @@ async def test_output_goes_on_where_the_reader_was_and_what_is_gone_is_told() ->
         assert peer.calls[-1].id.hex() != ID, "attaching is a call of its own"
 
 
-async def test_a_process_without_input_takes_none() -> None:
-    async def start(call: PeerCall) -> None:
-        await call.ended.wait()
-        call.started()
-        call.exited()
-
-    async with linked({"process.start": start}) as (link, _):
-        process = await link.start(SPEC)
-        with pytest.raises(ConflictError, match="no input"):
-            await process.write(b"x")
-
-
 async def test_a_process_that_does_not_read_holds_up_its_writer_only() -> None:
     async def start(call: PeerCall) -> None:
         call.consumes = False
@@ -317,15 +305,3 @@ async def test_what_cannot_be_sent_is_refused_and_the_link_goes_on() -> None:
             await link.signal(ID, 2**70)
         assert await link.signal(ID, 2)
         assert len(peer.calls) == 1
-
-
-async def test_code_of_many_megabytes_does_not_hold_up_other_calls() -> None:
-    async def execute(call: PeerCall) -> None:
-        call.result(status="ok", execution_count=1, duration_s=0.0)
-
-    async with linked({"kernel.execute": execute, "process.signal": _running}) as (link, peer):
-        cells = [await link.execute("#" * (7 * MIB)) for _ in range(2)]
-        assert await link.signal(ID, 2)
-        for cell in cells:
-            assert (await cell.result()).status == "ok"
-        assert max(peer.connection.streams, 0) == 0

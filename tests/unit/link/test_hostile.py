@@ -19,7 +19,7 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import frames, schema, values
 from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
-from tests.unit.link.peer import ENTRY, PeerCall, Pipes, ended, linked, until
+from tests.unit.link.peer import ENTRY, PeerCall, Pipes, ended, linked, stat, until
 from tests.unit.link.test_client import CASES, CELL, ENDED, PROCESS
 
 ID = ProcessId("ab" * 16)
@@ -273,9 +273,6 @@ async def _ask(link: Link, kind: str) -> None:
 
 
 async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_other_sandboxes() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"") + frame(frames.DATA, 1, b"x", 1)) * 500
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.stat("/f")
@@ -304,10 +301,6 @@ async def test_a_flood_of_what_is_ignored_takes_no_memory_and_does_not_hold_up_o
 
 async def test_a_pipe_that_is_never_empty_does_not_keep_the_loop() -> None:
     """The flood comes from a process of its own, so that there is always more to read."""
-
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     past = (frame(frames.RESET, 1, b"") + frame(frames.CREDIT, 1, b"")) * 1000
     async with linked({"file.stat": stat}) as (hostile, flooder), linked({"file.stat": stat}) as (honest, _):
         await hostile.stat("/f")
@@ -356,9 +349,6 @@ async def test_many_streams_of_tiny_frames_that_nobody_reads_take_bounded_memory
 
 
 async def test_a_guest_that_never_reads_holds_up_its_own_callers_only() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     async with linked({}) as (deaf, peer), linked({"file.stat": stat}) as (honest, _):
         peer.reads.clear()
         asking = [asyncio.create_task(deaf.execute("#" * MIB)) for _ in range(10)]

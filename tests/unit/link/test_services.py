@@ -47,17 +47,6 @@ async def collected(peer: Peer, stream: int) -> list[object]:
         peer.flush()
 
 
-async def test_a_service_talks_with_the_guest_until_both_end() -> None:
-    async with linked(services={"echo": echo}) as (_, peer):
-        stream = peer.open_service({"service": "echo", "args": {"a": 1}})
-        peer.connection.send_bytes(stream, 0, b"hello")
-        peer.connection.send(stream, {"b": [2]})
-        peer.connection.end(stream)
-        peer.flush()
-        assert await collected(peer, stream) == [{"args": {"a": 1}}, b"hello", {"b": [2]}]
-        assert peer.connection.streams == 0
-
-
 async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
     async with linked(services={"echo": echo}) as (link, peer):
         streams = [peer.open_service({"service": "none", "args": {}}) for _ in range(20)]

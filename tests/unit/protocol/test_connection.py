@@ -233,43 +233,7 @@ def test_a_consumer_that_does_nothing_stops_its_own_stream_at_the_window() -> No
 # -- ends and resets ----------------------------------------------------------------------------------------------------
 
 
-def test_ending_twice_and_sending_after_the_end_do_nothing() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.host.end(stream)
-    ends.host.end(stream)
-    ends.host.send(stream, {})
-    ends.host.send_bytes(stream, 0, b"x")
-    ends.settle()
-    assert said(ends.guest_events) == [events.Opened, events.Ended]
-
-
-def test_a_reset_after_an_end_still_arrives() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.host.end(stream)
-    ends.settle()
-    ends.host.reset(stream, "cancelled", "no", process="p")
-    ends.settle()
-    (was_reset,) = ends.of(events.WasReset, GUEST)
-    assert isinstance(was_reset, events.WasReset)
-    assert was_reset.reason == {"code": "cancelled", "message": "no", "process": "p"}
-
-
 # -- rest ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_hello_takes_back_the_wish_for_rest() -> None:
-    ends = Ends.greeted()
-    ends.host.quiesce()
-    ends.host_writes(1)
-    ends.guest_reads()
-    ends.kill_host()
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert not ends.guest.quiesced()
-    assert not ends.guest.asleep
-    assert not ends.host.asleep
 
 
 def test_an_armed_guest_goes_on_and_falls_asleep_at_the_next_greeting() -> None:
@@ -310,19 +274,6 @@ def test_a_guest_that_was_disarmed_stays_awake() -> None:
     ends.host.hello(OTHER)
     ends.settle()
     assert not ends.host.asleep
-
-
-def test_a_guest_that_came_to_rest_for_a_dead_host_tells_the_next_one() -> None:
-    ends = Ends.greeted()
-    ends.host.quiesce()
-    ends.host_writes(1)
-    ends.guest_reads()
-    assert ends.guest.quiesced()
-    ends.guest_writes(5)
-    ends.kill_host(half_read=3)
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert ends.host.asleep
 
 
 def test_a_repeated_hello_that_waits_in_the_pipe_survives_the_rest() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,52 +11,11 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox, retries
+from sandlot.sdk import AsyncSandbox, Client, Sandbox, retries
 from tests.support.archives import archive, entry
-from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
-SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration": 0.1}
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
-
-
-@pytest.fixture
-def sandbox(service: Script, client: Client) -> Sandbox:
-    service.say(Reply(201, SANDBOX))
-    sandbox = Sandbox.create(client=client)
-    service.seen.clear()
-    return sandbox
-
-
-@pytest.fixture
-async def async_sandbox(service: Script) -> AsyncIterator[AsyncSandbox]:
-    service.say(Reply(201, SANDBOX))
-    async with AsyncClient(url=service.url) as client:
-        sandbox = await AsyncSandbox.create(client=client)
-        service.seen.clear()
-        yield sandbox
-
-
-def test_many_calls_take_one_connection(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.say(Reply(200, {"version": "1"}))
-    connected: list[object] = []
-    connect = socket.socket.connect
-
-    def counting(self: socket.socket, address: str) -> None:
-        connected.append(address)
-        connect(self, address)
-
-    client.version()
-    monkeypatch.setattr(socket.socket, "connect", counting)
-    for _ in range(5):
-        client.version()
-    assert len(service.seen) == 6
-    assert connected == []
 
 
 def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
@@ -221,28 +179,6 @@ def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client
         Sandbox.connect("x", client=client)
 
 
-def test_the_context_ends_the_sandbox_also_after_an_error(service: Script, client: Client) -> None:
-    service.say(Reply(201, SANDBOX), Reply(204))
-    with pytest.raises(KeyError), Sandbox.create(client=client):
-        raise KeyError
-    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", "/v1/sandboxes"), ("DELETE", f"/v1/sandboxes/{SANDBOX['id']}")]
-
-
-def test_raw_output_is_given_as_bytes(service: Script, sandbox: Sandbox) -> None:
-    service.say(
-        events(
-            ("started", {"process": "p1"}),
-            ("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="}),
-            ("lost", {"stream": "stdout", "bytes": 7}),
-            ("exit", DONE),
-        )
-    )
-    pieces: list[Output] = []
-    result = sandbox.commands.run(["x"], on_output=pieces.append)
-    assert pieces == [Output("stdout", b"\xff"), Output("stdout", b"", 7)]
-    assert result.stdout_omitted == 7
-
-
 def test_a_failure_in_the_middle_is_raised(service: Script, sandbox: Sandbox) -> None:
     ended = {"code": "sandbox_ended", "detail": "out of memory", "fields": {"reason": "oom"}}
     service.say(events(("started", {"process": "p1"}), ("failure", ended)))
@@ -349,14 +285,6 @@ async def test_async_callbacks_may_be_coroutines_and_their_errors_come_out_as_th
 
     with pytest.raises(ZeroDivisionError):
         await async_sandbox.commands.run("x", on_stdout=fail)
-
-
-def test_small_text_on_standard_input_travels_with_the_request(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, DONE))
-    sandbox.commands.run("cat", stdin="héllo")
-    body = service.seen[0].json()
-    assert body["stdin"] == "héllo"
-    assert "stdin_open" not in body
 
 
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from sandlot.model.errors import UnavailableError
 from sandlot.sdk import Client, Output, Sandbox, retries
-from tests.unit.sdk.scripted import Reply, Script, events
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
-SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 ENDED = {"process": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration": 0.1}
 FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "stdout_omitted": 0, "stderr_omitted": 0, "files": None, "files_more": False}
 TOLD = events(

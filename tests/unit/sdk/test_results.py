@@ -72,8 +72,3 @@ def test_a_notebook_shows_a_result_as_it_is() -> None:
     assert metadata == {"image/png": {"width": 3}}
     assert result._repr_mimebundle_(include=["text/plain"])[0] == {"text/plain": "a"}
     assert set(result._repr_mimebundle_(exclude=["text/plain"])[0]) == {"application/json", "image/png"}
-
-
-def test_an_error_reads_like_pythons() -> None:
-    assert str(ExecutionError("KeyError", "'x'", ("Traceback:\n", "KeyError: 'x'"))) == "Traceback:\nKeyError: 'x'"
-    assert str(ExecutionError("KeyError", "'x'")) == "KeyError: 'x'"

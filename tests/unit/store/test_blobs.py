@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,6 @@ from sandlot.model.ids import new_file_id
 from sandlot.store.blobs import explained, open_blobs
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 async def pieces(count: int) -> AsyncIterator[bytes]:

@@ -45,12 +45,6 @@ def test_validation_names_fields_and_repeats_no_value() -> None:
     assert "secret" not in str(error)
 
 
-def test_validation_of_a_body_that_is_not_json() -> None:
-    error = validation([{"type": "json_invalid", "loc": ("body", 7), "msg": "x", "ctx": {"error": "Expecting value"}}])
-    assert error.message == "The body is not JSON."
-    assert error.fields == {"body": "Expecting value at character 7"}
-
-
 def test_many_errors_make_a_short_response() -> None:
     error = validation([{"type": "missing", "loc": ("body", str(n) + "f" * 1000), "msg": "x"} for n in range(100)])
     assert len(error.message) < 400

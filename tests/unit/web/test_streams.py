@@ -39,14 +39,6 @@ def test_the_bytes_come_out_as_they_went_in_at_their_offsets(pieces: list[bytes]
     assert whole == b"".join(pieces)
 
 
-def test_text_stays_text_wherever_it_is_cut() -> None:
-    text = "héllo 😀 wörld".encode()
-    for cut in range(len(text) + 1):
-        splitter = TextSplitter()
-        told = [splitter.push(text[:cut], 0), splitter.push(text[cut:], cut), splitter.flush()]
-        assert {each["encoding"] for each in told if each is not None} == {"utf-8"}
-
-
 def test_a_gap_comes_after_what_was_before_it() -> None:
     output = OutputEvents()
     assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sandlot.cli.bench.figures import HEADS, KINDS, Samples, percentile, rows, table, told
+from sandlot.cli.bench.figures import HEADS, KINDS, Samples, percentile, rows, table
 from tests.meta.tree import ROOT
 
 KEYS = [
@@ -55,12 +55,6 @@ def test_a_percentile_lies_between_the_two_nearest(subtests: pytest.Subtests) ->
     for percent, value in ((0, 10.0), (50, 25.0), (100, 40.0), (25, 17.5), (99, 39.7)):
         with subtests.test(percent=percent, value=value):
             assert percentile([40.0, 10.0, 30.0, 20.0], percent) == pytest.approx(value)
-
-
-def test_percentiles_go_towards_the_worse_end() -> None:
-    values = [float(value) for value in range(101)]
-    assert told(values, "ms") == {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0, "n": 101}
-    assert told(values, "MB/s") == {"p50_ms": 50.0, "p95_ms": 5.0, "p99_ms": 1.0, "n": 101}
 
 
 def test_a_row_has_its_figures_its_yardsticks_median_and_its_parts() -> None:

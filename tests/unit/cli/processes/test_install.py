@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service as service  # noqa: PLC0414 - a fixture
 from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 ID = "sb-abcd-abcdefghijklmnop"
@@ -20,15 +16,6 @@ TOLD = events(
     ("output", {"stream": "stderr", "offset": 0, "encoding": "utf-8", "data": "no such package\n"}),
     ("exit", ENDED),
 )
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
-    before = signal.getsignal(signal.SIGTTIN)
-    yield service
-    signal.signal(signal.SIGTTIN, before)
 
 
 def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytest.CaptureFixture[str]) -> None:

@@ -54,10 +54,6 @@ def test_the_next_line_begins_where_its_block_does(subtests: pytest.Subtests) ->
             assert indentation(code, "python") == indent
 
 
-def test_a_colon_means_nothing_elsewhere() -> None:
-    assert indentation("case x:", "bash") == ""
-
-
 def test_the_history_is_kept_by_language_where_state_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert editor.history_file("bash") == tmp_path / "sandlot" / "history-bash"

@@ -7,17 +7,8 @@ import json
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.saved.test_volumes import BOX, VOLUME
 from tests.unit.sdk.scripted import Reply, Script
-
-__all__ = ["service"]
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
 
 
 def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

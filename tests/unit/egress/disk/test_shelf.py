@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,6 @@ def shelf(tmp_path: Path, counters: Counters) -> Shelf:
     found = Shelf(tmp_path / "packages", 1 * MIB, counters)
     found.prepare()
     return found
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def put(shelf: Shelf, text: str, size: int = 100 * KIB) -> str:

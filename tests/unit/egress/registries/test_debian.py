@@ -49,14 +49,6 @@ async def test_a_package_of_a_suite_that_went_through_here_is_verified_and_kept(
     assert len(registry.asked) == 3
 
 
-async def test_an_index_that_no_sandbox_took_is_fetched_for_the_pools_sake(client: httpx.AsyncClient, registry: Upstream) -> None:
-    publish(registry, (POOL, DEB))
-    await client.get(RELEASE)
-    for _ in range(2):
-        assert (await client.get(f"/debian/{POOL}")).content == DEB
-    assert len(registry.asked) == 3
-
-
 async def test_a_wrong_package_is_cut(client: httpx.AsyncClient, registry: Upstream, cache: Served) -> None:
     publish(registry, (POOL, DEB))
     registry.says[f"/deb/{POOL}"] = Said(b"x" * len(DEB))

@@ -40,13 +40,6 @@ def test_every_file_of_an_index_is_found(tmp_path: Path, packing: str) -> None:
         assert find(records, absent) is None
 
 
-def test_an_empty_table_has_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with (tmp_path / "empty").open("rb") as file:
-        assert table(file.fileno()) == b""
-    assert find(b"", "x") is None
-
-
 @pytest.mark.parametrize("data", [lzma.compress(b"x" * 1000)[:-9], gzip.compress(b"x" * 1000, mtime=0)[:-9], b"\xfd7zXZ\x00 and no more"])
 def test_a_torn_index_is_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "torn").write_bytes(data)

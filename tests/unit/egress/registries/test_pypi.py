@@ -70,12 +70,6 @@ async def test_metadata_is_verified_and_kept_like_any_file(client: httpx.AsyncCl
     assert (await client.get("/pypi/files/pkg-name/unknown/unknown/pkg-name-0.9.tar.gz.metadata")).content == METADATA
 
 
-async def test_a_kept_file_is_given_without_a_look_at_the_index(client: httpx.AsyncClient, registry: Upstream) -> None:
-    assert (await client.get(FILE)).content == WHEEL
-    registry.says.clear()
-    assert (await client.get(FILE)).content == WHEEL
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -118,22 +118,6 @@ def test_a_wake_tells_what_is_new_and_what_is_gone_and_leaves_the_rest_to_cells(
     kernel.discard()
 
 
-def test_its_first_word_is_waited_for_and_left_to_whom_it_serves(ends: Ends) -> None:
-    loop, heard, listener = Loop(), [], Listener()
-    kernel = Kernel(SimpleNamespace(loop=loop, pids=SimpleNamespace(watch=lambda: None)), 1 << 22, ends, 1, {})  # type: ignore[arg-type]
-    kernel.when_heard(lambda: heard.append(1))
-    raw = values.encode({"event": "started", "cell": "c", "count": 7})
-    ends.theirs.sendall(HEAD.pack(len(raw)) + raw)
-    loop.turn()
-    assert heard == [1]
-    kernel.serve(listener)
-    loop.turn()
-    assert listener.turns[-1] == [7]
-    for fd in (ends.out_theirs, ends.err_theirs):
-        os.close(fd)
-    kernel.discard()
-
-
 class Follower(Owner):
     """Notes how much of the pipes had been read when a message came."""
 

@@ -71,14 +71,6 @@ def follow(cell: Cell, call: Told, events: int = 0, out: int = 0, err: int = 0, 
     cell.attach(call, events, out, err, wait=wait)  # type: ignore[arg-type]
 
 
-def test_all_of_it_in_order() -> None:
-    cell, call = written(), Told()
-    follow(cell, call)
-    assert (call.told, call.status) == (EVERYTHING, None)
-    cell.finish("ok", 1)
-    assert (call.status, cell.readers) == ("ok", [])
-
-
 @pytest.mark.parametrize("room", range(1, 8))
 def test_a_slow_one_is_told_the_same(room: int) -> None:
     cell, call = written(), Told(0)

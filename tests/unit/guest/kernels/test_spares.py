@@ -198,17 +198,6 @@ def test_after_a_command_that_installed_something_the_next_is_made_ahead(lean: t
     machine.turn(lambda: machine.zygote is not None)
 
 
-def test_an_image_without_what_takes_its_time_has_one_where_it_is_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Spares, "_suits", lambda _self, _env: False)
-    monkeypatch.setattr(Spares, "_python", lambda _self, _env: "/usr/bin/python3")
-    machine.spares.woken({}, "/usr/bin/python3")
-    began_s = time.monotonic()
-    machine.turn(lambda: time.monotonic() > began_s + 0.1)
-    assert Zygote.made == 0
-    machine.spares.warm(lambda _there: None, lean=True)
-    assert Zygote.made == 1
-
-
 def test_a_lean_spare_is_not_for_another_environment(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
     machine, spare, _ = lean
     machine.spares.woken({"OMP_NUM_THREADS": "1"}, None)

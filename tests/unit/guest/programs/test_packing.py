@@ -44,14 +44,6 @@ def test_what_it_packs_is_what_python_unpacks(tmp_path: Path, *, compress: bool)
             assert path.is_dir() or copy.read_bytes() == path.read_bytes()
 
 
-def test_one_file_goes_by_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("content")
-    (tmp_path / "link").symlink_to("file")
-    for name in ("file", "link"):
-        with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / name).data)) as archive:
-            assert archive.getnames() == ["file"]
-
-
 def test_what_is_neither_file_nor_folder_nor_link_is_left_out_and_counted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:

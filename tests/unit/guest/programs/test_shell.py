@@ -55,15 +55,6 @@ def test_the_streams_are_apart_and_come_before_the_end(shell: Piped) -> None:
     assert told.order[-1] == "done"
 
 
-def test_many_lines_heredocs_and_comments(shell: Piped) -> None:
-    told = shell.run(
-        "# a comment\nx=1\ncat <<END\nx is $x\n  'quoted'\nEND\nfor i in 1 2\ndo\n  echo $i\ndone\n\ncat <<'END' | tr a-z A-Z\n$x\nabc\nEND\n"
-    )
-    assert told.stdout == "x is 1\n  'quoted'\n1\n2\n$X\nABC\n"
-    assert shell.run("").is_ok
-    assert shell.run("# nothing but a comment").is_ok
-
-
 def test_the_last_commands_status_is_the_cells_and_the_next_ones_to_see(shell: Piped, subtests: pytest.Subtests) -> None:
     for code, status in [("false", 1), ("(exit 7)", 7), ("no-such-command-at-all", 127), ("echo; [[ a == b ]]", 1), ("sh -c 'kill -9 $$'", 137)]:
         with subtests.test(code=code, status=status):
@@ -105,12 +96,6 @@ def test_a_command_that_outlives_an_interrupt_does_not_let_the_rest_run_for_long
     shell.until(cell, lambda told: told.stdout == "on\n")
     told = shell.stop(cell)
     assert (told.stdout[:3], "never" in told.stdout, told.errors) == ("on\n", False, [("KeyboardInterrupt", "")])
-
-
-def test_between_cells_an_interrupt_means_nothing(shell: Piped) -> None:
-    shell.run("kept=yes")
-    shell.interrupt()
-    assert shell.run("echo $kept").stdout == "yes\n"
 
 
 def test_jobs_live_on_and_make_no_noise(shell: Piped) -> None:
@@ -185,13 +170,6 @@ def test_tracing_shows_the_cells_commands_and_none_of_ours(shell: Piped) -> None
     assert (told.stdout, told.stderr.lstrip("+")) == ("traced\n", " echo traced\n")
     assert shell.run("echo more; set +x").stderr.splitlines()[0].lstrip("+") == " echo more"
     assert shell.run("echo quiet").stderr == ""
-
-
-def test_prompts_never_show(shell: Piped) -> None:
-    told = shell.run("PS1='prompt> '; PS2='more> '; PROMPT_COMMAND_OLD=1; echo x")
-    assert (told.stdout, told.stderr) == ("x\n", "")
-    told = shell.run("echo ${PS1}y")
-    assert (told.stdout, told.stderr) == ("prompt> y\n", "")
 
 
 def test_long_code_odd_bytes_and_nul(shell: Piped) -> None:

@@ -6,10 +6,7 @@ from typing import Any
 
 from sandlot import Client, Sandbox
 from sandlot.sdk.saved.volumes import Mounted
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.scripted import Reply, Script
-
-__all__ = ["service"]
 
 VOLUME: dict[str, Any] = {
     "id": "vol-abcd-abcdefghijklmnop",

@@ -29,13 +29,6 @@ def test_a_folder_is_planned_from_the_top_down_without_links_to_folders(tmp_path
     assert [file.guest for file in plan.files] == ["/g/a", "/g/link-to-file", "/g/sub/deep/b"]
 
 
-def test_a_link_to_the_folder_itself_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "a").write_text("a")
-    (tmp_path / "link").symlink_to("tree")
-    assert [file.guest for file in plan_upload(tmp_path / "link", "/").files] == ["/a"]
-
-
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing"):
         plan_upload(tmp_path / "nothing", "/g")

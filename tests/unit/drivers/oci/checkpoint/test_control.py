@@ -124,17 +124,6 @@ async def test_nobody_there_is_said_so(live: Live) -> None:
         await call(live, "some.Method", None)
 
 
-async def test_a_checkpoint_always_lets_the_sandbox_go_on(live: Live, far: Far, tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    images.begin(image)
-    await told(far, lambda: ControlEngine().save(live, image))
-    (heard,) = far.heard
-    assert heard["arg"]["Resume"] is True
-    assert {(file.name, file.stat().st_mode & 0o777) for file in image.iterdir()} == {
-        (name, 0o600) for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY)
-    }
-
-
 async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: Live, tmp_path: Path) -> None:
     (tmp_path / images.STATE).touch()
     with pytest.raises(EngineError, match=r"pages_meta\.img: No such file"):

@@ -30,12 +30,6 @@ def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
     assert read(tmp_path) is None
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
-    (tmp_path / NAME).write_bytes(b"\xff\xfe")
-    assert read(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     "limits",
     [

@@ -53,13 +53,6 @@ def test_a_magic_that_there_is_not_is_a_usage_error(ipython: Process) -> None:
     assert "nosuchmagic" in error["value"]
 
 
-def test_a_script_that_fails_fails_its_cell(ipython: Process) -> None:
-    ipython.run("%%writefile fails.py\nx = 1 / 0")
-    told = ipython.run("%run fails.py")
-    assert errors_of(told) == ["ZeroDivisionError"]
-    assert "fails.py" in "\n".join(told[-1]["traceback"])
-
-
 def test_the_last_traceback_can_be_seen_again_and_in_other_modes(ipython: Process) -> None:
     ipython.run("1 / 0")
     assert "ZeroDivisionError" in text_of(ipython.run("%tb"), 2)
