@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from sandlot.cli.main import dispatch
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.specs import GIB
-from sandlot.sdk import AsyncClient, Client, ConflictError, ForbiddenError, NotFoundError
+from sandlot.sdk import Client, ForbiddenError
 from sandlot.server.compose import open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -110,20 +110,6 @@ async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> N
     assert at.service.keys.verify(secret) is not None
     await asyncio.to_thread(keys, "revoke", "a")
     assert at.service.keys.verify(secret) is None
-
-
-async def test_the_client_has_the_same_verbs(at: Bench) -> None:
-    async with AsyncClient(url=f"unix://{at.service.settings.socket}") as client:
-        made = await client.keys.create("mine", quota=BOUND)
-        assert made.quota == BOUND
-        assert [each.name for each in await client.keys.list()] == ["mine"]
-        me = await client.keys.whoami()
-        assert (me.id, me.operator, me.quota, me.used.sandboxes) == ("local", True, UNBOUNDED, 0)
-        with pytest.raises(ConflictError):
-            await client.keys.create("mine")
-        await client.keys.revoke(made.id)
-        with pytest.raises(NotFoundError):
-            await client.keys.revoke("mine")
 
 
 async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:

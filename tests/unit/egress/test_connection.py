@@ -49,15 +49,6 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(cache: Served)
     assert answer.index(b"404") < answer.index(PONG)
 
 
-async def test_a_request_may_come_byte_by_byte(cache: Served) -> None:
-    async with opened(cache) as (reader, writer):
-        for _ in range(2):
-            for byte in PING:
-                writer.write(bytes([byte]))
-                await writer.drain()
-            assert await reader.readexactly(len(PONG)) == PONG
-
-
 async def test_who_says_close_is_closed(cache: Served) -> None:
     assert (await said(cache, PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + PING)).count(b"200") == 1
     assert (await said(cache, b"GET /npm/-/ping HTTP/1.0\r\n\r\n" + PING)).count(b"200") == 1

@@ -190,16 +190,6 @@ async def test_of_several_only_what_changed_is_sent_and_the_page_is_made_of_all(
         assert await versions(client) == ["1", "2", "3"]
 
 
-async def test_a_page_with_links_to_all_packages_is_fetched_once_for_all(tmp_path: Path, registry: Upstream) -> None:
-    registry.says["/links.html"] = Said(b'<a href="pkg-1.tar.gz"></a><a href="other-1.tar.gz"></a>', headers={"Content-Type": "text/html"})
-    sources = Sources(pypi=Pypi(indexes=(), links=(f"{registry.origin}/links.html",)))
-    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
-        for name in ("pkg", "other"):
-            assert f">{name}-1.tar.gz<" in (await client.get(f"/pypi/simple/{name}/")).text
-        assert (await client.get("/pypi/simple/none/")).status_code == 404
-    assert registry.paths == ["/links.html"]
-
-
 async def test_torn_and_strange_files_of_the_store_are_made_anew(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/simple/pkg/"] = page(1)
     for damage in (b"", b"{}", b"[]", b"\xff", b'{"generation": 1, "key": "pypi/pkg", "checked": "x", "inputs": 3, "variants": {}}', None):

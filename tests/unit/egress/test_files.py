@@ -240,19 +240,6 @@ async def test_a_place_that_gives_a_wrong_file_is_asked_last_from_then_on(tmp_pa
     assert registry.paths.count(f"/a/f/{NAME}") == 1
 
 
-async def test_a_file_that_is_gone_in_the_middle_comes_from_the_next_place(tmp_path: Path, registry: Upstream) -> None:
-    for index in ("a", "b"):
-        said = page()
-        said.body = said.body.replace(b'"/f/', f'"/{index}/f/'.encode())
-        registry.says[f"/{index}/pkg/"] = said
-    registry.says[f"/a/f/{NAME}"] = lambda asked: Said(status=404) if "range" in asked.headers else Said(DATA, cut_at=MIB)
-    registry.says[f"/b/f/{NAME}"] = Said(DATA)
-    path = f"/pypi/files/pkg/sha256-{hashlib.sha256(DATA).hexdigest()}/unknown/{NAME}"
-    sources = Sources(pypi=Pypi(indexes=(f"{registry.origin}/a/", f"{registry.origin}/b/")))
-    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
-        assert (await client.get(path)).content == DATA
-
-
 async def test_an_upstream_without_ranges_sends_it_again(client: httpx.AsyncClient, registry: Upstream, path: str) -> None:
     answers = iter([Said(DATA, cut_at=2 * MIB), Said(DATA)])
     registry.says[f"/f/{NAME}"] = lambda _: next(answers)

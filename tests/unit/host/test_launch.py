@@ -17,7 +17,7 @@ import pytest
 from sandlot.host import disks
 from sandlot.host.fifos import PipeStream, make_pipes
 from sandlot.host.launch import Operation, Order, Stage, StageError, read_started
-from sandlot.host.processes import Identity, identify
+from sandlot.host.processes import identify
 from sandlot.testing.traces import settled
 
 # What `runsc run -detach` does: leave a process behind that has the link, and write its pid.
@@ -216,14 +216,6 @@ async def test_a_cancelled_spawn_leaves_no_stage(folder: Path) -> None:
         stage.kill()
         await stage.ended
     assert await asyncio.to_thread(settled, lambda: _children() - before) == set()
-
-
-def test_what_a_keeper_says_is_four_numbers() -> None:
-    started = read_started("10 200 30 400")
-    assert (started.sandbox, started.keeper) == (Identity(10, 200), Identity(30, 400))
-    for nonsense in ("", "1 2 3", "1 2 3 4 5", "a b c d"):
-        with pytest.raises(ValueError, match=r"."):
-            read_started(nonsense)
 
 
 def _stat(proc: Path) -> list[Path]:

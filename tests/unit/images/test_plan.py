@@ -77,11 +77,6 @@ def test_of_the_machines_environment_only_the_way_to_the_packages_is_taken() -> 
     assert "PIP_INDEX_URL" not in plan.mmdebstrap_env(MACHINE)
 
 
-def test_nothing_makes_byte_code_that_reads_its_source() -> None:
-    for env in (plan.mmdebstrap_env(MACHINE), plan.inside_env()):
-        assert "SOURCE_DATE_EPOCH" not in env
-
-
 def test_only_wheels_with_known_hashes_are_downloaded_and_nothing_at_all_while_installing() -> None:
     download = plan.download_argv(("/t/ld.so", "/t/python3"), Path("/s/x.lock"), Path("/w"))
     assert download[3:5] == ("/t/ld.so", "/t/python3")

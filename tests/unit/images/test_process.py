@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -68,16 +67,3 @@ def test_an_error_of_the_caller_ends_the_command_and_all_that_it_started(tmp_pat
     assert seen == ["started"]
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert b"sleep\x004711\0" not in commands
-
-
-def test_what_is_to_be_inherited_is_and_nothing_else(tmp_path: Path) -> None:
-    lines: list[str] = []
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    other = os.open(tmp_path, os.O_RDONLY)
-    try:
-        Runner(tmp_path / "log", inherit=[descriptor]).run("it", ("ls", "/proc/self/fd"), env=ENV, on_line=lines.append)
-    finally:
-        os.close(descriptor)
-        os.close(other)
-    assert str(descriptor) in lines
-    assert str(other) not in lines

@@ -109,14 +109,6 @@ def test_an_unknown_parent_and_a_circle_are_told() -> None:
         recipes.line_of(known, "c")
 
 
-def test_a_line_begins_with_the_first_ancestor_and_the_last_word_on_the_environment_is_its_own() -> None:
-    first = Recipe("a", debian=Debian("bookworm"), env={"X": "1", "Y": "1"})
-    second = Recipe("b", parent="a", env={"Y": "2"})
-    line = recipes.line_of({"a": first, "b": second}, "b")
-    assert line == (first, second)
-    assert recipes.environment(line) == {"X": "1", "Y": "2"}
-
-
 BASE = Recipe("a", debian=Debian("bookworm", packages=("x",)))
 CHILD = Recipe("b", parent="a", lock="l", files={"/f": "1"}, run=(Step(("true",)),))
 

@@ -90,16 +90,6 @@ def test_what_a_copy_did_not_change_is_shared_again(tmp_path: Path) -> None:
     assert not (copied / "a-z").samefile(original / "a-z")
 
 
-def test_only_what_is_newer_gets_the_given_time(tmp_path: Path) -> None:
-    root = make(tmp_path)
-    os.utime(root / "a/file", (2_000_000, 2_000_000))
-    os.utime(root / "link", (2_000_000, 2_000_000), follow_symlinks=False)
-    tree.settle_times(root, since_s=1_500_000, to_s=1_200_000)
-    times = {path: int(status.st_mtime) for path, status in tree.walk(root)}
-    assert times["a/file"] == times["link"] == 1_200_000
-    assert times["a-z"] == 1_000_000
-
-
 def test_removing_takes_everything_and_can_be_repeated(tmp_path: Path) -> None:
     root = make(tmp_path / "t")
     outside = tmp_path / "outside"

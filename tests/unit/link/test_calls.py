@@ -124,27 +124,6 @@ async def test_a_writer_learns_that_the_process_ended() -> None:
         assert (await process.result()).exit_code == 0
 
 
-async def test_a_consumer_that_does_not_iterate_stops_only_its_own_stream() -> None:
-    async def start(call: PeerCall) -> None:
-        call.started()
-        await call.data(1, bytes(range(256)) * 4096 * 2)
-        call.exited()
-
-    async with linked({"process.start": start}) as (link, peer):
-        slow = await link.start(SPEC)
-        aiter(slow)
-        await asyncio.sleep(0.05)
-        stuck = peer.calls[0]
-        quick = await link.start(SPEC)
-        got = b"".join([item.data async for item in quick if isinstance(item, Output)])
-        assert len(got) == 2 * MIB
-        assert (await quick.result()).exit_code == 0
-        assert peer.connection.is_open(stuck.stream)
-        got = b"".join([item.data async for item in slow if isinstance(item, Output)])
-        assert got == bytes(range(256)) * 4096 * 2
-        assert (await slow.result()).exit_code == 0
-
-
 async def test_many_megabytes_pass_in_bounded_memory_however_slow_the_consumer() -> None:
     total = 6 * MIB
     block = bytes(range(256)) * 256
@@ -193,17 +172,6 @@ async def test_letting_go_resets_the_stream_and_the_rest_of_the_output_is_nobody
         await process.aclose()
         assert peer.connection.streams == 0
         assert not link.closed
-
-
-async def test_a_cancelled_start_lets_go() -> None:
-    async with linked({"process.start": ended}) as (link, peer):
-        starting = asyncio.create_task(link.start(SPEC))
-        call = await peer.call("process.start")
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        await call.over.wait()
-        assert peer.connection.streams == 0
 
 
 async def test_a_cancelled_wait_for_the_result_leaves_the_process_to_others() -> None:

@@ -31,22 +31,6 @@ async def test_a_file_is_read_as_a_stream() -> None:
         assert peer.calls[-1].args == {"path": "/f", "user": "root", "offset": 5, "length": len(body)}
 
 
-async def test_a_read_that_fails_on_the_way_raises_after_what_came() -> None:
-    async def read(call: PeerCall) -> None:
-        call.event("stat", **ENTRY)
-        call.put(0, b"abc")
-        await call.peer.call("file.stat")
-        call.reset("internal", "The disk failed.")
-
-    async with linked({"file.read": read, "file.stat": ended}) as (link, _):
-        reader = aiter(await link.read_file("/f"))
-        assert await anext(reader) == b"abc"
-        probe = asyncio.create_task(link.stat("/f"))
-        with pytest.raises(Exception, match="disk failed"):
-            await anext(reader)
-        probe.cancel()
-
-
 async def test_a_reader_that_stops_early_stops_the_guest() -> None:
     async def read(call: PeerCall) -> None:
         call.event("stat", **ENTRY)

@@ -270,23 +270,6 @@ async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(servic
     assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
 
 
-async def test_async_callbacks_may_be_coroutines_and_their_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:
-    service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "x"}), ("exit", DONE)))
-    told: list[str] = []
-
-    async def tell(text: str) -> None:
-        told.append(text)
-
-    await async_sandbox.commands.run("x", on_stdout=tell)
-    assert told == ["x"]
-
-    async def fail(_: str) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await async_sandbox.commands.run("x", on_stdout=fail)
-
-
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, {"process": "p1", "pid": 9}))
     handle = sandbox.commands.run("x", background=True)

@@ -76,13 +76,6 @@ def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sand
     ]
 
 
-def test_a_stream_that_broke_before_anything_was_told_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(cut=True), events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)))
-    assert sandbox.run_code("x", on_stdout=print).stdout == "a"
-    assert [seen.method for seen in service.seen] == ["POST", "POST"]
-    assert len({seen.headers["idempotency-key"] for seen in service.seen}) == 1
-
-
 def test_a_service_that_stops_is_waited_for(service: Script, sandbox: Sandbox) -> None:
     stopping = ("failure", {"status": 503, "code": "service_stopping", "detail": "it stops", "hint": "", "fields": {}})
     service.say(events(ACCEPTED, STARTED, stopping), problem(503, "busy", retryable=True, retry_after=0), events(ACCEPTED, ("exit", DONE)))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sandlot
 from sandlot import AsyncClient, Client, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.sdk.oneshot import Lines, ProgramResult, batch_body
 from tests.unit.sdk.scripted import Reply, Script
@@ -98,12 +97,6 @@ async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> N
     assert service.seen[0].json()["concurrency"] == 2
 
 
-def test_no_programs_are_no_request(service: Script) -> None:
-    with Client(url=service.url) as client:
-        assert client.execute_batch([]) == []
-    assert service.seen == []
-
-
 def test_the_error_of_one_program_is_raised(service: Script) -> None:
     service.say(lines(item(0, error=PROBLEM)))
     with Client(url=service.url) as client, pytest.raises(NotFoundError, match="no template"):
@@ -126,13 +119,6 @@ def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests)
             service.say(lines(item(0, RESULT), b'{"index"', cut=cut))
             with Client(url=service.url) as client, pytest.raises(UnavailableError):
                 client.execute_batch([{"language": "bash", "code": ""}] * 2)
-
-
-def test_without_a_client_the_environment_says_which_service(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    service.say(lines(item(0, RESULT)))
-    assert sandlot.execute("bash", "echo 1").stdout == "1\n"
-    assert [each.ok for each in sandlot.execute_batch([{"language": "bash", "code": "echo 1"}])] == [True]
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.data())

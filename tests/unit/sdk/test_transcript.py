@@ -45,12 +45,6 @@ def test_characters_survive_any_cut(text: str, cuts: list[int]) -> None:
     assert transcript.stdout.omitted == 0
 
 
-def test_an_incomplete_character_at_the_end_shows_as_a_replacement() -> None:
-    transcript = Transcript()
-    assert told(transcript, [output(b"a\xc3", 0)]) == "a\ufffd"
-    assert transcript.stdout.text() == "a\ufffd"
-
-
 def test_what_was_read_before_is_not_taken_again() -> None:
     transcript = Transcript()
     transcript.take(output(b"hello", 0))

@@ -55,13 +55,6 @@ def test_no_time_limit_is_said() -> None:
     assert body == {"command": "x", "timeout": None}
 
 
-def test_a_list_is_no_shell_text() -> None:
-    body = wire.process_body(("a", "b c"), envs={}, cwd="/", user="root", timeout=1, background=True, stdin="in", stdin_open=True, tag="t")
-    assert body == {
-        "argv": ["a", "b c"], "env": {}, "cwd": "/", "user": "root", "stdin": "in", "stdin_open": True, "background": True, "timeout": 1, "tag": "t",
-    }  # fmt: skip
-
-
 @given(st.binary(max_size=200))
 def test_standard_input_is_sent_whole(data: bytes) -> None:
     inline, rest = wire.split_stdin(data, inline_bytes=100)

@@ -22,7 +22,7 @@ from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
 from sandlot.web import listen, sockets
-from tests.support.service import Bench, bench, client, unix_client
+from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
 HEAD = "GET {path} HTTP/1.1\r\nHost: sandlot\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n"
@@ -135,16 +135,6 @@ async def test_a_socket_is_logged_and_counted_without_what_it_carried(at: Bench,
     await until(told)
     assert "hush-hush" not in shown[0]
     assert 'status="101"' in (await http.get("/metrics")).text
-
-
-async def test_the_end_of_the_service_ends_sockets(tmp_path: Path) -> None:
-    async with bench(tmp_path) as at:
-        async with answering(at.service, [listen.unix_socket(at.service.settings.socket)]), unix_client(at.service.settings.socket) as http:
-            opened = terminal(at, http)
-            _, connection = await opened.__aenter__()
-        with pytest.raises(ConnectionClosed):
-            await connection.recv()
-        await connection.close()
 
 
 CLOSE = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")

@@ -84,12 +84,6 @@ def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:
             assert bool(found.fix) is not ok
 
 
-def test_an_isolation_without_a_driver_is_told(tmp_path: Path) -> None:
-    (told,) = checkup.try_driver(name="microvm", data_dir=str(tmp_path), node="aaaa")  # type: ignore[arg-type]
-    assert told["ok"] is False
-    assert "no driver" in told["detail"]
-
-
 def test_what_a_killed_doctor_left_is_swept_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:
     stray, theirs = tmp_path / ".sandlot-doctor-gvisor.aaaa", tmp_path / "something-else"
     for folder in (stray, theirs):

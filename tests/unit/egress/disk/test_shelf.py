@@ -50,18 +50,6 @@ def drafts(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "packages/tmp").iterdir())
 
 
-def test_what_is_read_stays_readable_when_its_name_is_gone(shelf: Shelf) -> None:
-    name = put(shelf, "a")
-    opened = shelf.open(Kind.BODIES, name)
-    assert opened is not None
-    shelf.remove(Kind.BODIES, name)
-    assert opened.read(1, 0) == b"a"
-    opened.close()
-    opened.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        opened.read(1, 0)
-
-
 def test_the_bound_is_kept_and_the_longest_unused_goes(shelf: Shelf, tmp_path: Path, counters: Counters) -> None:
     first = put(shelf, "first")
     age(tmp_path, first, 5000)

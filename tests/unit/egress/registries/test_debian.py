@@ -133,15 +133,6 @@ async def test_an_index_by_its_name_is_the_one_that_the_release_file_means(clien
     assert (await client.get(f"/debian/dists/bookworm/{INDEX}")).content == index
 
 
-async def test_an_archive_without_by_hash_serves_by_name(client: httpx.AsyncClient, registry: Upstream) -> None:
-    index = publish(registry, (POOL, DEB))
-    del registry.says[f"/deb/dists/bookworm/main/binary-amd64/by-hash/SHA256/{sha(index)}"]
-    await client.get(RELEASE)
-    for _ in range(2):
-        assert (await client.get(f"/debian/dists/bookworm/{INDEX}")).content == index
-    assert registry.paths.count(f"/deb/dists/bookworm/{INDEX}") == 1
-
-
 async def test_a_file_by_a_wrong_hash_is_cut(client: httpx.AsyncClient, registry: Upstream) -> None:
     registry.says[f"/deb/dists/bookworm/main/binary-amd64/by-hash/SHA256/{'a' * 64}"] = Said(gzip.compress(b"x"))
     with pytest.raises(httpx.TransportError):

@@ -322,14 +322,6 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
     assert js.run("1 + 1").plain == ["2"]
 
 
-def test_cells_that_are_silent_or_not_kept_do_not_count(js: Piped) -> None:
-    assert js.run("1").count == 1
-    told = js.run("2", silent=True)
-    assert (told.count, told.displays) == (1, [])
-    assert js.run("3", store_history=False).count == 1
-    assert js.run("4").messages[0]["count"] == 2
-
-
 def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(js: Piped) -> None:
     for number in range(24):
         cell = js.begin(("while (true);", "await new Promise(() => setTimeout(() => {}, 300000))", "throw new Error('x')", "1")[number % 4])

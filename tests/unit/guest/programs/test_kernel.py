@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import py_compile
 import socket
@@ -16,7 +15,7 @@ import pytest
 
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
-from tests.support.kernels import Kernel, Peer, Process, errors_of, ship, text_of, values_of
+from tests.support.kernels import Kernel, Peer, Process, errors_of, ship
 
 
 @pytest.fixture(scope="module", params=["ipython", "plain"])
@@ -70,19 +69,6 @@ def test_input_says_that_there_is_nobody_and_what_to_do(kernel: Process) -> None
     assert kernel.value("try:\n    input()\nexcept EOFError:\n    got = 'the end of input'\ngot") == "'the end of input'"
 
 
-def test_what_is_written_is_told_in_order_with_results(kernel: Process) -> None:
-    told = kernel.run(
-        "import sys\nprint('a')\nprint('b', file=sys.stderr)\ndisplay('c')\nprint('d', end='')\nsys.stdout.buffer.write(b'\\xff')\n1 / 0"
-    )
-    # Output of one channel comes in any number of pieces: only the order between channels and results is a promise.
-    written = [
-        (channel, b"".join(message["data"] for message in pieces) if channel else [message.get("data", message.get("name")) for message in pieces])
-        for channel, group in itertools.groupby(told, lambda message: message.get("channel"))
-        for pieces in [list(group)]
-    ]
-    assert written == [(1, b"a\n"), (2, b"b\n"), (None, [{"text/plain": "'c'"}]), (1, b"d\xff"), (None, ["ZeroDivisionError"])]
-
-
 def test_cells_define_things_in_main_so_that_pickle_finds_them(kernel: Process) -> None:
     kernel.run("class C:\n    def __eq__(self, other): return True\n    __hash__ = None\nimport pickle")
     assert kernel.value("pickle.loads(pickle.dumps(C())) == C(), C.__module__") == "(True, '__main__')"
@@ -120,30 +106,11 @@ def test_nothing_that_a_cell_tells_is_more_than_the_guest_takes(kernel: Process,
     assert all(len(values.encode(message)) <= MESSAGE_MAX_BYTES for message in told)
 
 
-def test_a_module_that_appears_while_the_kernel_runs_can_be_imported(kernel: Process, tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "later"
-    kernel.run(f"import sys; sys.path.append({str(folder)!r})")
-    assert errors_of(kernel.run("import appears")) == ["ModuleNotFoundError"]
-    folder.mkdir(parents=True)
-    (folder / "appears.py").write_text("x = 'here'\n")
-    assert kernel.value("import appears; appears.x") == "'here'"
-
-
 @pytest.mark.parametrize("shell", ["ipython", "plain"])
 def test_the_kernel_ends_when_the_guest_is_gone_whatever_threads_go_on(tmp_path: Path, shell: str) -> None:
     kernel = Process(tmp_path, *(["--plain"] if shell == "plain" else []))
     kernel.run("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()")
     assert kernel.stop() == b""
-
-
-def test_a_kernel_leaves_no_file_behind(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    program = ship(tmp_path / "programs")
-    kernel = Process(tmp_path / "home", program=program)
-    kernel.run("%cd .\n%alias\n%history")
-    assert kernel.stop() == b""
-    assert list((tmp_path / "home").iterdir()) == []
-    assert not list((tmp_path / "programs").rglob("__pycache__"))
 
 
 def test_byte_code_beside_the_kernels_modules_is_not_used(tmp_path: Path) -> None:
@@ -157,34 +124,6 @@ def test_byte_code_beside_the_kernels_modules_is_not_used(tmp_path: Path) -> Non
     kernel = Process(tmp_path, program=program)
     assert kernel.value("1 + 1") == "2"
     assert kernel.stop() == b""
-
-
-def test_files_in_the_working_folder_are_imported_by_cells_and_not_by_the_kernel(tmp_path: Path) -> None:
-    program = ship(tmp_path / "programs")
-    (tmp_path / "work").mkdir()
-    for name in ("struct", "random", "json", "IPython", "traceback", "mine"):
-        (tmp_path / "work" / f"{name}.py").write_text("word = 'the folder\\'s'\n")
-    kernel = Process(tmp_path / "work", program=program)
-    try:
-        assert kernel.value("import mine; mine.word") == '"the folder\'s"'
-        assert kernel.text("%pwd\nprint(1)") == "1\n", "IPython works"
-    finally:
-        kernel.close()
-
-
-@pytest.mark.parametrize("replaced", ["raise ImportError('broken')", "", "class Bad: pass\nraise SystemExit(3)"])
-def test_what_is_installed_in_ipythons_place_leaves_a_plain_kernel_that_says_so(tmp_path: Path, replaced: str) -> None:
-    site = tmp_path / "site"
-    (site / "IPython").mkdir(parents=True)
-    (site / "IPython" / "__init__.py").write_text(replaced)
-    kernel = Process(tmp_path, env={"PYTHONPATH": str(site)})
-    try:
-        told = kernel.run("1 + 1")
-        assert "IPython does not work here" in text_of(told, 2)
-        assert values_of(told) == ["2"]
-        assert text_of(kernel.run("2")) == ""
-    finally:
-        kernel.close()
 
 
 class Zygote(Peer):
@@ -271,14 +210,6 @@ def test_forked_kernels_know_nothing_of_each_other(zygote: Zygote) -> None:
     assert second.value("2") == "2"
     os.close(out)
     os.close(other)
-
-
-def test_a_kernel_outlives_its_zygote(zygote: Zygote) -> None:
-    kernel, out = zygote.fork()
-    zygote.ours.close()
-    zygote.process.wait(60)
-    assert kernel.value("'still here'") == "'still here'"
-    os.close(out)
 
 
 def test_a_zygote_is_fresh_until_what_it_imported_changes(zygote: Zygote, packages: Path) -> None:

@@ -182,14 +182,6 @@ def test_long_code_odd_bytes_and_nul(shell: Piped) -> None:
     assert shell.run("echo on").stdout == "on\n"
 
 
-def test_cells_that_are_silent_or_not_kept_do_not_count(shell: Piped) -> None:
-    assert shell.run("true").count == 1
-    assert shell.run("true", silent=True).count == 1
-    assert shell.run("true", store_history=False).count == 1
-    told = shell.run("true")
-    assert told.messages[0] == {"event": "started", "count": 2, "cell": "cell-4"}
-
-
 def test_two_lives_before_one_cell_are_both_heard_and_what_is_gone_is_gone(shell: Piped) -> None:
     shell.run("export GOES=1")
     shell.send({"op": "wake", "entropy": b"\x12" * 32, "env": {"FIRST": "1", "OTHER": "1"}, "cwd": ""})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,16 +38,6 @@ def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
     expected.info.flags = operations.LO_FLAGS_AUTOCLEAR
     assert bytes(made) == bytes(expected)
     assert ctypes.sizeof(LoopConfig) == operations.LOOP_CONFIG_BYTES
-
-
-def test_a_namespace_of_its_own_ids_and_nobody_in_it() -> None:
-    processes = children()
-    handle = operations.user_namespace(0x70000000, 65536)
-    try:
-        assert os.fstat(handle).st_ino != Path("/proc/self/ns/user").stat().st_ino
-    finally:
-        os.close(handle)
-    assert children() == processes
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "1 / 0"])

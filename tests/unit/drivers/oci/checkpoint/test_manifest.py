@@ -31,20 +31,6 @@ def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [
-        LIMITS,
-        replace(LIMITS, memory_bytes=2 * LIMITS.memory_bytes),
-        replace(LIMITS, disk_bytes=2 * LIMITS.disk_bytes),
-        replace(LIMITS, cpus=0.25, pids=16),
-        replace(LIMITS, cpus=8, pids=4096),
-    ],
-)
-def test_more_is_enough_and_some_limits_are_nobodys_business(limits: Limits) -> None:
-    assert MANIFEST.misfit(replace(SHAPE, limits=limits), "gvisor", "a" * 64) == ""
-
-
-@pytest.mark.parametrize(
     "shape, driver, runtime, why",
     [
         (SHAPE, "other", "a" * 64, "the gvisor driver"),

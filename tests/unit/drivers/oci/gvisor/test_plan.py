@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.runtime import Place, Program
@@ -40,20 +38,6 @@ def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
     assert [operation for operation in plan() if operation[0] == "bind" and operation[3] == "rw"] == [
         ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw")
     ]
-
-
-@pytest.mark.parametrize("has_image", [True, False])
-def test_the_disk_is_a_file_system_or_a_folder(has_image: bool) -> None:  # noqa: FBT001
-    disk = ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
-    folder = ("bind", f"{FOLDER.path}/disk", "/run/sandlot/disk", "rw")
-    assert (disk in plan(has_image=has_image), folder in plan(has_image=has_image)) == (has_image, not has_image)
-
-
-def test_tmp_is_furnished_only_where_it_is_empty() -> None:
-    furnished = ("bind", f"{FOLDER.path}/tmp", "/run/sandlot/root/tmp", "ro")
-    assert furnished in plan()
-    assert furnished not in plan(has_tmp=False)
-    assert plan().index(furnished) > plan().index(("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro"))
 
 
 def test_there_is_a_place_for_each_volume_and_one_for_nobodys() -> None:

@@ -97,15 +97,6 @@ def test_running_a_loop_inside_of_a_running_one_is_refused_as_python_does(kernel
     assert kernel.value("asyncio.run(nap(2))") == "2"
 
 
-def test_tasks_go_on_between_cells(kernel: Process) -> None:
-    kernel.run(
-        "ticks = []\nasync def tick():\n    for n in range(5):\n"
-        "        await asyncio.sleep(0.01)\n        ticks.append(n)\ntask = asyncio.create_task(tick())"
-    )
-    while kernel.value("len(ticks)") != "5":
-        time.sleep(0.02)
-
-
 def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) -> None:
     kernel.run(NAP)
     for broken in ("asyncio.get_event_loop().stop()", "asyncio.get_event_loop().close()", "await nap(0)\nasyncio.get_event_loop().stop()"):
