@@ -13,7 +13,7 @@ import pytest
 
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.host.own import OOM_SCORE, PREFIX, Setting, moves, weight
+from sandlot.host.own import OOM_SCORE, PREFIX, moves
 from sandlot.model.ids import NodeId, new_node_id
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,11 +100,6 @@ def test_whoever_was_started_by_a_service_does_not_go_back_to_its_group() -> Non
 @pytest.mark.parametrize("group", ["service-web", "system.slice/service-abcd", "sandlot/service-manager"])
 def test_a_group_of_the_operators_is_gone_back_to_whatever_its_name(group: str) -> None:
     assert str(moves(V1, NodeId("abcd"), f"3:memory:/{group}\n")[1].before) == group
-
-
-def test_the_weight_is_ten_times_that_of_all_sandboxes_of_the_node() -> None:
-    assert weight(1) == Setting("cpu.shares", "10240")
-    assert weight(2) == Setting("cpu.weight", "1000")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")

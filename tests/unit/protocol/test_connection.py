@@ -11,7 +11,7 @@ import pytest
 from sandlot.protocol import events, frames, greeting, values
 from sandlot.protocol.connection import GENERATION, GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
-from sandlot.protocol.streams import COST_MIN, QUEUE_BYTES, WINDOW_BYTES
+from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
 from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from tests.unit.protocol.ends import NONCE, Ends
 
@@ -89,44 +89,6 @@ def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
     assert not host.is_ready
 
 
-def test_a_guest_that_reads_garbage_says_lost_and_is_found_again() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.guest.send_bytes(stream, 1, b"x" * 1000)
-    ends.guest_writes(500)
-    ends.to_guest += b"garbage......"
-    ends.guest_reads()
-    assert said(ends.guest_events)[-1] is events.Lost
-    assert ends.guest.streams == 0
-    assert not ends.guest.is_ready
-    with pytest.raises(ProtocolError, match="the guest lost the connection"):
-        ends.settle()
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert ends.host.is_ready
-    assert ends.guest.is_ready
-
-
-def test_a_false_hello_in_the_garbage_does_not_keep_the_true_one_away() -> None:
-    ends = Ends.greeted()
-    false = greeting.hello(b"false nonce.....", 1, 1)
-    ends.to_guest += b"\0" + false[:3000] + frames.encode(frames.DATA, 1, b"x" * 4000)[:90]
-    for _ in range(3):
-        ends.host.hello(OTHER)
-        ends.host_writes(1)
-        ends.guest_reads()
-        ends.guest_writes(1 << 20)
-        try:
-            ends.host_reads()
-        except ProtocolError:  # LOST, before this host had greeted anew
-            pytest.fail("a LOST of the old connection was told to the new one")
-        if ends.host.is_ready:
-            break
-    assert ends.host.is_ready
-    assert ends.guest.is_ready
-
-
 def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
     ends = Ends.greeted()
     ends.host.open({})
@@ -193,41 +155,6 @@ def test_as_many_streams_as_are_allowed() -> None:
     ends.guest.open({})
     ends.settle()
     assert ends.host.streams == ends.guest.streams == HOST_STREAMS_MAX + GUEST_STREAMS_MAX
-
-
-def test_room_is_what_a_polite_sender_may_queue_and_writable_comes_when_half_is_gone() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.host.send_bytes(stream, 0, b"x" * ends.host.room(stream))
-    assert ends.host.room(stream) == 0
-    ends.host_writes(QUEUE_BYTES // 2 // 4084)
-    assert list(ends.of(events.Writable)) == []
-    ends.host_writes(1)
-    assert [event.stream for event in ends.of(events.Writable) if isinstance(event, events.Writable)] == [stream]
-    assert ends.host.room(stream) >= QUEUE_BYTES // 2
-    ends.host.end(stream)
-    assert ends.host.room(stream) == 0
-
-
-def test_a_consumer_that_does_nothing_stops_its_own_stream_at_the_window() -> None:
-    ends = Ends.greeted()
-    slow, quick = ends.host.open({}), ends.host.open({})
-    ends.settle()
-    for stream in (slow, quick):
-        for _ in range(100):
-            ends.guest.send_bytes(stream, 1, b"x" * 10_000)
-    got = {slow: 0, quick: 0}
-    while ends.guest_writes(1 << 20) or ends.to_host:
-        for event in ends.host_reads():
-            assert isinstance(event, events.Bytes)
-            got[event.stream] += len(event.data)
-            if event.stream == quick:
-                ends.host.consumed(quick, event.credit)
-        ends.host_writes(1 << 20)
-        ends.guest_reads()
-    assert got[quick] == 1_000_000
-    assert WINDOW_BYTES <= got[slow] < WINDOW_BYTES + 10_000
 
 
 # -- ends and resets ----------------------------------------------------------------------------------------------------

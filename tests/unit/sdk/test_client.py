@@ -179,13 +179,6 @@ def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client
         Sandbox.connect("x", client=client)
 
 
-def test_a_failure_in_the_middle_is_raised(service: Script, sandbox: Sandbox) -> None:
-    ended = {"code": "sandbox_ended", "detail": "out of memory", "fields": {"reason": "oom"}}
-    service.say(events(("started", {"process": "p1"}), ("failure", ended)))
-    with pytest.raises(SandboxEndedError, match="out of memory"):
-        sandbox.commands.run("x", on_stdout=lambda _: None)
-
-
 def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     for cut in (True, False):
         with subtests.test(cut=cut):

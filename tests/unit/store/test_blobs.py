@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ import pytest
 
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.ids import new_file_id
-from sandlot.store.blobs import explained, open_blobs
+from sandlot.store.blobs import open_blobs
 
 MIB = 1024 * 1024
 
@@ -60,10 +59,3 @@ async def test_a_place_that_is_no_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(HostError) as refused:
         await open_blobs(tmp_path / "files")
     assert str(tmp_path / "files") in refused.value.message
-
-
-def test_errors_of_the_system_are_said_in_words() -> None:
-    assert isinstance(explained(OSError(errno.ENOSPC, "No space left on device"), Path("/x")), LimitError)
-    read_only = explained(OSError(errno.EROFS, "Read-only file system"), Path("/x"))
-    assert isinstance(read_only, HostError)
-    assert "Read-only file system" in read_only.message

@@ -176,15 +176,6 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
         await until(answers)
 
 
-async def test_requests_far_ahead_end_their_connection(at: Bench, http: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
-    answered = await reader.read()
-    assert answered.count(b'"status":"ok"') <= listen.PIPELINE_MAX + 1
-    writer.close()
-    assert (await http.get("/healthz")).status_code == 200
-
-
 async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
     at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,13 +66,6 @@ def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
     assert list((tmp_path / "sandboxes").iterdir()) == []
 
 
-@pytest.mark.parametrize("machine", ["aarch64"])
-def test_another_machine_is_told_so(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc()).probe()
-    assert machine in can.why_not(Ability.BOOT)
-
-
 def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[dict[Ability, Verdict]] = [
         {Ability.BOOT: YES, Ability.SNAPSHOT: Verdict(ok=False, reason="the disk is full")},

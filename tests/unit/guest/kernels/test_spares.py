@@ -102,7 +102,7 @@ def test_one_that_imports_stands_still_until_the_command_ends(machine: Machine) 
     machine.commands.append("sleep")
     machine.spares.make_way()
     began_s = time.monotonic()
-    machine.turn(lambda: time.monotonic() > began_s + 0.1)
+    machine.turn(lambda: time.monotonic() > began_s + 0.02)
     assert machine.zygote.is_still
     machine.spares.commands_ended()
     assert not machine.zygote.is_still
@@ -170,11 +170,11 @@ def test_a_lean_one_gives_its_spare_and_begins_another_zygote_only_for_the_next(
     machine.spares.woken({}, None)
     assert spare.woken == [({}, b"fresh", "")], "it comes to itself while nobody waits for it"
     began_s = time.monotonic()
-    machine.turn(lambda: time.monotonic() > began_s + 0.1)
+    machine.turn(lambda: time.monotonic() > began_s + 0.02)
     assert machine.spares.take({}, given.append)
     assert given == [spare]
     machine.spares.settle()
-    machine.turn(lambda: time.monotonic() > began_s + 0.2)
+    machine.turn(lambda: time.monotonic() > began_s + 0.04)
     assert (Zygote.made, machine.zygote) == (1, None)
     assert machine.spares.take({}, given.append)
     assert Zygote.made == 2
