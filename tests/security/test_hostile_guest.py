@@ -63,14 +63,6 @@ LIES = {
 """Each kind of lie once; ``test_hostile_guest_lies.py`` and ``tests/unit/link/test_hostile.py`` have all of them."""
 
 
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    """Somebody else's sandbox, which must notice nothing."""
-    with service.create() as made:
-        assert made.run_code("mine = 42").ok
-        yield made
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_else_notices(service: LocalService, other: Sandbox) -> Iterator[None]:
     with nobody_else_notices(service, other):

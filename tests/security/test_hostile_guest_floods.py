@@ -16,9 +16,10 @@ import pytest
 from sandlot import Execution, Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
-from tests.support.localservice import LocalService, local_service
-from tests.support.roots import Roots, own_roots
+from tests.support.localservice import LocalService
+from tests.support.roots import Roots
 
+USES_ROOTS = True
 FLOOD_BYTES = 16 << 20
 IGNORED_BYTES = 4 << 20
 """Of a flood that ends nothing: all of it is sent."""
@@ -54,6 +55,13 @@ SILENCES: Mapping[str, str] = {
 }
 """How a guest falls silent once it has said that what it was asked to run has started."""
 
+SILENT_FROM_BIRTH: Mapping[str, str] = {
+    "mute": "time.sleep(3600)",
+    "raving": "while True: say(os.urandom(65536)); time.sleep(0.1)",
+    "stranger": "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))",
+}
+"""How a guest never greets."""
+
 SILENT = """
 def drip():
     say(b"x")
@@ -76,31 +84,6 @@ def isolation(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def roots() -> Iterator[Roots]:
-    with own_roots() as made:
-        made.add_image("honest")
-        made.add_impostor("impostor")
-        made.add_impostor("mute", "time.sleep(3600)")
-        made.add_impostor("raving", "while True: say(os.urandom(65536))")
-        made.add_impostor("stranger", "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
-    with local_service({"SANDLOT_MAX_CREATES": "16"}, isolation=isolation, roots=roots.folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    """Somebody else's sandbox, which must notice nothing."""
-    with service.create("honest") as made:
-        assert made.run_code("mine = 42").ok
-        yield made
-
-
-@pytest.fixture(scope="module")
 def silent(service: LocalService, other: Sandbox) -> Mapping[str, tuple[Sandbox, Future[object]]]:
     """Asked as early as possible, looked at last."""
     asked: dict[str, tuple[Sandbox, Future[object]]] = {}
@@ -112,10 +95,12 @@ def silent(service: LocalService, other: Sandbox) -> Mapping[str, tuple[Sandbox,
 
 
 @pytest.fixture(scope="module")
-def unborn(service: LocalService, other: Sandbox) -> Mapping[str, Future[object]]:
+def unborn(service: LocalService, roots: Roots, other: Sandbox) -> Mapping[str, Future[object]]:
     """Sandboxes whose guests never greet; asked for as early as possible."""
     assert other.is_running()
-    return {name: later(partial(outcome, partial(service.create, name))) for name in ("mute", "raving", "stranger")}
+    for name, before in SILENT_FROM_BIRTH.items():
+        roots.add_impostor(name, before)
+    return {name: later(partial(outcome, partial(service.create, name))) for name in SILENT_FROM_BIRTH}
 
 
 @pytest.mark.usefixtures("silent", "unborn")  # they wait meanwhile

@@ -19,9 +19,10 @@ from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk.config import SOCKET
 from tests.support.bystanders import nobody_else_notices, outcome
-from tests.support.localservice import LocalService, local_service
-from tests.support.roots import Roots, own_roots
+from tests.support.localservice import LocalService
+from tests.support.roots import Roots
 
+USES_ROOTS = True
 AT_ONCE = 4
 Ask = Callable[[Sandbox], object]
 
@@ -33,29 +34,7 @@ def isolation(request: pytest.FixtureRequest) -> str:
     return chosen
 
 
-@pytest.fixture(scope="module")
-def roots() -> Iterator[Roots]:
-    with own_roots() as made:
-        made.add_image("honest")
-        made.add_impostor("impostor")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
-    with local_service(isolation=isolation, roots=roots.folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    """Somebody else's sandbox, which must notice nothing."""
-    with service.create("honest") as made:
-        assert made.run_code("mine = 42").ok
-        yield made
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _others_notice_nothing(service: LocalService, other: Sandbox) -> Iterator[None]:
     with nobody_else_notices(service, other):
         yield

@@ -17,11 +17,12 @@ import pytest
 
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.link.types import LostReason
-from sandlot.model.errors import SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
+from sandlot.model.errors import SandboxEndedError, TimeoutExceededError, UnavailableError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import ProcessSpec, RootFs
 from sandlot.testing.bench import Bench, Subject
-from tests.support.roots import GUEST, Roots, own_roots, replace
+from tests.support.localservice import TEMPLATE
+from tests.support.roots import GUEST, Roots, replace
 from tests.support.traces import NOTHING, settle, traces
 
 PATIENCE_S = 0.3
@@ -37,11 +38,9 @@ CRIMES: Mapping[str, str] = {
     "with something in it": "quiesces(lambda guest: say(frame(frames.QUIESCED, 0, b'x')))",
     "and not the last word": "quiesces(lambda guest: say(frame(frames.QUIESCED, 0) + frame(frames.DATA, 1, b'x', 1)))",
     "noise": "quiesces(lambda guest: say(os.urandom(64)))",
+    "twice": "quiesces(lambda guest: (say(frame(frames.QUIESCED, 0)), guest.loop.after(0.3, lambda: say(frame(frames.QUIESCED, 0)))))",
 }
-"""What ends the link at once."""
-
-LATER = "quiesces(lambda guest: (say(frame(frames.QUIESCED, 0)), guest.loop.after(0.3, lambda: say(frame(frames.QUIESCED, 0)))))"
-
+"""What ends the link, at once or later."""
 
 Attack = Callable[[Subject], Awaitable[None]]
 
@@ -70,22 +69,12 @@ async def test_rest_that_is_a_lie_ends_the_link(hosts: Hosts) -> None:
     await hosts.try_all(CRIMES, attack)
 
 
-async def test_a_second_rest_ends_the_link_whenever_it_comes(hosts: Hosts) -> None:
-    async def attack(liar: Subject) -> None:
-        await liar.link.quiesce()
-        assert (await liar.link.wait_lost()).reason is LostReason.VIOLATION
-        with pytest.raises(SandlotError):
-            await liar.link.info()
-
-    await hosts.try_all({"later": LATER}, attack)
-
-
 class Hosts:
     """A driver, one template with a hostile guest, and an honest sandbox that must notice nothing.
 
     Args:
         isolation: Name of the driver.
-        roots: Templates ``honest`` and ``impostor``.
+        roots: The usual template; one with a hostile guest is added.
         folder: State directory.
     """
 
@@ -94,17 +83,19 @@ class Hosts:
         (folder / "node").write_text(self._node)
         self._isolation = isolation
         self._roots = roots
+        if not (roots.folder / "restless").exists():
+            roots.add_impostor("restless")
         self._folder = folder
 
     async def try_all(self, misdeeds: Mapping[str, str], attack: Attack) -> None:
         """Boot one sandbox per misdeed, and attack the host from all of them, beside an honest sandbox."""
-        honest = self._bench("honest")
+        honest = self._bench(TEMPLATE)
         driver = honest.start()
 
         async def one(misdeed: str) -> None:
             # The guest reads what it is to do before it greets, so each has its file in place only while it boots.
-            replace(self._roots.folder / "impostor" / GUEST / "before.py", misdeed)
-            async with self._bench("impostor").sandbox(driver) as liar:
+            replace(self._roots.folder / "restless" / GUEST / "before.py", misdeed)
+            async with self._bench("restless").sandbox(driver) as liar:
                 # There is always something under way.
                 await (await liar.link.start(ProcessSpec((*INTERPRETER_ARGV, "-c", "import time; time.sleep(1000)"), cwd="/"))).started()
                 await attack(liar)
@@ -123,14 +114,6 @@ class Hosts:
 
     def _bench(self, root: str) -> Bench:
         return Bench(self._isolation, RootFs((self._roots.folder / root).resolve(), root), self._node, self._folder)
-
-
-@pytest.fixture(scope="module")
-def roots() -> Iterator[Roots]:
-    with own_roots() as made:
-        made.add_image("honest")
-        made.add_impostor("impostor")
-        yield made
 
 
 @pytest.fixture
