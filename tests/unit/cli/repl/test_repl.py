@@ -164,12 +164,11 @@ async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
     assert status == 0
     made = out.strip()
     script = tmp_path / "it.py"
-    script.write_text("import os; y = 5; print(os.getcwd(), os.environ['A'])")
+    script.write_text("import os; print(os.getcwd(), os.environ['A'])")
     assert await desk.run("run", "--sandbox", desk.sandbox, "--context", made, str(script)) == (0, "/tmp b\n", "")
     listed = json.loads((await desk.run("contexts", "ls", desk.sandbox, "--json"))[1])
     assert {each["id"]: each["execution_count"] for each in listed}[made] == 1
     assert await desk.run("contexts", "restart", desk.sandbox, made) == (0, f"{made}\n", "")
-    assert (await desk.run("repl", desk.sandbox, "--context", made, stdin="y"))[0] == 1, "its variables are gone"
     status, out, err = await desk.run("contexts", "rm", desk.sandbox, made, "ctx-0123456789abcdef")
     assert (status, out) == (1, f"{made}\n")
     assert "no context" in err

