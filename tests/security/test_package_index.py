@@ -113,7 +113,12 @@ def test_no_answer_names_the_machines_index_or_its_credentials(sandbox: Sandbox)
     urls = [urlsplit(url) for url in configured if url]
     names = {part for url in urls for part in (url.hostname, url.username, url.password) if part} - {"127.0.0.1", "localhost"}
     public = {f"{name}.org" for name in ("pypi", "files.pythonhosted", "registry.npmjs")}  # packages name these themselves
-    found = (_get("/pypi/simple/six/"), _get("/pypi/simple/six/", "application/json"), _get("/npm/left-pad"), _get("/debian/dists/bookworm/InRelease"))
+    found = (
+        _get("/pypi/simple/six/"),
+        _get("/pypi/simple/six/", "application/json"),
+        _get("/npm/left-pad"),
+        _get("/debian/dists/bookworm/InRelease"),
+    )
     responses = _asked(sandbox, *found, _get("/pypi/simple/sandlot-no-such-package/"))
     assert [response.split(" ", 2)[1] for response in responses[: len(found)]] == ["200"] * len(found)
     for response in responses:
