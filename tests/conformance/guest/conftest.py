@@ -16,8 +16,8 @@ from sandlot.link.services import Service
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Blank, Instance
 from sandlot.model.specs import Limits, SandboxSpec, Shape
-from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import PIDS, Inside
+from tests.support.localservice import EVERY_DAY
 
 SMALL = Limits(memory_bytes=512 << 20, disk_bytes=64 << 20, pids=PIDS)
 
@@ -52,7 +52,7 @@ async def open_sandbox(
         await held.destroy()
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 def isolation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -14,8 +14,8 @@ from sandlot.model.errors import ConflictError, LimitError, NotFoundError, Sandl
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
+from tests.support.localservice import EVERY_DAY
 
 CONTEXTS = 32
 SHELLS = "ps -eo args | grep -c '[p]rograms/shell.py' || true"
@@ -23,7 +23,7 @@ KERNELS = "ps -eo args | grep -c '[p]rograms/kernel.py' || true"
 LIMITS = replace(SMALL, pids=256)
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox that the tests of a module share."""
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS) as sandbox:

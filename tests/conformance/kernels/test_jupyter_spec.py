@@ -16,8 +16,8 @@ import pytest
 from sandlot.link.types import CellError, CellResult, CellStarted, Cleared, Display, Output
 from sandlot.model.ids import new_context_id, new_process_id
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
+from tests.support.localservice import EVERY_DAY
 
 LIMITS = replace(SMALL, memory_bytes=1 << 30, pids=256)
 Event = Output | Display | CellError | CellStarted | Cleared
@@ -62,7 +62,7 @@ class Context:
         return told.displays[-1].data["text/plain"]
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter") as sandbox:
         yield sandbox

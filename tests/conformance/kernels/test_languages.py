@@ -10,8 +10,8 @@ import pytest
 from sandlot.link.client import CellCall
 from sandlot.link.types import CellError, CellResult, CellStarted, Display, Output
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
+from tests.support.localservice import EVERY_DAY
 
 
 class Told:
@@ -24,7 +24,7 @@ class Told:
         self.result: CellResult | None = None
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox that the tests of a module share."""
     limits = replace(SMALL, pids=256, memory_bytes=512 * 1024 * 1024)

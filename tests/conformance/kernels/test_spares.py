@@ -12,14 +12,14 @@ from sandlot.link.types import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, User
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.lives import Inside
+from tests.support.localservice import EVERY_DAY
 
 ZYGOTE = "ps -eo pid,ppid,args --sort start_time | awk '/[k]ernel.py --zygote/ {print $1; exit}'"
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 
 
-@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+@pytest.fixture(scope="module", params=EVERY_DAY)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox with IPython that the tests of a module share."""
     limits = replace(SMALL, memory_bytes=1024 * MIB, pids=256)
