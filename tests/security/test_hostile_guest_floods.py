@@ -16,9 +16,12 @@ import pytest
 from sandlot import Execution, Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots
 
+pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
+"""The host's end of the link does not depend on the isolation."""
 USES_ROOTS = True
 FLOOD_BYTES = 16 << 20
 IGNORED_BYTES = 4 << 20
@@ -74,13 +77,6 @@ def fall_silent(call):
     {how}
 on("process.start", fall_silent)
 """
-
-
-@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
-def isolation(request: pytest.FixtureRequest) -> str:
-    """The host's end of the link, which this is about, is one for both; a container is made sooner."""
-    chosen: str = request.param
-    return chosen
 
 
 @pytest.fixture(scope="module")

@@ -19,19 +19,15 @@ from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk.config import SOCKET
 from tests.support.bystanders import nobody_else_notices, outcome
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots
 
+pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
+"""The host's end of the link does not depend on the isolation."""
 USES_ROOTS = True
 AT_ONCE = 4
 Ask = Callable[[Sandbox], object]
-
-
-@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
-def isolation(request: pytest.FixtureRequest) -> str:
-    """The host's end of the link, which this is about, is one for both; a container is made sooner."""
-    chosen: str = request.param
-    return chosen
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,9 +18,12 @@ from sandlot.images.recipe import Debian, Recipe, Step
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import outcome
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots
 
+pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
+"""What the guest needs of an image does not depend on the isolation."""
 USES_ROOTS = True
 BUSYBOX = Recipe(
     "busybox",
@@ -49,12 +52,6 @@ BROKEN: Mapping[str, tuple[Mapping[str, str | int], str]] = {
 """What is broken -> files in the place of others (a number keeps so many bytes), and what standard error says of it."""
 SOME = ("a script that fails", "a script that hangs", "not a program", "a library that raises")
 """What is broken in every run; the rest of them in ``scripts/soak``."""
-
-
-@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
-def isolation(request: pytest.FixtureRequest) -> str:
-    """What the guest needs of an image is its own affair, whatever isolates it."""
-    return str(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)

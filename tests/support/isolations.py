@@ -7,5 +7,5 @@ import pytest
 CONTAINERS_FIRST = ("container", pytest.param("gvisor", marks=pytest.mark.soak))
 """Parameters of a fixture: containers, which start faster, in every run, and gVisor in ``scripts/soak``.
 
-For behaviour of the compatibility APIs. Snapshots, hibernation and forks need gVisor.
+For behaviour of the guest and of the compatibility APIs. Snapshots, hibernation and forks need gVisor.
 """
