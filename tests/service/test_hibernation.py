@@ -27,10 +27,10 @@ async def no_memory_promised(service: Service) -> bool:
     return (await service.sandboxes.figures()).promised.memory_bytes == 0
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.soak)])
-async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int) -> None:
+@pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
+async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
     box = await make(core_service)
-    state = await fill(box, size=50 * MIB)
+    state = await fill(box, size=size)
     for number in range(1, times + 1):
         await core_service.sandboxes.hibernate(box.id, OPERATOR)
         assert saved(state_dir) == [box.id]
@@ -58,7 +58,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert box.state is Life.RUNNING
                 assert saved(folder) == []
-                await check(box, state)
+            await check(box, state)
             filled.unlink()
             await service.sandboxes.hibernate(box.id, OPERATOR)
             await check(box, state)
