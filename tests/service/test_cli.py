@@ -153,13 +153,6 @@ def test_run_passes_arguments_bytes_and_files_to_the_program(shell: Shell) -> No
     assert done.returncode == 7
 
 
-def test_run_takes_code_of_the_command_line_of_standard_input_and_of_a_script(sandlot: Commands, tmp_path: Path) -> None:
-    assert sandlot.ok("run", *BASE, "-c", "import sys; print(sys.argv[1:], input())", "a", "b", stdin=b"in\n") == "['a', 'b'] in\n"
-    assert sandlot.ok("run", *BASE, "-", "x", stdin=b"import sys\nprint(sys.argv)") == "['-', 'x']\n"
-    (tmp_path / "hello.sh").write_text('[[ a == a ]] && echo "$BASH_VERSION $1" | cut -c1')
-    assert sandlot.ok("run", "hello.sh", *BASE, "x").strip().isdecimal()
-
-
 def test_run_exits_with_the_status_of_the_program_and_removes_its_sandbox(shell: Shell, sandlot: Commands, service: LocalService) -> None:
     before = alive(service)
     statuses = {"import sys; sys.exit(255)": 255, "import os; os.abort()": 134}
@@ -334,15 +327,6 @@ def test_cp_copies_files_and_folders_in_and_out(sandlot: Commands, sandbox: Sand
 # ----------------------------------------------------------------------------------------------------------------- service
 
 
-def test_commands_that_only_look_start_no_service(sandlot: Commands, tmp_path: Path) -> None:
-    sandlot.aim(SANDLOT_DATA_DIR=str(tmp_path / "none"))
-    assert sandlot.ok("ls") == ""
-    assert json.loads(sandlot.ok("ls", "--json")) == []
-    assert sandlot.ok("rm", "--all") == ""
-    assert sandlot.ok("stop") == ""
-    assert not (tmp_path / "none").exists()
-
-
 @contextmanager
 def serving(shell: Shell) -> Iterator[str]:
     """A service on TCP; gives its address."""
@@ -414,29 +398,3 @@ def test_demo_draws_the_chart_of_the_same_computation_on_the_host(sandlot: Comma
     assert "DIFFERENT" not in text
     assert alive(service) == before
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-# --------------------------------------------------------------------------------------- sandlot pause, hibernate, snapshot, fork
-
-
-def test_sandbox_is_paused_hibernated_snapshotted_and_forked(service: LocalService, sandlot: Commands) -> None:
-    id_ = sandlot.ok("create", *BASE, "--isolation", "gvisor", "--on-timeout", "hibernate", "--name", "first").strip()
-    sandlot.ok("run", "--sandbox", id_, "-c", "n = 41")
-    assert sandlot.ok("pause", id_) == sandlot.ok("hibernate", id_) == f"{id_}\n"
-    assert "hibernated" in sandlot.ok("ls").split()
-    assert sandlot.ok("run", "--sandbox", id_, "-c", "print(n + 1)") == "42\n"
-    snapshot = sandlot.ok("snapshot", "create", id_, "--name", "kept").strip()
-    assert snapshot.startswith("snap-")
-    forks = sandlot.ok("fork", id_, "-n", "2", "--name", "child").split()
-    drawn = [line.split() for line in sandlot.ok("tree", forks[0]).splitlines()[1:]]
-    assert [words[0] for words in drawn] in ([id_, *forks], [id_, *reversed(forks)])
-    assert sandlot.ok("promote", forks[0]) == f"{forks[1]}\n"
-    sandlot.ok("rm", id_)
-    other = sandlot.ok("create", "--snapshot", "kept").strip()
-    assert sandlot.ok("run", "--sandbox", other, "-c", "print(n + 1)") == "42\n"
-    assert sandlot.ok("snapshot", "rm", "kept") == "kept\n"
-    refused = sandlot.run("create", "--snapshot", "kept")
-    assert (refused.status, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("sandlot: There is no snapshot")
-    sandlot.ok("rm", forks[0], other)
-    assert not alive(service) & {id_, *forks, other}

@@ -80,19 +80,6 @@ async def test_children_continue_from_their_parent_and_are_independent(core_serv
     await end(core_service, *children)
 
 
-async def test_cancelled_fork_leaves_no_child(core_service: Service, parent: tuple[Sandbox, State], state_dir: Path) -> None:
-    box, state = parent
-    for conceived in (0, 2):
-        forking = asyncio.create_task(fork(core_service, box, 3))
-        await until(lambda wanted=conceived: len(live(core_service)) >= 1 + wanted)  # type: ignore[misc]
-        forking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await forking
-        await until(lambda: live(core_service) == {box.id})
-        await until(lambda: saved(state_dir) == [])
-    await check(box, state)
-
-
 @pytest.mark.parametrize("generations, size", [(2, 8 * MIB), pytest.param(10, 50 * MIB, marks=pytest.mark.soak)])
 async def test_generations_of_forks_keep_everything(core_service: Service, generations: int, size: int, state_dir: Path) -> None:
     box = await make(core_service)

@@ -11,7 +11,7 @@ from sandlot.core.content import watchers, watching
 from sandlot.core.content.programs import is_program
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, TimeoutExceededError
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
 from sandlot.model.specs import MIB, User
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
@@ -108,21 +108,4 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(box, watcher.id)]
 
     await until(seen)
-    await core_service.sandboxes.kill(box.id, OPERATOR)
-
-
-async def test_hibernation_that_outlasts_its_timeout_completes(core_service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = await make(core_service)
-    state = await fill(box)
-    for patience_s in (0.001, 0.003, 0.01, 0.03):  # what is given up before it was begun to be written is as it was
-        monkeypatch.setattr("sandlot.core.lives.resting.WRITE_TIMEOUT_S", patience_s)
-        try:
-            await core_service.sandboxes.hibernate(box.id, OPERATOR)
-        except TimeoutExceededError:
-            assert box.state is Life.RUNNING
-            await check(box, state)
-        else:
-            break
-    assert box.state is Life.HIBERNATED
-    await check(box, state)
     await core_service.sandboxes.kill(box.id, OPERATOR)
