@@ -24,7 +24,7 @@ from sandlot.images.process import output_of
 from sandlot.images.recipe import Debian, Recipe, Step
 from sandlot.images.store import ImageStore
 from sandlot.link import payload
-from sandlot.model.errors import ErrorCode, HostError, LimitError
+from sandlot.model.errors import HostError
 from sandlot.model.specs import User
 from tests.support.runsc import inside
 
@@ -217,33 +217,6 @@ def test_steps_have_no_network_and_see_nothing_of_the_host(furnished: Path) -> N
     assert len(seen("processes").splitlines()) <= 4
 
 
-def test_failed_build_shows_the_output_and_leaves_nothing(furnished: Path) -> None:
-    packages = Recipe("packages", debian=Debian("no-such-suite", "extract", ()))
-    step = child("step", "/bin/sh", "-c", "echo oh no; exit 7")
-    store = ImageStore(furnished, {**KNOWN, "packages": packages, "step": step})
-    with pytest.raises(HostError, match=r"(?s)installing the Debian packages failed.*no-such-suite") as caught:
-        store.ensure("packages")
-    log = Path(caught.value.fields["log"])
-    assert str(log) in caught.value.hint
-    assert "no-such-suite" in log.read_text(encoding="utf-8")
-    assert store.find("packages") is None
-    with pytest.raises(HostError, match=r"(?s)running /bin/sh failed with status 7.*oh no"):
-        store.ensure("step")
-    assert left_in(furnished) == []
-
-
-def test_full_disk_is_reported_as_such_and_leaves_nothing(cache: Path) -> None:
-    cache.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", cache], check=True)
-    try:
-        with pytest.raises(LimitError, match=r"SANDLOT_CACHE_DIR") as caught:
-            ImageStore(cache, KNOWN).ensure("tiny")
-        assert caught.value.code is ErrorCode.DISK_FULL
-        assert left_in(cache) == []
-    finally:
-        subprocess.run(["umount", cache], check=True)
-
-
 # ------------------------------------------------------------------------------------- several builders, and dying ones
 
 
@@ -272,33 +245,24 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-MOMENTS = {"tiny": "etc/apt/sources.list.d", "slow": "half"}
-"""Recipe that is built -> file that its tree has at the moment of the kill: while mmdebstrap works, and while a step runs."""
-
-
 def wait_until(shop: Path, moment: str) -> None:
     """Wait until the tree of a build has a file."""
     while not list((shop / "cache").glob(f"tmp/*/fresh/tree/{moment}")):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("recipe", MOMENTS)
-def test_killed_builder_leaves_nothing_that_is_used_and_the_next_one_sweeps(request: pytest.FixtureRequest, shop: Path, recipe: str) -> None:
-    if recipe == "slow":
-        request.getfixturevalue("furnished")
-    images = shop / "cache/images"
-    before = sorted(images.iterdir()) if images.exists() else []
-    builder = Builder.start(shop, recipe)
-    wait_until(shop, MOMENTS[recipe])
+def test_killed_builder_leaves_nothing_that_is_used_and_the_next_one_sweeps(shop: Path) -> None:
+    builder = Builder.start(shop, "tiny")
+    wait_until(shop, "etc/apt/sources.list.d")  # mmdebstrap works
     builder.process.send_signal(signal.SIGKILL)
     builder.finish()
     gone(shop / "cache/tmp")
     assert mounts_in(shop) == []
-    assert sorted(images.iterdir()) == before
+    assert list((shop / "cache/images").iterdir()) == []
     assert len(left_in(shop / "cache")) == 1
 
     # Whatever is built next removes what was left; this fails at once.
-    with pytest.raises(HostError):
+    with pytest.raises(HostError, match=r"(?s)installing the Debian packages failed.*no-such-suite"):
         ImageStore(shop / "cache", {"none": Recipe("none", debian=Debian("no-such-suite", "extract", ()))}).ensure("none")
     assert left_in(shop / "cache") == []
 
@@ -314,12 +278,6 @@ def test_builder_that_is_told_to_stop_cleans_up(shop: Path) -> None:
         assert status == expected
         assert left_in(shop / "cache") == []
         assert sorted((shop / "cache/images").iterdir()) == images
-
-
-def test_unknown_template_is_named(shop: Path) -> None:
-    status, out, err = Builder.start(shop, "nope").finish()
-    assert (status, out) == (1, "")
-    assert err.startswith("sandlot: There is no template 'nope'. Known templates: base, code-interpreter, slow, tiny.")
 
 
 # ---------------------------------------------------------------------------------------------------------------- roots

@@ -103,7 +103,7 @@ def run_on(item: BuiltIn, *argv: str, uid: int = 1000, data: Path = Path("/mnt")
     env = {**item.image.env, "HOME": "/root" if uid == 0 else "/home/user", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         namespaces = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child"]
-        command = [*namespaces, "sh", "-ec", RUN, "sh", folder, item.path, data, str(uid), *argv]
+        command = [*namespaces, "sh", "-ec", RUN, "sh", folder, str(item.path), str(data), str(uid), *argv]
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout

@@ -120,9 +120,16 @@ async def layer(core_service: Service, source: Sandbox, tmp_path_factory: pytest
     return into
 
 
-async def test_what_a_sandbox_has_on_top_of_its_image_is_there_again(core_service: Service, source: Sandbox, layer: Path, tmp_path: Path) -> None:
+async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is_refused(
+    core_service: Service, source: Sandbox, layer: Path, tmp_path: Path
+) -> None:
     other = await make(core_service, replace(BASE, isolation=source.spec.isolation))
     await python(other, "open('/etc/of-the-new-one', 'w').close()")
+    whole = await asyncio.to_thread(layer.read_bytes)
+    for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
+        (tmp_path / str(number)).write_bytes(broken)
+        with pytest.raises(ConflictError, match="not whole"):
+            await apply_layer(other, tmp_path / str(number))
     await apply_layer(other, layer)
     was, now = await looked(source), await looked(other)
     assert now.pop("/etc/of-the-new-one")
@@ -138,16 +145,6 @@ async def test_what_a_sandbox_has_on_top_of_its_image_is_there_again(core_servic
     sizes = [await asyncio.to_thread(lambda path=path: path.stat().st_size) for path in (layer, again)]  # type: ignore[misc]
     assert abs(sizes[0] - sizes[1]) < 64 << 10
     await core_service.sandboxes.kill(other.id, OPERATOR)
-
-
-async def test_a_layer_that_is_cut_is_refused(core_service: Service, source: Sandbox, layer: Path, tmp_path: Path) -> None:
-    whole = await asyncio.to_thread(layer.read_bytes)
-    box = await make(core_service, replace(BASE, isolation=source.spec.isolation))
-    for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
-        (tmp_path / str(number)).write_bytes(broken)
-        with pytest.raises(ConflictError, match="not whole"):
-            await apply_layer(box, tmp_path / str(number))
-    await core_service.sandboxes.kill(box.id, OPERATOR)
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)

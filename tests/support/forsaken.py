@@ -36,7 +36,7 @@ from tests.support.saving import fill, make, real_service
 MIDDLE_S = 0.03
 """Into something that takes 0.1 s and more."""
 
-COUNT = 3
+COUNT = 2
 """Children of a fork."""
 
 
@@ -119,7 +119,7 @@ async def fork(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
 
 
 async def promote(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(COUNT))
+    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(3))
     say(children=[child.id for child in made])
     arm()
     promoted = await service.core.forks.promote(made[0].id, OPERATOR)
