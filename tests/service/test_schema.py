@@ -376,6 +376,8 @@ def asked_for(world: World, operation: str, case: Case[Any], *, about_real_thing
     answer = world.ask(case)
     if operation == "sandboxes_create" and answer.status_code == 201:
         world.client.kill(answer.json()["id"])
+    if operation == "pools_create" and answer.ok:
+        world.client.pools.remove(answer.json()["id"])  # one that keeps a warm sandbox would do so until the end
 
 
 def fuzz(world: World, operation: str, mode: GenerationMode, examples: int, *, fixed: bool) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,17 @@ def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     yield made
     shutil.rmtree(made, ignore_errors=True)
+
+
+def test_only_the_owner_of_the_data_directory_reaches_the_socket(service: LocalService) -> None:
+    path = service.data_dir / "sandlot.sock"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(service.data_dir.stat().st_mode) == 0o700
+    for name in ("lock", "sandlot.sock"):
+        assert stat.S_IMODE((service.data_dir / name).stat().st_mode) == 0o600
+    reach = f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+    tried = subprocess.run([sys.executable, "-c", reach], user=1000, group=1000, capture_output=True, text=True, check=False)
+    assert "PermissionError" in tried.stderr
 
 
 def test_second_service_of_a_data_directory_names_the_first(service: LocalService) -> None:
