@@ -8,9 +8,9 @@ CVE-2016-5195, CVE-2022-0847, CVE-2026-31431, CVE-2026-43284    test_shared_root
 CVE-2021-3493, CVE-2023-0386, CVE-2023-2640, CVE-2023-32629     test_shared_root.py (overlays, setuid and capabilities of files)
 CVE-2018-15664, CVE-2019-14271, CVE-2017-1002101                test_file_calls.py (links planted for calls from outside)
 CVE-2015-8709, CVE-2019-13272                                   test_host_processes.py (tracers)
-CVE-2016-9962, CVE-2024-21626                                   test_descriptors.py, test_hostile_images.py (descriptors left open)
+CVE-2016-9962, CVE-2024-21626                                   test_descriptors.py, test_linked_images.py (descriptors left open)
 CVE-2019-16884, CVE-2021-30465, CVE-2025-31133, CVE-2025-52565,
-CVE-2025-52881, CVE-2025-24965, CVE-2026-88264, CVE-2026-88265  test_hostile_images.py (images that trick the runtime)
+CVE-2025-52881, CVE-2025-24965, CVE-2026-88264, CVE-2026-88265  test_linked_images.py (images that trick the runtime)
 "shocker" (S. Krahmer, 2014), CVE-2015-3627                     test_host_files.py (handles, devices, links)
 ==============================================================  =========================================================
 """

@@ -8,10 +8,12 @@ sandbox ended, and why.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
@@ -71,6 +73,11 @@ class Bomb:
 def ends(*words: str) -> frozenset[str]:
     """A set of ends."""
     return frozenset(words)
+
+
+def parametrize(bombs: Sequence[Bomb], variants: Sequence[Bomb]) -> pytest.MarkDecorator:
+    """Run a test with ``bombs`` always, and with ``variants`` of these bombs in ``scripts/soak`` only."""
+    return pytest.mark.parametrize("bombs", [pytest.param(bombs, id="kinds"), pytest.param(variants, id="variants", marks=pytest.mark.soak)])
 
 
 def set_off(sandbox: Sandbox, bomb: Bomb) -> tuple[str, CommandHandle | None]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.records.once import Once, check_key, digest_of
+from sandlot.core.records.once import check_key, digest_of
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError
 from sandlot.model.states import State
@@ -81,17 +81,3 @@ def test_a_digest_tells_requests_apart() -> None:
     assert digest_of(BASE) == digest_of(replace(BASE, env={}))
     assert digest_of(BASE) != digest_of(replace(BASE, env={"A": "1"}))
     assert digest_of(replace(BASE, env={"A": "1", "B": "2"})) == digest_of(replace(BASE, env={"B": "2", "A": "1"}))
-
-
-async def test_turns_leave_nothing_behind() -> None:
-    once, order = Once(), []
-
-    async def work(number: int) -> None:
-        async with once.turn(ALICE.owner, "k"):
-            order.append(number)
-            await asyncio.sleep(0)
-            order.append(number)
-
-    await asyncio.gather(*(work(number) for number in range(3)))
-    assert order == [0, 0, 1, 1, 2, 2]
-    assert once._turns == {}  # noqa: SLF001 - that nothing is kept is what is tried
