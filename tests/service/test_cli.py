@@ -327,6 +327,15 @@ def test_cp_copies_files_and_folders_in_and_out(sandlot: Commands, sandbox: Sand
 # ----------------------------------------------------------------------------------------------------------------- service
 
 
+def test_commands_that_only_look_start_no_service(sandlot: Commands, tmp_path: Path) -> None:
+    sandlot.aim(SANDLOT_DATA_DIR=str(tmp_path / "none"))
+    assert sandlot.ok("ls") == ""
+    assert json.loads(sandlot.ok("ls", "--json")) == []
+    assert sandlot.ok("rm", "--all") == ""
+    assert sandlot.ok("stop") == ""
+    assert not (tmp_path / "none").exists()
+
+
 @contextmanager
 def serving(shell: Shell) -> Iterator[str]:
     """A service on TCP; gives its address."""
