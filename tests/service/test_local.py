@@ -20,8 +20,6 @@ from sandlot.cli.main import dispatch
 from sandlot.model.errors import HostError, UnavailableError
 from sandlot.sdk import Client, local
 
-VERSION = "import sys; from sandlot.sdk import Client; client = Client(); print(client.version()['pid'])"
-
 
 def end(folder: Path, number: signal.Signals) -> None:
     """End the service of a state directory, if one runs, and wait until it has gone."""
@@ -54,14 +52,10 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def client_process(folder: Path, code: str = VERSION, **env: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")}
-    kept["SANDLOT_DATA_DIR"] = str(folder)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept | env)
-
-
 def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = [client_process(folder / "new") for _ in range(3)]
+    code = "from sandlot.sdk import Client; print(Client().version()['pid'])"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(folder / "new")}
+    clients = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
     told = [client.communicate() for client in clients]
     assert [error for _, error in told if error] == []
     assert len({pid for pid, _ in told}) == 1

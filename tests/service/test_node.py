@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +31,6 @@ def service() -> Iterator[LocalService]:
     ratio = max(0.01, ROOM_BYTES / 1024 / int(found[1]))
     with local_service({"SANDLOT_MEMORY_RATIO": f"{ratio:.4f}", "SANDLOT_MEMORY_RESERVE_BYTES": "0"}, isolation="container") as running:
         yield running
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
-    made = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
 
 
 def http(service: LocalService) -> httpx.Client:
@@ -116,16 +107,14 @@ def test_service_has_its_own_control_group_and_children_leave_it(service: LocalS
 
 
 @pytest.mark.slow
-def test_control_group_is_removed_also_after_a_kill(folder: Path) -> None:
-    killed = LocalService(folder)
-    killed.start()
-    name = f"sandlot/{PREFIX}{node_of(folder)}"
+def test_control_group_is_removed_also_after_a_kill(service: LocalService) -> None:
+    name = f"sandlot/{PREFIX}{node_of(service.data_dir)}"
     groups = [hierarchy.mount / name for hierarchy in detect_layout().hierarchies]
     assert any(group.is_dir() for group in groups)
-    killed.end(signal.SIGKILL)
-    again = LocalService(folder)
-    again.start()
+    service.end(signal.SIGKILL)
+    service.start()
     # A child that looks at something for it is there for a moment.
-    settle(lambda: any((group / "cgroup.procs").read_text().split() == [str(again.pid)] for group in groups if group.is_dir()), expected=True)
-    assert again.end() == 0
+    settle(lambda: any((group / "cgroup.procs").read_text().split() == [str(service.pid)] for group in groups if group.is_dir()), expected=True)
+    assert service.end() == 0
     assert not any(group.is_dir() for group in groups)
+    service.start()

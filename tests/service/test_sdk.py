@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -194,21 +193,6 @@ def test_file_is_written_appended_to_read_and_listed(sandbox: Sandbox) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- async
-
-
-async def test_asynchronous_client_does_the_same(async_sandbox: AsyncSandbox, tmp_path: Path) -> None:
-    assert (await async_sandbox.run_code("20 + 1")).text == "21"
-    assert (await async_sandbox.commands.run("cat", stdin=b"\xff" * 100_000)).stdout == "\ufffd" * 100_000
-    await async_sandbox.files.write("/tmp/async", iter([b"a", b"b"]))
-    assert await async_sandbox.files.read("/tmp/async") == "ab"
-    async with await async_sandbox.files.read("/tmp/async", "stream") as pieces:
-        assert b"".join([piece async for piece in pieces]) == b"ab"
-    assert await async_sandbox.files.download("/tmp/async", tmp_path / "async") == 1
-    handle = await async_sandbox.commands.run("echo x", background=True)
-    assert b"".join([piece.data async for piece in handle]) == b"x\n"
-    assert (await handle.wait()).exit_code == 0
-    results = await asyncio.gather(*(async_sandbox.commands.run(f"echo {number}") for number in range(20)))
-    assert [result.stdout for result in results] == [f"{number}\n" for number in range(20)]
 
 
 async def test_cancelled_call_ends_its_command(async_sandbox: AsyncSandbox) -> None:
