@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
+from tests.support.hoststate import changes, host_state
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.planted import Planted, plant
 from tests.support.tenants import Two, memory_tenants
@@ -60,6 +61,14 @@ def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
     assert sandbox.is_running()
     with plant(service.data_dir, *(service.data_dir / "sandboxes").iterdir()) as files:
         yield files
+
+
+@pytest.fixture(scope="module")
+def host_unchanged(isolation: str) -> Iterator[None]:
+    """Settings, modules, names and interfaces of the host, compared after all tests of the module."""
+    before = host_state()
+    yield
+    assert changes(before, host_state()) == {}, f"changed from inside of {isolation}"
 
 
 @pytest.fixture
