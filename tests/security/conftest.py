@@ -14,6 +14,7 @@ import pytest
 
 from sandlot import Sandbox
 from tests.support.bombs import Targets
+from tests.support.hoststate import changes, host_state
 from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService, local_service
 from tests.support.planted import Planted, plant
 from tests.support.roots import Roots, own_roots
@@ -105,6 +106,14 @@ def planted(service: LocalService, sandbox: Sandbox) -> Iterator[Planted]:
     assert sandbox.is_running()
     with plant(service.data_dir, *(service.data_dir / "sandboxes").iterdir()) as files:
         yield files
+
+
+@pytest.fixture(scope="module")
+def host_unchanged(isolation: str) -> Iterator[None]:
+    """Settings, modules, names and interfaces of the host, compared after all tests of the module."""
+    before = host_state()
+    yield
+    assert changes(before, host_state()) == {}, f"changed from inside of {isolation}"
 
 
 @pytest.fixture
