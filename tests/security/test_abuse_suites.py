@@ -21,7 +21,6 @@ from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.traces import settle
 
-MIB = 1 << 20
 LIMITS: dict[str, Any] = {"memory": "256M", "disk": "16M", "pids": 48}
 
 

@@ -54,7 +54,6 @@ class Bomb:
         program: Python; it finds the names of :data:`PREAMBLE`.
         ends: Every word that is a right end; see :func:`set_off`.
         user: As whom.
-        timeout_s: When the guest is to kill it, where nothing else ends it.
         differs: Isolation -> its ends, where they are not those of all.
     """
 
@@ -62,7 +61,6 @@ class Bomb:
     program: str
     ends: frozenset[str]
     user: str = "user"
-    timeout_s: float = 30.0
     differs: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def ends_on(self, isolation: str) -> frozenset[str]:
@@ -90,7 +88,7 @@ def set_off(sandbox: Sandbox, bomb: Bomb) -> tuple[str, CommandHandle | None]:
     """
     try:
         handle = sandbox.commands.run(
-            ["python3", "-SI", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=bomb.timeout_s, cwd="/tmp"
+            ["python3", "-SI", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=30, cwd="/tmp"
         )
     except SandlotError as error:
         return _word_of(error, sandbox), None
