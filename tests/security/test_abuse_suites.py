@@ -19,7 +19,7 @@ from sandlot.model.errors import ErrorCode
 from tests.support.bombs import check_serves
 from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
-from tests.support.traces import NOTHING, settle
+from tests.support.traces import settle
 
 MIB = 1 << 20
 LIMITS: dict[str, Any] = {"memory": "256M", "disk": "16M", "pids": 48}
@@ -77,13 +77,6 @@ told["tried"] = [attempt(os.kill, os.getppid(), number).get("error") for number 
     assert told == {"parent": 1, "tried": ["EPERM"] * 3}
 
 
-def test_rebooting(sandbox: Sandbox) -> None:
-    """DOMjudge, tests/stress-test-reboot.c."""
-    for user in USERS:
-        told = run_inside(sandbox, 'told["refused"] = called(libc.reboot(0x01234567))', user=user)
-        assert told["refused"] in {"EPERM", "ENOSYS"}, user
-
-
 def test_files_do_not_pass_from_one_run_to_the_next(service: LocalService) -> None:
     """Piston, tests/file_persistance.py: folders that everybody may write to. Between sandboxes nothing stays; within one all does."""
     folders = ("/dev/shm", "/run/lock", "/tmp", "/var/tmp", "/workspace", "/home/user", "/dev/mqueue")
@@ -92,20 +85,6 @@ def test_files_do_not_pass_from_one_run_to_the_next(service: LocalService) -> No
         with service.create(**LIMITS) as made:
             assert made.commands.run(["sh", "-c", look, "-", *folders]).stdout == ""
             assert len(made.commands.run(["sh", "-c", look, "-", *folders]).stdout.splitlines()) >= 4
-
-
-def test_many_requests_at_once(service: LocalService) -> None:
-    """Piston, tests/multi_request.py: cleaning up after one run took down another's."""
-
-    def one(number: int) -> str:
-        with service.create(**LIMITS) as made:
-            made.files.write("/workspace/Test.java", f"{number}")
-            return made.commands.run("cat Test.java").stdout
-
-    refs = service.refs()
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(one, range(4))) == [str(number) for number in range(4)]
-    settle(lambda: service.traces(keep=refs), NOTHING)
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -138,15 +138,6 @@ def one(number):
 until_refused(one)
 hold()
 """
-PORTS = """
-held = []
-def one(number):
-    held.append(socket.create_server(("127.0.0.1", 0)))
-    if number > 1000:
-        raise RuntimeError
-until_refused(one)
-hold()
-"""
 CONNECTIONS = """
 server = socket.create_server(("127.0.0.1", 0), backlog=4096)
 held = []
@@ -171,7 +162,6 @@ BOMBS = (
     Bomb("epolls of epolls", EPOLLS, SPENT | {"ENOSPC", "RuntimeError"}),
     Bomb("semaphores", SEMAPHORES, SPENT | {"ENOSPC", "ENOSYS", "EPERM", "RuntimeError"}),
     Bomb("message queues", MESSAGES, SPENT | {"EAGAIN", "ENOSYS", "EPERM"}),
-    Bomb("ports", PORTS, SPENT | {"EADDRINUSE", "RuntimeError"}),
     Bomb("connections to itself", CONNECTIONS, SPENT | {"TimeoutError", "EADDRNOTAVAIL", "RuntimeError", "ETIMEDOUT"}),
 )
 COUNTED_BY_THE_HOST = (

@@ -100,9 +100,6 @@ except OSError as error:
 )
 VARIANTS = (
     Bomb(
-        "data of root", "file = open('/root/data', 'wb', buffering=0)\nuntil_refused(lambda number: file.write(bytes(1 << 20)))\nhold()", FULL, "root"
-    ),
-    Bomb(
         "data in many files that have no name",
         """
 held = []
@@ -114,21 +111,6 @@ until_refused(one)
 hold()
 """,
         FULL,
-    ),
-    Bomb(
-        "folders",
-        """
-os.makedirs("/tmp/folders", exist_ok=True)
-os.chdir("/tmp/folders")
-def one(number):
-    os.mkdir(f"d{number}")
-    if number > 6000:
-        raise RuntimeError
-until_refused(one)
-hold()
-""",
-        INODES,
-        differs=(("gvisor", IN_MEMORY),),
     ),
     Bomb(
         "attributes",

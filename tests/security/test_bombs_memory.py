@@ -143,12 +143,6 @@ while True:
         SPENT | {"child 9", "child MemoryError"},
     ),
     Bomb(
-        "stack",
-        "resource.setrlimit(resource.RLIMIT_STACK, (-1, -1))\nthreading.stack_size(0)\nsys.setrecursionlimit(1 << 30)\n"
-        "def deeper(n): return deeper(n + 1) + 1\ndeeper(0)",
-        SPENT | {"signal 11", "exit 1"},
-    ),
-    Bomb(
         "memory without a name",
         """
 held = []
@@ -159,33 +153,6 @@ until_refused(one)
 hold()
 """,
         SPENT | {"ENOSPC", "EMFILE"},
-    ),
-    Bomb(
-        "kernel objects",
-        """
-children = []
-def many(number):
-    pid = os.fork()
-    if pid == 0:
-        held = []
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        try:
-            while True:
-                held.append(libc.eventfd(0, 0))
-                if held[-1] < 0:
-                    break
-        finally:
-            hold()
-for number in range(12):
-    try:
-        many(number)
-    except OSError as error:
-        tell(error)
-time.sleep(4)
-tell("done")
-hold()
-""",
-        SPENT | {"done"},
     ),
 )
 

@@ -22,14 +22,6 @@ threading.stack_size(65536)
 until_refused(lambda number: threading.Thread(target=hold, daemon=True).start())
 hold()
 """
-STORM = """
-# As in every shell's fork bomb: each child does what its parent does, and nobody waits for anybody.
-while True:
-    try:
-        os.fork()
-    except OSError:
-        pass
-"""
 ZOMBIES = """
 for number in range(40):
     try:
@@ -56,14 +48,6 @@ for number in range(34):  # more than there may be at once
     except OSError:
         pass
 tell("done")
-"""
-SPINNERS = """
-for number in range(20):
-    if os.fork() == 0:
-        while True:
-            pass
-tell("done")
-hold()
 """
 PUSHY = """
 # Whatever may put one before others: niceness, real time, every processor, never sleeping.
@@ -122,18 +106,9 @@ def one(number):
 until_refused(one)
 hold()
 """
-ALARMS = """
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
-signal.setitimer(signal.ITIMER_REAL, 0.000001, 0.000001)
-tell("done")
-while True:
-    signal.pause()
-"""
 
 ROOTS_FORKS = (("gvisor", ends("EAGAIN", "timeout", "pids", KILLED, OUT_OF_MEMORY)),)
 """There a process takes more memory than of the host's kernel, and PID 1, which counts them, competes for the same processor."""
-
-STORM_OF_FORKS = (("gvisor", ends("timeout", "pids", OUT_OF_MEMORY)),)
 
 BOMBS = (
     Bomb("forks", FORKS, ends("EAGAIN")),
@@ -145,22 +120,11 @@ BOMBS = (
     Bomb("a storm of signals", SIGNALS, ends("done")),
     Bomb("signals that nobody takes", QUEUED, ends("EAGAIN", "RuntimeError")),
     Bomb("timers", TIMERS, ends("EAGAIN", "ENOMEM", "RuntimeError")),
-    Bomb("alarms", ALARMS, ends("done")),
 )
 VARIANTS = (
     Bomb("threads of root", THREADS, ends("RuntimeError", "EAGAIN", "pids", KILLED), "root"),
-    Bomb("a storm of forks", STORM, ends("timeout", "pids"), timeout_s=3, differs=STORM_OF_FORKS),
-    Bomb(
-        "a storm of forks of root",
-        STORM,
-        ends("timeout", "pids", KILLED),
-        "root",
-        timeout_s=3,
-        differs=(("gvisor", ends("timeout", "pids", KILLED, OUT_OF_MEMORY, "sandbox crashed")),),
-    ),
     Bomb("zombies of root", ZOMBIES, ends("EAGAIN", "done", "pids", KILLED), "root"),
     Bomb("orphans of root", ORPHANS, ends("done", "pids", KILLED), "root"),
-    Bomb("every processor", SPINNERS, ends("done")),
 )
 
 

@@ -15,10 +15,11 @@ import pytest
 
 from sandlot import Execution, Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
-from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
+from tests.support.bystanders import end_of, later, nobody_else_notices, outcome, reason
 from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots
+from tests.support.traces import memory_bytes
 
 pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
 """The host's end of the link does not depend on the isolation."""

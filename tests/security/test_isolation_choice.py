@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox
-from sandlot.model.errors import ErrorCode, ForbiddenError, HostError
+from sandlot.model.errors import ErrorCode, HostError
 from tests.support.localservice import LocalService, local_service
-from tests.support.traces import settle
 
 
 def runtimes(service: LocalService) -> list[str]:
@@ -27,28 +27,16 @@ def shares_the_hosts_kernel(sandbox: Sandbox) -> bool:
     return sandbox.commands.run("uname -r").stdout.strip() == Path("/proc/sys/kernel/osrelease").read_text().strip()
 
 
-def test_gvisor_is_the_default_and_what_the_operator_does_not_allow_is_forbidden() -> None:
-    """A service whose operator has decided nothing."""
-    with local_service() as as_delivered:
-        with as_delivered.create() as sandbox:
-            assert sandbox.info().isolation == "gvisor"
-            assert not shares_the_hosts_kernel(sandbox)
-            assert runtimes(as_delivered) == ["runsc"]
-        settle(lambda: runtimes(as_delivered), list[str]())
-        for asked in ("container", "microvm"):
-            with pytest.raises(ForbiddenError) as refused:
-                as_delivered.create(isolation=asked)
-            assert refused.value.code is ErrorCode.FORBIDDEN
-            assert "gvisor" in refused.value.hint
-        assert runtimes(as_delivered) == []
-
-
 @pytest.mark.parametrize("isolation", ["gvisor"], indirect=True)
-def test_every_sandbox_is_isolated_as_requested_and_says_how(service: LocalService) -> None:
-    with service.create(isolation="container") as container, service.create(isolation="gvisor") as gvisor:
-        assert runtimes(service) == ["crun", "runsc"]
-        assert [shares_the_hosts_kernel(sandbox) for sandbox in (container, gvisor)] == [True, False]
-        assert {info.id: info.isolation for info in service.client.sandboxes()} == {container.id: "container", gvisor.id: "gvisor"}
+def test_every_sandbox_is_isolated_as_requested_or_by_the_default_and_says_how(service: LocalService) -> None:
+    """The service's operator allows both and has set no default."""
+    requested = ("container", "gvisor", None)
+    with ExitStack() as stack:
+        container, gvisor, default = [stack.enter_context(service.create(isolation=isolation)) for isolation in requested]
+        assert runtimes(service) == ["crun", "runsc", "runsc"]
+        assert [shares_the_hosts_kernel(sandbox) for sandbox in (container, gvisor, default)] == [True, False, False]
+        found = {info.id: info.isolation for info in service.client.sandboxes()}
+        assert found == {container.id: "container", gvisor.id: "gvisor", default.id: "gvisor"}
 
 
 def test_where_the_default_does_not_work_nothing_weaker_is_taken(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ class World:
         self._bare: Sandbox | None = None
 
     def close(self) -> None:
+        for pool in self.client.pools.list():
+            self.client.pools.remove(pool.id)  # a pool that a made-up request created keeps warm sandboxes
         self.session.close()
         self.client.close()
 

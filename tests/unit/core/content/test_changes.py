@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
 from sandlot.core.content import changes, files
-from sandlot.core.content.changes import Change
 from sandlot.core.runs import processes
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
@@ -18,25 +17,6 @@ from tests.support.serving import at, folder
 from tests.support.until import until
 
 __all__ = ["at", "folder"]
-
-
-@pytest.mark.real_guest
-async def test_a_run_reports_what_it_created_and_changed(at: Bench) -> None:
-    box = await at.sandbox()
-    found: Sequence[Change] = ()
-    more = True
-    for command in ("echo old > kept; echo old > changed", "echo new > changed; mkdir -p sub; echo new > sub/.hidden"):
-        async with await changes.mark(box, ["/workspace"], User.USER) as marked:
-            await processes.run(box, ProcessSpec(argv=shell_argv(command)))
-            found, more = await marked.changed()
-    assert [(change.path, change.created, change.size_bytes) for change in found] == [
-        ("/workspace/changed", False, 4),
-        ("/workspace/sub/.hidden", True, 4),
-    ]
-    assert not more
-    assert isinstance(found[0], Change)
-    assert found[0].modified_ns > 1 << 60
-    await until(lambda: box.activity.held == 0)
 
 
 @pytest.mark.real_guest
@@ -87,16 +67,6 @@ async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> Non
     _, _ = await processes.launch(box, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):
         await marked.changed()
-
-
-@pytest.mark.real_guest
-async def test_a_report_that_cannot_be_had_says_that_there_may_be_more(at: Bench) -> None:
-    box = await at.sandbox()
-    marked = await changes.mark(box, ["/workspace"], User.USER)
-    async with box.using() as link:
-        (program,) = await link.processes()
-        await link.signal(program.process, 9)
-    assert await marked.report() == ((), True)
 
 
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:

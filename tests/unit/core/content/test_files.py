@@ -8,9 +8,8 @@ import pytest
 
 from sandlot.core.content import files
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.specs import User
-from tests.support.cases import cases
 
 USER = User.USER
 
@@ -31,25 +30,6 @@ async def test_a_folder_has_the_mode_that_was_asked_for_and_those_above_it_have_
 @pytest.mark.real_guest
 async def test_a_file_without_a_size_is_read_as_well(box: Sandbox) -> None:
     assert b"MemTotal" in await read(box, "/proc/meminfo")
-
-
-@cases("path", ["", "a", "./a", "/a\0b", "/\ud800", "/" + "x" * 4096])
-async def test_no_path(box: Sandbox, path: str) -> None:
-    with pytest.raises(InvalidRequestError):
-        await files.stat(box, path, user=USER)
-    with pytest.raises(InvalidRequestError):
-        await files.write(box, path, parts(b""), user=USER)
-    with pytest.raises(InvalidRequestError):
-        await files.move(box, "/workspace", path, user=USER)
-
-
-async def test_numbers_out_of_bounds(box: Sandbox) -> None:
-    for offset, length in ((-1, None), (0, -1), (1 << 63, None)):
-        with pytest.raises(InvalidRequestError):
-            await files.read(box, "/etc/passwd", user=USER, offset=offset, length=length)
-    for mode in (-1, 0o10000):
-        with pytest.raises(InvalidRequestError):
-            await files.write(box, "/workspace/a", parts(b""), user=USER, mode=mode)
 
 
 async def parts(content: bytes) -> AsyncIterator[bytes]:

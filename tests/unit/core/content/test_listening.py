@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.core.content import listening
 from sandlot.core.content.listening import Listening, address_of, parsed
-from sandlot.core.runs import processes
-from sandlot.model.specs import ProcessSpec
-from tests.support.service import Bench
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 REST = "00000000:00000000 00:00000000 00000000  1000        0 12345 1 0000000000000000 100 0 0 10 0"
@@ -20,13 +16,6 @@ TABLE = [
     f"   1: 0100007F:0016 00000000:0000 0A {REST}",
     f"   2: 0100007F:C350 0100007F:1F40 01 {REST}",
 ]
-
-LISTENER = """
-import socket, time
-both = socket.create_server(("", 8000)), socket.create_server(("::1", 8001), family=socket.AF_INET6)
-print("ready", flush=True)
-time.sleep(60)
-"""
 
 
 def test_the_sockets_that_listen_and_no_others() -> None:
@@ -59,14 +48,3 @@ def test_what_is_no_line_is_passed_over(line: str) -> None:
 @given(st.lists(st.text(max_size=200) | st.from_regex(r"0: [0-9A-Fa-f]{0,40}:[0-9A-Fa-f]{0,6} x 0A.*", fullmatch=True), max_size=10))
 def test_whatever_a_guest_says_ports_come_of_it(lines: list[str]) -> None:
     assert all(0 < each.port < 1 << 16 for each in parsed(lines))
-
-
-@pytest.mark.real_guest
-async def test_a_sandbox_is_asked(at: Bench) -> None:
-    box = await at.sandbox()
-    assert await listening.ports(box) == []  # what the service itself needs inside is not told
-    process = await processes.start(box, ProcessSpec(argv=("python3", "-c", LISTENER)))
-    async for _ in process:
-        break
-    assert await listening.ports(box) == [Listening(8000, "0.0.0.0"), Listening(8001, "::1")]  # noqa: S104 - what is told
-    await process.close()

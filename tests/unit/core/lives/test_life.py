@@ -32,16 +32,6 @@ PATIENCE_S = 30
 """For what would otherwise never return."""
 
 
-async def test_it_ends_when_its_time_is_over(at: Bench, box: Sandbox, clock: ManualClock) -> None:
-    clock.advance(299)
-    await asyncio.sleep(0)
-    assert is_in(box, State.RUNNING)
-    clock.advance(1)
-    await box.ended.wait()
-    assert box.exit == Exit(ExitReason.KILLED, "its timeout passed")
-    assert at.sandboxes.find(box.id, OPERATOR) is box
-
-
 async def test_its_time_can_be_prolonged_and_shortened(at: Bench, box: Sandbox, clock: ManualClock) -> None:
     clock.advance(200)
     await at.sandboxes.update(box.id, OPERATOR, Update(timeout_s=200))

@@ -14,16 +14,12 @@ from sandlot.core.node.capacity import (
     RETRY_AFTER_S,
     Shares,
     added,
-    amount,
     ceiling,
     check,
     check_ever,
     check_pressure,
-    figures,
     grown,
-    larger,
     reserve,
-    smaller,
     total,
 )
 from sandlot.model.errors import InvalidRequestError, UnavailableError
@@ -148,17 +144,3 @@ def test_a_host_under_pressure_gets_nothing_more_whatever_the_promises_say(name:
     assert refused.value.retryable
     assert refused.value.fields["retry_after_s"] > 0
     check_pressure(ONE, replace(HOST, free=NOTHING), BARE)  # an operator who keeps nothing is not protected
-
-
-def test_figures() -> None:
-    found = figures([ONE, ONE], HOST, BARE)
-    assert (found.total, found.promised, found.sandboxes) == (Resources(8 * GIB, 50 * GIB, 30_000), Resources(2 * GIB, 10 * GIB, 2000), 2)
-    assert found.free == Resources(6 * GIB, 40 * GIB, 28_000)
-    assert figures([ONE] * 20, HOST, BARE).free == Resources(0, 0, 10_000)  # a host that shrank
-
-
-def test_sums_and_bounds() -> None:
-    assert added([]) == NOTHING
-    assert larger(Resources(1, 5, 3), Resources(2, 4, 3)) == Resources(2, 5, 3)
-    assert smaller(Resources(1, 5, 3), Resources(2, 4, 3)) == Resources(1, 4, 3)
-    assert [amount("memory_bytes", GIB), amount("disk_bytes", 3 * MIB + 5), amount("pids", 7)] == ["1.0 GiB", "3 MiB", "7"]

@@ -45,33 +45,6 @@ async def promised(ledger: Ledger) -> Resources:
     return (await ledger.figures()).promised
 
 
-async def test_a_promise_counts_until_it_is_given_up(ledger: Ledger) -> None:
-    reading = await ledger.look()
-    for number in range(10):
-        ledger.promise(f"box-{number}", TEN, reading)
-    with pytest.raises(UnavailableError):
-        ledger.promise("one more", TEN, reading)
-    assert await promised(ledger) == HAS
-    ledger.give_up("box-3")
-    ledger.give_up("box-3")
-    ledger.promise("one more", TEN, reading)
-    assert await promised(ledger) == HAS
-
-
-async def test_nobody_is_promised_twice(ledger: Ledger) -> None:
-    reading = await ledger.look()
-    ledger.promise("a", TEN, reading)
-    with pytest.raises(InternalError):
-        ledger.promise("a", TEN, reading)
-    assert await promised(ledger) == TEN
-
-
-async def test_what_was_refused_is_not_promised(ledger: Ledger) -> None:
-    with pytest.raises(InvalidRequestError):
-        ledger.promise("a", replace(TEN, pids=101), await ledger.look())
-    assert await promised(ledger) == NOTHING
-
-
 async def test_reservation_that_can_never_fit_is_invalid_while_the_host_is_short(host: Host, clock: ManualClock) -> None:
     ledger = Ledger(host.read, replace(SHARES, memory_reserve_bytes=40), clock)
     host.reading = replace(host.reading, free=replace(HAS, memory_bytes=10))
@@ -104,20 +77,6 @@ async def test_a_look_that_fails_is_tried_again(clock: ManualClock) -> None:
     assert (await ledger.look()).has == HAS
 
 
-async def test_a_change_counts_as_the_larger_of_both_until_it_is_done(ledger: Ledger) -> None:
-    ledger.promise("a", TEN, await ledger.look())
-    with ledger.changing("a", Resources(20, 5, 10), await ledger.look()):
-        assert await promised(ledger) == Resources(20, 10, 10)
-    assert await promised(ledger) == Resources(20, 5, 10)
-
-
-async def test_a_change_that_fails_leaves_the_old_promise(ledger: Ledger) -> None:
-    ledger.promise("a", TEN, await ledger.look())
-    with pytest.raises(OSError, match="it did not work"), ledger.changing("a", Resources(20, 20, 20), await ledger.look()):
-        raise OSError("it did not work")
-    assert await promised(ledger) == TEN
-
-
 async def test_what_a_body_says_has_come_of_it_is_what_counts(ledger: Ledger) -> None:
     reading = await ledger.look()
     ledger.promise("a", TEN, reading)
@@ -130,22 +89,6 @@ async def test_what_a_body_says_has_come_of_it_is_what_counts(ledger: Ledger) ->
     with pytest.raises(OSError, match="half of it"):
         work()
     assert await promised(ledger) == Resources(20, 10, 10)
-
-
-async def test_a_raise_is_refused_where_it_does_not_fit_and_a_cut_never(ledger: Ledger, host: Host, clock: ManualClock) -> None:
-    reading = await ledger.look()
-    ledger.promise("a", TEN, reading)
-    ledger.promise("b", Resources(85, 85, 85), reading)
-    with pytest.raises(UnavailableError), ledger.changing("a", replace(TEN, memory_bytes=16), await ledger.look()):
-        raise AssertionError("not refused")
-    with pytest.raises(InvalidRequestError), ledger.changing("a", replace(TEN, memory_bytes=101), await ledger.look()):
-        raise AssertionError("not refused")
-    assert await promised(ledger) == Resources(95, 95, 95)
-    host.reading = Reading(has=NOTHING, free=NOTHING, held_disk_bytes=0)
-    clock.advance(FRESH_S)
-    with ledger.changing("a", Resources(10, 1, 1), await ledger.look()):
-        pass
-    assert await promised(ledger) == Resources(95, 86, 86)
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])
@@ -175,31 +118,6 @@ async def test_a_holder_that_ends_while_its_promise_is_changed_has_none_afterwar
         raise AssertionError("nobody was promised that")
 
 
-async def test_room_is_made_from_what_only_waits(ledger: Ledger) -> None:
-    reading = await ledger.look()
-    waiting = [f"pool-{number}" for number in range(9)]
-    for holder in waiting:
-        ledger.promise(holder, TEN, reading)
-
-    async def evict() -> bool:
-        if not waiting:
-            return False
-        ledger.give_up(waiting.pop())
-        return True
-
-    ledger.evict = evict
-    ledger.promise("box-1", TEN, await ledger.make_room(TEN))
-    assert len(waiting) == 9
-    ledger.promise("box-2", Resources(30, 30, 30), await ledger.make_room(Resources(30, 30, 30)))
-    assert len(waiting) == 6
-    reading = await ledger.make_room(Resources(70, 70, 70))  # what the two sandboxes have is not given up
-    assert waiting == []
-    with pytest.raises(UnavailableError):
-        ledger.promise("box-3", Resources(70, 70, 70), reading)
-    with pytest.raises(InvalidRequestError):
-        await ledger.make_room(Resources(101, 1, 1))
-
-
 async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualClock) -> None:
     ledger = Ledger(host.read, replace(SHARES, memory_reserve_bytes=20), clock)
     waiting = ["pool-1", "pool-2"]
@@ -217,15 +135,3 @@ async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualC
     ledger.promise("box-1", TEN, await ledger.make_room(TEN))
 
     assert waiting == ["pool-1"]
-
-
-async def test_a_promise_is_handed_over_whole_or_in_part_and_never_grows(ledger: Ledger) -> None:
-    ledger.promise("pool-1", TEN, await ledger.look())
-    with pytest.raises(InternalError):
-        ledger.hand_over("pool-1", "box-1", Resources(11, 10, 10))
-    ledger.hand_over("pool-1", "box-1", Resources(10, 10, 5))
-    assert await promised(ledger) == Resources(10, 10, 5)
-    with pytest.raises(InternalError):
-        ledger.hand_over("pool-1", "box-2", TEN)
-    with pytest.raises(InternalError):
-        ledger.hand_over("box-1", "box-1", TEN)

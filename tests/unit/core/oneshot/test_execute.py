@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import pytest
 
 from sandlot.core.lives import adoption
-from sandlot.core.oneshot import execute as running
 from sandlot.core.oneshot.execute import execute
-from sandlot.core.oneshot.grading import Comparison
 from sandlot.core.oneshot.results import Result, Seen, Status, graded
 from sandlot.core.oneshot.spec import OneShot
 from sandlot.core.runs import processes
@@ -64,33 +61,11 @@ async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(a
     assert (done.status, len(done.stdout)) == (Status.OUTPUT_LIMIT, 1000)
 
 
-async def test_a_program_that_fails_is_not_graded(at: Bench) -> None:
-    assert (await run(at, "print(1, flush=True); exit(2)", expected_output="1")).status is Status.RUNTIME_ERROR
-
-
 async def test_large_output_is_graded_whole(at: Bench) -> None:
     code = "for n in range(100000): print(n)"
     expected = "\n".join(str(n) for n in range(100000))
     assert (await run(at, code, expected_output=expected)).status is Status.COMPLETED
     assert (await run(at, code, expected_output=expected + "0")).status is Status.WRONG_ANSWER
-
-
-async def test_what_takes_long_to_grade_keeps_nobody_elses_thread(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    def seen_by(*given: Any) -> Result:  # noqa: ANN401
-        threads.append(threading.current_thread().name)
-        return graded(*given)
-
-    monkeypatch.setattr(running, "graded", seen_by)
-    many = "1 " * 3000
-    for comparison in Comparison:
-        done = await run(at, f"print({many!r})", expected_output=many, comparison=comparison)
-        assert done.status is (Status.WRONG_ANSWER if comparison is Comparison.EXACT else Status.COMPLETED)
-    main = threading.main_thread().name
-    assert [name if name == main else name.partition("_")[0] for name in threads] == [main, main, "grading"]
-    await run(at, "print(1)", expected_output="x" * 100_000)
-    assert threads[-1] == "grading_0", "what was expected takes its time as well"
 
 
 def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
@@ -161,20 +136,6 @@ async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) 
     assert driver.leftovers() == []
 
 
-async def test_what_a_killed_service_leaves_of_it_is_ended_by_the_next_one(tmp_path: Path) -> None:
-    below = tmp_path / "driver"
-    below.mkdir()
-    driver = MemoryDriver()
-    async with serving(tmp_path, driver, keep=True) as service:  # a kill makes no difference between the two
-        stays = await service.sandboxes.create(BASE, OPERATOR)
-        left = await service.sandboxes.create(replace(BASE, metadata={adoption.USE_WORD: adoption.ONE_RUN}), OPERATOR)
-    async with serving(tmp_path, driver) as service:
-        await until(lambda: [box.id for box in service.sandboxes.all(OPERATOR)] == [stays.id])
-        ended = service.sandboxes.find(left.id, OPERATOR)
-        assert ended.exit == Exit(ExitReason.KILLED, adoption.FORSAKEN)
-    assert driver.leftovers() == []
-
-
 async def test_a_process_that_was_killed_for_memory_is_told_so(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = asyncio.create_task(run(at, "sleep 0.5; kill -9 $$", "bash"))
     await until(lambda: any(box.told for box in at.sandboxes.all(OPERATOR)))
@@ -221,13 +182,6 @@ async def test_a_key_whose_sandboxes_live_shortly_has_short_runs(at: Bench) -> N
     assert (await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=10))).stdout == "1\n"
     with pytest.raises(LimitError, match="30 seconds"):
         await execute(at.sandboxes, who, shot("echo 1", "bash", timeout_s=31))
-
-
-async def test_where_the_service_has_no_memory_for_its_output_there_is_no_verdict(tmp_path: Path) -> None:
-    async with bench(tmp_path, Settings(buffer_bytes=1 << 20)) as here:
-        with pytest.raises(UnavailableError) as refused:
-            await run(here, "head -c 500000 /dev/zero", "bash")
-        assert refused.value.code is ErrorCode.BUSY
 
 
 @pytest.mark.parametrize(

@@ -538,16 +538,6 @@ async def test_second_pool_of_the_default_isolation_conflicts_under_its_driver_n
         await node.pools.create(OPERATOR, "base", "gvisor", LIMITS, PoolSizes(warm=2, max=2))
 
 
-async def test_key_lists_its_own_pools_and_the_operator_lists_all(node: Node) -> None:
-    anne = await new_key(node, "anne", pools=1)
-    private = await create_pool(node, anne, warm=0)
-    for extra in range(6):  # more than a key may have
-        await create_pool(node, OPERATOR, warm=0, limits=replace(LIMITS, memory_bytes=GIB + extra * MIB))
-
-    assert [status.pool for status in node.pools.list(anne)] == [private]
-    assert len(node.pools.list(OPERATOR)) == 7
-
-
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
@@ -565,11 +555,6 @@ async def test_template_name_is_ambiguous_if_two_pools_have_it(node: Node) -> No
 
     with pytest.raises(ConflictError):
         node.pools.find("base", OPERATOR)
-
-
-async def test_pool_of_an_unknown_template_is_not_found(node: Node) -> None:
-    with pytest.raises(NotFoundError):
-        await node.pools.create(OPERATOR, "nonsense", "auto", LIMITS, PoolSizes(warm=2, max=2))
 
 
 # Restarts -------------------------------------------------------------------------------------------------------------

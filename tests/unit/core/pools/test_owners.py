@@ -16,7 +16,7 @@ from sandlot.core.pools.owners import Owners
 from sandlot.core.pools.pool import Member, Pool, Prepared
 from sandlot.core.records.quotas import taken
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ConflictError, ForbiddenError, LimitError, NotFoundError
+from sandlot.model.errors import ForbiddenError, LimitError, NotFoundError
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import GIB, Limits
 
@@ -42,31 +42,6 @@ def by_id(*pools: Pool) -> Mapping[str, Pool]:
     return {each.id: each for each in pools}
 
 
-def test_one_finds_ones_own_and_operators_find_all_by_their_ids() -> None:
-    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
-    there = by_id(nodes, annes, bobs)
-    assert len(there) == 3
-    for principal, own, seen in (
-        (who(ANNE), annes, {annes.id}),
-        (who(BOB), bobs, {bobs.id}),
-        (OPERATOR, nodes, set(there)),
-        (ROOT, nodes, set(there)),
-    ):
-        assert owners.find(there, "base", principal) is own
-        for id_ in there:
-            if id_ in seen:
-                assert owners.find(there, id_, principal) is there[id_]
-            else:
-                with pytest.raises(NotFoundError):
-                    owners.find(there, id_, principal)
-    with pytest.raises(NotFoundError):
-        owners.find(by_id(nodes, bobs), "base", who(ANNE))
-    with pytest.raises(NotFoundError):
-        owners.find(by_id(bobs), "base", OPERATOR)  # what he has removed already is not the next one of that name
-    with pytest.raises(ConflictError, match="several"):
-        owners.find(by_id(bobs, pool(BOB, limits=replace(ONE, cpus=1.0))), "base", who(BOB))
-
-
 def test_one_claims_of_ones_own_and_of_the_nodes_by_its_id() -> None:
     nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
     there = by_id(nodes, annes, bobs)
@@ -78,14 +53,6 @@ def test_one_claims_of_ones_own_and_of_the_nodes_by_its_id() -> None:
             owners.claimable(there, bobs.id, principal)
     with pytest.raises(NotFoundError):
         owners.claimable(by_id(nodes, bobs), "base", who(ANNE))
-
-
-def test_a_request_is_answered_of_its_owners_own_then_of_the_nodes_and_of_nobody_elses() -> None:
-    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
-    kind = nodes.kind
-    assert owners.suiting([nodes, annes, bobs], kind, ANNE) == [annes, nodes]
-    assert owners.suiting([nodes, annes, bobs], kind, ROOT.owner) == owners.suiting([nodes, annes, bobs], kind, LOCAL) == [nodes]
-    assert owners.suiting([nodes, annes, bobs], replace(kind, template="other"), ANNE) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from sandlot.core.records import events
 from sandlot.core.records.events import Feed
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
 from sandlot.store.database import SqlStore, open_store
@@ -37,15 +36,6 @@ async def taken(feed: AsyncIterator[EventRecord], count: int) -> list[int]:
     return [(await anext(feed)).sequence for _ in range(count)]
 
 
-async def test_one_sees_ones_own_and_an_operator_all(store: SqlStore) -> None:
-    feed = Feed(store.events)
-    await feed.publish(happened(ALICE), happened(BOB, sandbox=BOX), happened(ALICE, sandbox=BOX))
-    assert [record.sequence for record in await feed.page(OPERATOR)] == [1, 2, 3]
-    assert [record.sequence for record in await feed.page(ALICE)] == [1, 3]
-    assert [record.sequence for record in await feed.page(ALICE, sandbox=BOX)] == [3]
-    assert [record.sequence for record in await feed.page(OPERATOR, after=1, limit=1)] == [2]
-
-
 async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAGE", 2)
     monkeypatch.setattr(events, "LOOK_S", 1000)  # by being told alone
@@ -61,35 +51,12 @@ async def test_what_happens_is_followed_without_a_gap_from_any_number_on(store: 
     assert await waiting == [7, 8]
 
 
-async def test_without_a_number_it_begins_with_what_comes(store: SqlStore) -> None:
-    feed = Feed(store.events)
-    await feed.publish(happened(ALICE))
-    follower = asyncio.create_task(taken(feed.follow(ALICE), 1))
-    await asyncio.sleep(0.1)
-    await feed.publish(happened(ALICE))
-    assert await follower == [2]
-
-
 async def test_what_another_process_wrote_is_seen_without_being_told(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "LOOK_S", 0.02)
     follower = asyncio.create_task(taken(Feed(store.events).follow(ALICE, after=0), 1))
     await asyncio.sleep(0.05)
     await store.events.add([happened(ALICE)])
     assert await follower == [1]
-
-
-async def test_whoever_follows_is_told_where_to_go_on_when_the_service_stops(store: SqlStore) -> None:
-    feed = Feed(store.events)
-    await feed.publish(happened(ALICE))
-    follower = feed.follow(ALICE, after=0)
-    assert await taken(follower, 1) == [1]
-    waiting = asyncio.create_task(taken(follower, 1))
-    await asyncio.sleep(0.05)
-    feed.close()
-    with pytest.raises(UnavailableError) as told:
-        await waiting
-    assert told.value.fields["after"] == 1
-    assert told.value.retryable
 
 
 async def test_what_happens_to_others_makes_nobody_look(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,22 +96,6 @@ async def test_a_command_is_logged_with_its_exit_and_its_label(at: Bench, box: S
     assert found.files == 2
 
 
-@pytest.mark.real_guest
-async def test_a_background_process_is_logged_when_it_ends_and_keeps_nobody_busy(at: Bench, box: Sandbox) -> None:
-    await processes.run(box, ProcessSpec(argv=("mkfifo", "/tmp/go")))
-    id_, _ = await processes.launch(box, ProcessSpec(argv=shell_argv("echo begun; read -r line < /tmp/go; echo $line; exit 4"), timeout_s=None))
-    assert (await logged(at, id_)).status == "running"
-    assert box.activity.held == 0
-    await processes.run(box, ProcessSpec(argv=shell_argv("echo went > /tmp/go")))
-
-    async def over() -> bool:
-        return (await logged(at, id_)).status != "running"
-
-    await until(over)
-    found = await logged(at, id_)
-    assert (found.status, found.exit_code, found.stdout) == ("exited", 4, "begun\nwent\n")
-
-
 async def test_one_whose_client_goes_away_is_logged_as_killed(at: Bench, box: Sandbox) -> None:
     run = await processes.start(box, ProcessSpec(argv=("sleep", "1000")))
     await run.close()
@@ -182,16 +166,6 @@ async def test_what_does_not_fit_is_lost_with_a_warning_and_never_a_run(
     assert [entry["lines"] for entry in said if entry["event"] == "executions.lost"] == [4, 3]
     assert journal.held_bytes == 0
     assert b"sandlot_executions_lost_total 7.0" in metrics.text()
-
-
-async def test_what_the_store_will_never_take_is_given_up(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
-    table = Failing(store)
-    journal, metrics = journal_of(table, clock)
-    table.error = InternalError("It refused a statement.")
-    journal.command(still, new_process_id(), ("true",))
-    assert await journal.flush()
-    assert journal.held_bytes == 0
-    assert b"sandlot_executions_lost_total 1.0" in metrics.text()
 
 
 async def test_one_that_the_store_will_never_take_is_lost_alone(

@@ -51,27 +51,11 @@ async def whole(store: FileStore, who: Principal, id_: str) -> bytes:
     return b"".join([piece async for piece in store.read(await store.get(who, id_))])
 
 
-async def test_nothing_more_is_kept_while_the_host_is_short_of_disk_space(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> None:
-    async def room() -> None:
-        raise UnavailableError("The host is short of disk.", code=ErrorCode.BUSY)
-
-    short = FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES, room=room)
-    with pytest.raises(UnavailableError):
-        await short.upload(ALICE, pieces(b"x"), filename="x")
-    assert await blobs.ids() == frozenset()
-
-
 async def test_a_service_looks_at_its_host_before_it_keeps_one(tmp_path: Path) -> None:
     full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
     async with bench(tmp_path, read_host=lambda: full) as at:
         with pytest.raises(UnavailableError):
             await at.service.core.files.upload(ALICE, pieces(b"x"), filename="x")
-
-
-async def test_an_empty_file_is_one(store: FileStore) -> None:
-    record = await store.upload(ALICE, pieces(), filename="empty")
-    assert record.size_bytes == 0
-    assert await whole(store, ALICE, record.id) == b""
 
 
 async def test_somebody_elses_is_not_found(store: FileStore) -> None:

@@ -9,36 +9,13 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from sandlot.core.records.holding import Holding
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import AuthenticationError
 from sandlot.server.serve import answering
 from sandlot.web import listen
 from tests.support.service import BASE, bench
 from tests.support.until import until
 
 ALICE, BOB = OwnerId("a" * 12), OwnerId("b" * 12)
-
-
-async def test_what_works_for_an_owner_ends_and_what_says_so_does_not() -> None:
-    holding, never = Holding(), asyncio.Event()
-
-    async def work(owner: OwnerId) -> None:
-        with holding.working_for(owner):
-            await never.wait()
-
-    hers, his, cancelled = (asyncio.create_task(work(owner)) for owner in (ALICE, BOB, ALICE))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert cancelled.cancelled(), "whoever else ends it, ends it"
-    with holding.working_for(ALICE):
-        holding.end(ALICE)
-        with pytest.raises(AuthenticationError):
-            await hers
-    assert not his.done()
-    his.cancel()
-    await asyncio.wait({his})
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "by another process"])

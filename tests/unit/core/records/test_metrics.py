@@ -10,7 +10,6 @@ from sandlot.core.records import metrics
 from sandlot.core.records.metrics import Metrics
 from sandlot.model.errors import ErrorCode
 from sandlot.model.ports import ExitReason
-from sandlot.model.states import State
 from tests.support.until import until
 
 
@@ -30,14 +29,6 @@ def test_creates_are_counted_by_what_became_of_them() -> None:
     counted.not_created("gvisor", ExitReason.OOM)
     assert found(counted, "sandlot_creates_total") == {("gvisor", "ok", "template"): 1, ("gvisor", "oom", "template"): 1}
     assert found(counted, "sandlot_create_seconds_sum") == {("gvisor",): 0.3}
-
-
-def test_sandboxes_are_counted_by_state_when_they_are_asked_for() -> None:
-    states: list[State] = []
-    counted = Metrics(lambda: states)
-    assert set(found(counted, "sandlot_sandboxes").values()) == {0}
-    states += [State.RUNNING, State.RUNNING, State.CREATING, State.STOPPED]
-    assert {name: value for name, value in found(counted, "sandlot_sandboxes").items() if value} == {("running",): 2, ("creating",): 1}
 
 
 def test_no_label_is_what_somebody_outside_chose() -> None:

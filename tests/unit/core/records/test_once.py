@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.records.once import check_key, digest_of
+from sandlot.core.records.once import check_key
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError
 from sandlot.model.states import State
@@ -75,9 +75,3 @@ async def test_one_that_is_still_dying_is_given_to_nobody(at: Bench) -> None:
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidRequestError):
         check_key(key)
-
-
-def test_a_digest_tells_requests_apart() -> None:
-    assert digest_of(BASE) == digest_of(replace(BASE, env={}))
-    assert digest_of(BASE) != digest_of(replace(BASE, env={"A": "1"}))
-    assert digest_of(replace(BASE, env={"A": "1", "B": "2"})) == digest_of(replace(BASE, env={"B": "2", "A": "1"}))

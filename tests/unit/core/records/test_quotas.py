@@ -43,53 +43,6 @@ def who(**quota: Any) -> Principal:  # noqa: ANN401 - any of a quota's fields
 
 
 @pytest.mark.parametrize(
-    "quota, count, refused",
-    [
-        ({"sandboxes": 5}, 3, None),
-        ({"sandboxes": 5}, 4, {"quota": "sandboxes", "limit": 5, "used": 2, "asked": 4, "retry_after_s": 5}),
-        ({"sandboxes": 5}, 6, {"quota": "sandboxes", "limit": 5, "used": 2, "asked": 6}),
-        ({"cpus": 2.5}, 3, None),
-        ({"cpus": 2.5}, 4, {"quota": "cpus", "limit": 2.5, "used": 1.0, "asked": 2.0, "retry_after_s": 5}),
-        ({"cpus": 2.5}, 6, {"quota": "cpus", "limit": 2.5, "used": 1.0, "asked": 3.0}),
-    ],
-)
-def test_some_at_once_are_refused_beyond_a_quota(quota: dict[str, Any], count: int, refused: dict[str, Any] | None) -> None:
-    live = [box(), box()]
-    if refused is None:
-        quotas.check_create(who(**quota), NewSandbox(limits=SMALL), live, count)
-        return
-    with pytest.raises(LimitError) as error:
-        quotas.check_create(who(**quota), NewSandbox(limits=SMALL), live, count)
-    assert dict(error.value.fields) == refused
-
-
-@pytest.mark.parametrize(
-    "quota, kept, kept_bytes, more_bytes, refused",
-    [
-        ({}, 1000, 1 << 50, 1 << 40, None),
-        ({"snapshots": 2}, 1, 0, 0, None),
-        ({"snapshots": 2}, 2, 0, 0, {"quota": "snapshots", "limit": 2, "used": 2, "asked": 1}),
-        ({"snapshots": 0}, 0, 0, 0, {"quota": "snapshots", "limit": 0, "used": 0, "asked": 1}),
-        ({"snapshot_bytes": 10}, 1, 9, 0, None),
-        ({"snapshot_bytes": 10}, 1, 10, 0, {"quota": "snapshot_bytes", "limit": 10, "used": 10, "asked": None}),
-        ({"snapshot_bytes": 10}, 1, 9, 1, None),
-        ({"snapshot_bytes": 10}, 1, 9, 2, {"quota": "snapshot_bytes", "limit": 10, "used": 9, "asked": 2}),
-    ],
-)
-def test_a_snapshot_is_refused_beyond_a_quota(
-    quota: dict[str, Any], kept: int, kept_bytes: int, more_bytes: int, refused: dict[str, Any] | None
-) -> None:
-    if refused is None:
-        quotas.check_snapshots(Quota(**quota), kept, kept_bytes, more_bytes)
-        return
-    with pytest.raises(LimitError) as error:
-        quotas.check_snapshots(Quota(**quota), kept, kept_bytes, more_bytes)
-    assert error.value.code is ErrorCode.QUOTA_EXCEEDED
-    assert error.value.hint
-    assert dict(error.value.fields) == refused
-
-
-@pytest.mark.parametrize(
     "quota, asked, live, refused",
     [
         ({}, NewSandbox(timeout_s=None, limits=Limits(cpus=64)), 100, None),
@@ -149,18 +102,3 @@ def test_a_change_is_refused_where_it_takes_more_than_there_is() -> None:
 def test_what_takes_less_is_never_refused() -> None:
     mine, other = box(Limits(cpus=4, memory_bytes=8 * GIB)), box(Limits(cpus=4, memory_bytes=8 * GIB))
     quotas.check_update(who(cpus=1.0, memory_bytes=GIB), mine, None, Change(cpus=3.0), [mine, other])  # a quota that became smaller since
-
-
-def test_an_upload_is_refused_beyond_its_quota() -> None:
-    quotas.check_upload(Quota(), 1 << 60)
-    quotas.check_upload(Quota(upload_bytes=10), 10)
-    with pytest.raises(LimitError) as error:
-        quotas.check_upload(Quota(upload_bytes=10), 11)
-    assert dict(error.value.fields) == {"quota": "upload_bytes", "limit": 10, "used": 0, "asked": 11}
-
-
-def test_what_is_taken_is_a_sum() -> None:
-    assert quotas.taken([]) == quotas.Taken(0, 0, 0, 0)
-    assert quotas.taken([Limits(cpus=0.1)] * 3) == quotas.Taken(3, 0.3, 3 * GIB, 15 * GIB) or math.isclose(
-        quotas.taken([Limits(cpus=0.1)] * 3).cpus, 0.3
-    )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sandlot.core.runs import code, collecting
+from sandlot.core.runs import code
 from sandlot.core.runs.code import Cell
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import InvalidRequestError, LimitError, SandboxEndedError
+from sandlot.model.errors import LimitError, SandboxEndedError
 from tests.support.node import CreateSandboxParams, NodeState, open_node
 from tests.support.service import Bench
 
@@ -67,15 +65,6 @@ async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, box: Sa
             await cell
 
 
-@pytest.mark.real_guest
-async def test_results_are_bounded_and_those_left_out_are_counted(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "MAX_RESULT_BYTES", 3000)
-    done = await code.execute(box, Cell("'x' * 1000"))
-    assert (len(done.results), done.results_omitted) == (1, 0)
-    done = await code.execute(box, Cell("'x' * 10000"))
-    assert (len(done.results), done.results_omitted) == (0, 1)
-
-
 async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MAX_BACKGROUND", 3)
     state = NodeState(tmp_path)
@@ -92,21 +81,3 @@ async def test_concurrent_starts_keep_to_the_limit_of_background_cells(tmp_path:
 
         assert [type(each) for each in started if isinstance(each, BaseException)] == [LimitError, LimitError]
         assert len(sandbox.background) == 3
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"language": "ruby"},
-        {"code": "a\0b"},
-        {"code": "\ud800"},
-        {"timeout_s": 0.0},
-        {"timeout_s": math.nan},
-        {"env": {"": "1"}},
-    ],
-    ids=str,
-)
-def test_no_cell(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        Cell(**{"code": "x", **wrong})
-    assert refused.value.hint or refused.value.fields

@@ -15,7 +15,7 @@ from sandlot.link.types import Display, Output
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, UnsupportedError
 from sandlot.testing.memory.driver import MemoryDriver
-from tests.support.service import BASE, Bench, serving
+from tests.support.service import BASE, serving
 from tests.support.until import until
 
 GATE = "import os, time\nwhile not os.path.exists('/tmp/gate'): time.sleep(0.02)\n"
@@ -72,27 +72,6 @@ async def test_languages_have_contexts_of_their_own(box: Sandbox) -> None:
 async def test_what_an_image_does_not_have_is_said(box: Sandbox) -> None:
     with pytest.raises(UnsupportedError, match=r"Node\.js"):
         await contexts.create(box, "javascript", env={"PATH": "/nowhere"})
-
-
-@pytest.mark.real_guest
-async def test_in_the_background_it_goes_on_without_anybody_and_is_followed_later(at: Bench, box: Sandbox) -> None:
-    execution = await code.begin(box, Cell(f"print('begun')\n{GATE}print('over')\n'value'"))
-    assert box.activity.held, "a cell that runs keeps its sandbox from being idle"
-    looked = await code.collected(box, execution, wait_s=0.2)
-    assert looked.outcome.status == "running"
-    follower = await code.follow(box, execution, stdout_from=looked.position.stdout, events_from=looked.position.events)
-    await follower.close()
-    waiting = asyncio.create_task(done(box, execution))
-    await code.execute(box, Cell(OPEN, context=(await contexts.create(box, "python")).id))
-    ended = await waiting
-    assert (ended.stdout.text(), ended.outcome.status) == ("begun\nover\n", "ok")
-    assert [shown.data["text/plain"] for shown in ended.results] == ["'value'"]
-    rest = await code.collected(box, execution, events_from=looked.position.events, stdout_from=looked.position.stdout)
-    assert rest.stdout.text() == "begun\nover\n"[looked.position.stdout :]
-    assert rest.outcome == ended.outcome
-    record = await at.service.core.executions.get(OPERATOR, execution)
-    assert (record.status, record.stdout) == ("ok", "begun\nover\n")
-    await until(lambda: not box.background and not box.activity.held)
 
 
 @pytest.mark.real_guest

@@ -97,17 +97,6 @@ async def test_a_run_that_is_joined_is_counted_and_logged_once(at: Bench, box: S
     assert sorted((str(each.id), each.status) for each in page) == sorted([(str(id_), "ok"), (str(waiting), "ok")])
 
 
-@pytest.mark.real_guest
-async def test_the_bound_on_the_background_holds_however_many_ask_at_once(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "MAX_BACKGROUND", 3)
-    asked = await asyncio.gather(*(code.begin(box, ENDLESS) for _ in range(5)), return_exceptions=True)
-    assert sum(isinstance(each, BaseException) for each in asked) == 2
-    for id_ in list(box.background):
-        await code.interrupt(box, id_)
-    await until(lambda: not box.background)
-    await code.begin(box, Cell("1"))
-
-
 def test_clients_repeat_a_call_before_its_cell_is_interrupted() -> None:
     waits_s = [retries.cut_wait_s(tries, once=True, luck=0.0) or 0.0 for tries in range(1, retries.MAX_TRIES)]
     assert waits_s == sorted(waits_s)

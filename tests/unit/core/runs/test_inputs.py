@@ -21,14 +21,6 @@ from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, 
 from tests.support.until import until
 
 
-async def test_a_write_tells_how_much_has_come(box: Sandbox) -> None:
-    id_ = await cat(box)
-    assert await inputs.write(box, id_, pieces(b"abc", b"def")) == 6
-    assert await inputs.write(box, id_, pieces()) == 6
-    assert (await processes.look(box, id_)).stdin_bytes == 6
-    assert await ending(box, id_) == b"abcdef"
-
-
 async def test_a_write_that_is_said_again_is_done_once(box: Sandbox) -> None:
     id_ = await cat(box)
     for _ in range(3):
@@ -80,12 +72,6 @@ async def test_a_process_that_ends_takes_no_more(box: Sandbox) -> None:
         await inputs.write(box, id_, pieces(b"x" * 1_000_000))
     with pytest.raises(NotFoundError):
         await inputs.write(box, "0" * 32, pieces(b"x"))
-
-
-async def test_input_that_is_given_whole_has_come_before_it_is_answered(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("sleep 4332; cat"), stdin=True, timeout_s=None), stdin=b"y" * 100_000)
-    assert (await processes.look(box, id_)).stdin_bytes == 100_000
-    await processes.send_signal(box, id_, 9)
 
 
 async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

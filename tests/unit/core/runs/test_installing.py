@@ -18,13 +18,10 @@ from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
-from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
-from tests.support.service import Bench
+from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
 from tests.support.until import until
 
 WHAT = Installing(Manager.PIP, ("a",))
-CLEANS = "#!/bin/sh\ntrap 'sleep 0.3; touch /tmp/cleaned; exit 1' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
-GATED = "#!/bin/sh\necho begun\nuntil [ -e /tmp/gate ]; do sleep 0.05; done\necho end\n"
 IGNORES = "#!/bin/sh\ntrap '' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
 
 
@@ -37,10 +34,6 @@ async def put(box: Sandbox, manager: str) -> None:
     """A program in the package manager's place."""
     spec = ProcessSpec(argv=shell_argv("cat > /usr/local/bin/uv; chmod 755 /usr/local/bin/uv"), user=User.ROOT, stdin=True)
     assert (await processes.run(box, spec, stdin=manager.encode())).outcome.exit_code == 0
-
-
-async def there(box: Sandbox, path: str) -> bool:
-    return (await processes.run(box, ProcessSpec(argv=("test", "-e", path)))).outcome.exit_code == 0
 
 
 async def running(box: Sandbox, id_: str) -> bool:
@@ -59,18 +52,6 @@ async def begun(box: Sandbox, **more: object) -> installing.Install:
     return made
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.real_guest
-async def test_one_that_nobody_waits_for_may_clean_up(at: Bench, box: Sandbox, named: bool) -> None:  # noqa: FBT001 - a parameter
-    await put(box, CLEANS)
-    made = await begun(box, id=new_process_id() if named else None)
-    await made.close()
-    await until(lambda: there(box, "/tmp/cleaned"))
-    await until(lambda: not box.installs)
-    assert not box.present
-    assert (await at.service.core.executions.get(OPERATOR, made.run.id)).status == "killed"
-
-
 @pytest.mark.real_guest
 async def test_one_that_does_not_heed_it_is_killed(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "GRACE_S", 0.3)
@@ -84,43 +65,10 @@ async def ended(box: Sandbox, id_: str) -> bool:
     return not await running(box, id_)
 
 
-@pytest.mark.real_guest
-async def test_whoever_comes_back_joins_and_it_is_begun_and_logged_once(at: Bench, box: Sandbox) -> None:
-    assert box.monthly is not None
-    await put(box, GATED)
-    id_, before = new_process_id(), box.monthly.used(box.owner)
-    await (await begun(box, id=id_)).close()
-    joining = asyncio.create_task(installing.install(box, WHAT, Quota(), id=id_))
-    await until(lambda: bool(box.present[id_].people))
-    await asyncio.sleep(1.0)  # longer than anybody may be away
-    await processes.launch(box, ProcessSpec(argv=("touch", "/tmp/gate"), hidden=True))
-    done = await joining
-    assert (done.outcome.exit_code, done.stdout.text().splitlines()[-2:]) == (0, ["begun", "end"])
-    again = await installing.install(box, WHAT, Quota(), id=id_)
-    assert again.stdout.text() == done.stdout.text(), "also when it is over"
-    await until(lambda: not box.installs)
-    await until(lambda: not box.present)
-    assert box.monthly.used(box.owner) == before + 1
-    record = await at.service.core.executions.get(OPERATOR, id_)
-    assert (record.status, record.exit_code, record.stdout) == ("exited", 0, done.stdout.text())
-
-
-@pytest.mark.real_guest
-async def test_who_leaves_before_it_has_begun_leaves_it_to_who_comes_back(box: Sandbox) -> None:
-    await put(box, CLEANS)
-    leaving = asyncio.create_task(installing.install(box, WHAT, Quota(), id=new_process_id()))
-    await until(lambda: bool(box.installs))
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    await until(lambda: not box.installs)
-    await until(lambda: there(box, "/tmp/cleaned"))
-    assert not box.present
-
-
-async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
-    state, gate, id_ = NodeState(tmp_path), asyncio.Event(), new_process_id()
+@asynccontextmanager
+async def gated(folder: Path) -> AsyncIterator[tuple[Node, Sandbox, MemoryGuest, asyncio.Event]]:
+    """A node, and a sandbox on it whose package manager ends when the event is set."""
+    state, gate = NodeState(folder), asyncio.Event()
 
     async def manager(_: ProgramContext) -> None:
         await gate.wait()
@@ -128,9 +76,14 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
     state.driver.scripts.programs["/bin/sh"] = manager
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        guest = node.guest(sandbox)
-        start = guest.hold("process.start")
+        yield node, sandbox, node.guest(sandbox), gate
 
+
+async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "AWAY_S", 3600.0)
+    id_ = new_process_id()
+    async with gated(tmp_path) as (_, sandbox, guest, gate):
+        start = guest.hold("process.start")
         leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
         await start.reached.wait()
         leaving.cancel()
@@ -141,28 +94,15 @@ async def test_install_goes_on_starting_without_its_client(tmp_path: Path, monke
         following = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
         await settled(lambda: bool(guest.requests("process.attach")))
         gate.set()
+
         assert (await following).outcome.exit_code == 0
         assert len(guest.requests("process.start")) == 1
-
-
-@asynccontextmanager
-async def gated(folder: Path) -> AsyncIterator[tuple[Sandbox, MemoryGuest, asyncio.Event]]:
-    """A sandbox whose package manager ends when the event is set."""
-    state, gate = NodeState(folder), asyncio.Event()
-
-    async def manager(_: ProgramContext) -> None:
-        await gate.wait()
-
-    state.driver.scripts.programs["/bin/sh"] = manager
-    async with open_node(state) as node:
-        sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
-        yield sandbox, node.guest(sandbox), gate
 
 
 async def test_second_client_joins_an_install_whose_first_client_left_during_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
-    async with gated(tmp_path) as (sandbox, guest, gate):
+    async with gated(tmp_path) as (node, sandbox, guest, gate):
         start = guest.hold("process.start")
         leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=id_))
         await start.reached.wait()
@@ -181,13 +121,15 @@ async def test_second_client_joins_an_install_whose_first_client_left_during_its
         assert len(guest.requests("process.start")) == 1
         assert sandbox.monthly is not None
         assert sandbox.monthly.used(sandbox.owner) == 1
+        record = await node.core.executions.get(OPERATOR, id_)
+        assert (record.status, record.exit_code) == ("exited", 0)
         await settled(lambda: not sandbox.installs and not sandbox.present)
 
 
 async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
     id_ = new_process_id()
-    async with gated(tmp_path) as (sandbox, guest, gate):
+    async with gated(tmp_path) as (_, sandbox, guest, gate):
         leaving = await installing.start(sandbox, WHAT, Quota(), id=id_)
         following = await installing.start(sandbox, WHAT, Quota(), id=id_)
         await leaving.close()
@@ -202,7 +144,7 @@ async def test_install_goes_on_while_a_second_client_follows_it(tmp_path: Path, 
 
 async def test_install_whose_client_does_not_come_back_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "AWAY_S", 0.0)
-    async with gated(tmp_path) as (sandbox, guest, _):
+    async with gated(tmp_path) as (_, sandbox, guest, _):
         start = guest.hold("process.start")
         leaving = asyncio.create_task(installing.install(sandbox, WHAT, Quota(), id=new_process_id()))
         await start.reached.wait()
@@ -229,7 +171,10 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
 
-        await (await begun(sandbox)).close()
+        made = await begun(sandbox)
+        await made.close()
 
-        await settled(lambda: not node.guest(sandbox).processes.running)
+        await settled(lambda: not node.guest(sandbox).processes.running and not sandbox.installs)
         assert cleaned.is_set()
+        assert not sandbox.present
+        assert (await node.core.executions.get(OPERATOR, made.run.id)).status == "killed"

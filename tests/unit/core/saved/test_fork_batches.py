@@ -119,8 +119,12 @@ async def test_fork_above_a_quota_or_the_capacity_makes_no_child(state: NodeStat
         with pytest.raises(UnavailableError) as full:
             await fork(node, parent, 6)
         assert full.value.code is ErrorCode.BUSY
-        with pytest.raises(InvalidRequestError, match="than this node can ever hold"):
+        assert full.value.fields["needed"] > full.value.fields["free"]
+        with pytest.raises(InvalidRequestError, match="7 of these at once are more than this node can ever hold") as never:
             await fork(node, parent, 7)
+        assert never.value.fields["field"] == "count"
+        assert never.value.fields["needed"] > never.value.fields["capacity"]
+        assert (await node.reservations.reserved()).memory_bytes == 256 * MIB, "nothing is reserved for what was refused"
         assert live(node) == {parent.id}
         await no_image_is_left(state)
         assert parent.state is State.RUNNING

@@ -72,15 +72,6 @@ async def test_what_runs_wrote_is_told_in_the_order_in_which_they_were_begun(box
     assert [entry.text for entry in (await reading.read(journal, box, OPERATOR, reading.CHANNELS["stderr"]))[0]] == ["two\n"]
 
 
-async def test_what_goes_on_is_told_as_far_as_it_is(box: Sandbox, journal: Journal) -> None:
-    process = await processes.start(box, ProcessSpec(argv=shell_argv("echo begun; exec cat"), stdin=True))
-    pieces = aiter(process)
-    await anext(pieces)
-    (entry,) = (await reading.read(journal, box, OPERATOR, BOTH))[0]
-    assert (entry.text, entry.end) == ("begun\n", 6)
-    await process.close()
-
-
 async def test_what_is_told_at_once_is_bounded(box: Sandbox, journal: Journal, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         await run(box, f"echo {number}", clock)
