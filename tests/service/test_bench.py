@@ -25,7 +25,7 @@ def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Po
 
 
 def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tmp_path: Path) -> None:
-    only = "noop,create_cold,pause_resume,fork_1"
+    only = "noop,create_cold,upload_mb_s,pause_resume,fork_1"
     running = begun(service, tmp_path, "--isolation", "container", "--only", only, "--json", "figures.json")
     stdout, stderr = running.communicate(timeout=250)
     assert running.returncode == 0, stderr.decode()
@@ -33,7 +33,7 @@ def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tm
     assert (told["schema"], told["isolation"], told["quick"]) == (1, "container", True)
     rows = told["rows"]
     assert set(rows) == set(only.split(","))
-    for key in ("noop", "create_cold", "pause_resume"):
+    for key in ("noop", "create_cold", "upload_mb_s", "pause_resume"):
         assert rows[key]["p50_ms"] > 0
         assert rows[key]["n"] > 0
         assert rows[key]["yardstick_ms"] > 0

@@ -192,28 +192,6 @@ def test_interrupted_run_removes_its_sandbox(shell: Shell, service: LocalService
     assert alive(service) == before
 
 
-@pytest.mark.slow
-def test_run_that_is_interrupted_while_its_sandbox_starts_removes_it(shell: Shell, service: LocalService) -> None:
-    before = alive(service)
-    requests = sum(record.get("path") == "/v1/templates" for record in service.records())
-    with shell.start("run", *BASE, "-c", "print(1)") as running:
-        settle(lambda: sum(record.get("path") == "/v1/templates" for record in service.records()) > requests, expected=True)
-        running.send_signal(signal.SIGINT)
-        assert running.wait() in {130, 0}
-    settle(lambda: alive(service), before)
-
-
-@pytest.mark.slow
-def test_run_ends_when_the_reader_of_its_output_goes_away(shell: Shell, service: LocalService) -> None:
-    before = alive(service)
-    with shell.start("run", *BASE, "-c", "while True: print('x' * 1000)") as running:
-        assert running.stdout is not None
-        assert running.stdout.readline()
-        running.stdout.close()
-        assert running.wait() == 128 + signal.SIGPIPE
-    assert alive(service) == before
-
-
 # ---------------------------------------------------------------------------------------------- create, ls, exec, cp, rm
 
 
@@ -259,21 +237,13 @@ def test_limits_are_changed_and_usage_is_told(sandlot: Commands) -> None:
     rows = {line.split("  ")[0]: line.split() for line in sandlot.ok("usage", id_).splitlines()}
     assert set(rows) == {"WHAT", "cpu", "memory", "memory peak", "disk", "pids", "host tasks"}
     assert (rows["memory"][-1], rows["disk"][-1], rows["pids"][-1], rows["cpu"][-2:]) == ("1.5G", "64M", "64", ["0.5", "cores"])
-    for wrong, status in (
-        (("limit", id_), 2),
-        (("limit", id_, "--disk", "1G"), 1),
-        (("limit", id_, "--memory", "lots"), 1),
-        (("limit", id_, "--pids", "1"), 1),
-    ):
+    for wrong, status in ((("limit", id_), 2), (("limit", id_, "--disk", "1G"), 1)):
         refused = sandlot.run(*wrong)
         assert (refused.status, refused.stdout) == (status, "")
         assert refused.stderr.startswith("sandlot: ")
     assert json.loads(sandlot.ok("info", id_, "--json"))["limits"]["pids"] == 64
     sandlot.ok("rm", id_)
-    for gone in ("usage", "limit"):
-        refused = sandlot.run(gone, id_, *(["--pids", "20"] if gone == "limit" else []))
-        assert refused.status == 1
-        assert "ended" in refused.stderr
+    assert "ended" in sandlot.run("usage", id_).stderr
 
 
 def test_exec_passes_bytes_user_folder_and_environment(shell: Shell, sandlot: Commands, sandbox: Sandbox) -> None:
@@ -292,16 +262,6 @@ def test_ps_filters_by_tag(sandlot: Commands, sandbox: Sandbox) -> None:
     head, *shown = sandlot.ok("ps", sandbox.id).splitlines()
     assert "TAG" in head
     assert [line for line in shown if " mine " in line]
-
-
-@pytest.mark.slow
-def test_interrupted_exec_ends_its_command(shell: Shell, sandbox: Sandbox) -> None:
-    with shell.start("exec", sandbox.id, "sh", "-c", "echo begun; exec sleep 987") as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"begun\n"
-        running.send_signal(signal.SIGINT)
-        assert running.wait() == 130
-    settle(lambda: sandbox.commands.run("pgrep -c sleep").stdout, "0\n")
 
 
 def test_cp_copies_files_and_folders_in_and_out(sandlot: Commands, sandbox: Sandbox, tmp_path: Path) -> None:
@@ -407,3 +367,29 @@ def test_demo_draws_the_chart_of_the_same_computation_on_the_host(sandlot: Comma
     assert "DIFFERENT" not in text
     assert alive(service) == before
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+# --------------------------------------------------------------------------------------- sandlot pause, hibernate, snapshot, fork
+
+
+def test_sandbox_is_paused_hibernated_snapshotted_and_forked(service: LocalService, sandlot: Commands) -> None:
+    id_ = sandlot.ok("create", *BASE, "--isolation", "gvisor", "--on-timeout", "hibernate", "--name", "first").strip()
+    sandlot.ok("run", "--sandbox", id_, "-c", "n = 41")
+    assert sandlot.ok("pause", id_) == sandlot.ok("hibernate", id_) == f"{id_}\n"
+    assert "hibernated" in sandlot.ok("ls").split()
+    assert sandlot.ok("run", "--sandbox", id_, "-c", "print(n + 1)") == "42\n"
+    snapshot = sandlot.ok("snapshot", "create", id_, "--name", "kept").strip()
+    assert snapshot.startswith("snap-")
+    forks = sandlot.ok("fork", id_, "-n", "2", "--name", "child").split()
+    drawn = [line.split() for line in sandlot.ok("tree", forks[0]).splitlines()[1:]]
+    assert [words[0] for words in drawn] in ([id_, *forks], [id_, *reversed(forks)])
+    assert sandlot.ok("promote", forks[0]) == f"{forks[1]}\n"
+    sandlot.ok("rm", id_)
+    other = sandlot.ok("create", "--snapshot", "kept").strip()
+    assert sandlot.ok("run", "--sandbox", other, "-c", "print(n + 1)") == "42\n"
+    assert sandlot.ok("snapshot", "rm", "kept") == "kept\n"
+    refused = sandlot.run("create", "--snapshot", "kept")
+    assert (refused.status, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("sandlot: There is no snapshot")
+    sandlot.ok("rm", forks[0], other)
+    assert not alive(service) & {id_, *forks, other}

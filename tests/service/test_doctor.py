@@ -19,6 +19,7 @@ from sandlot.cli.doctor import checkup
 from sandlot.host import disks
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT
+from tests.support.traces import settle
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +99,7 @@ def test_doctor_after_a_killed_one_finds_this_machine_able_and_leaves_nothing(da
     doctor.communicate()
     # A sandbox that ran by then outlives it; now and then there was none yet.
     told, checks = look(data_dir, env={"SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}, code=0)
-    assert settled(data_dir) == NOTHING
+    settle(lambda: traces(data_dir), NOTHING)
     assert told["isolation"] == {"default": "gvisor", "allowed": ["gvisor", "container"]}
     assert [name for name, check in checks.items() if check["required"] and not check["ok"]] == []
     for isolation, runtime in (("gvisor", "runsc"), ("container", "crun")):
@@ -158,7 +159,7 @@ def test_interrupted_doctor_cleans_up(data_dir: Path) -> None:
     doctor.send_signal(signal.SIGTERM)
     doctor.communicate()
     assert doctor.returncode != 0
-    assert settled(data_dir) == NOTHING
+    settle(lambda: traces(data_dir), NOTHING)
 
 
 def started(data_dir: Path) -> subprocess.Popen[bytes]:
@@ -168,16 +169,6 @@ def started(data_dir: Path) -> subprocess.Popen[bytes]:
         assert doctor.poll() is None, doctor.communicate()
         time.sleep(0.01)
     return doctor
-
-
-def settled(data_dir: Path) -> dict[str, object]:
-    found = traces(data_dir)
-    for _ in range(500):
-        if found == NOTHING:
-            break
-        time.sleep(0.02)
-        found = traces(data_dir)
-    return found
 
 
 HANGING_RUNTIME = """#!/bin/sh
@@ -196,4 +187,4 @@ def test_runtime_that_hangs_is_ended_and_reported(data_dir: Path, tmp_path: Path
     gvisor = next(finding for finding in report.findings if finding.name == "gvisor")
     assert "no answer within 2 s" in gvisor.detail
     assert "dmesg" in gvisor.fix
-    assert settled(data_dir) == NOTHING
+    settle(lambda: traces(data_dir), NOTHING)

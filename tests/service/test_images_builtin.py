@@ -5,13 +5,11 @@ The images are those of the machine's cache, and are built if they are missing.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import stat
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -237,21 +235,6 @@ def test_pip_installs_into_the_virtual_environment_that_it_belongs_to(base: Buil
     out = run_on(base, "bash", "-c", script, data=wheels).splitlines()
     assert out[0] == "probed"
     assert [line for line in out if "sandlot" in line] == []
-
-
-def test_npm_installs_for_all_users_and_on_the_path(base: BuiltIn, tmp_path: Path) -> None:
-    manifest = b'{"name": "sandlot-probe", "version": "1.0.0", "bin": "run.js"}'
-    program = b"#!/usr/bin/env node\nconsole.log('probed')\n"
-    data = tmp_path / "data"
-    data.mkdir()
-    with tarfile.open(data / "probe.tgz", "w:gz") as archive:  # as npm pack writes it
-        for name, content in (("package.json", manifest), ("run.js", program)):
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    script = "set -e; npm install --silent --offline -g /mnt/probe.tgz; which sandlot-probe; sandlot-probe"
-    out = run_on(base, "bash", "-c", script, data=data).splitlines()
-    assert out[-2:] == ["/usr/local/bin/sandlot-probe", "probed"]
 
 
 FRESH = """

@@ -78,11 +78,12 @@ EVERY_DAY = (
     Kill("small upload", writes=100),
     Kill("create", delay_s=0.05, again=True),
     Kill("delete", delay_s=0.01),
+    Kill("flood"),
     Kill("command", delay_s=0.02),
     Kill("keep", 500_000),
     Kill("terminal"),
 )
-"""One at each thing that may be under way, and one that comes again. The flood is always under way."""
+"""One at each thing that may be under way, and one that comes again."""
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def clients_of(ordeal: Ordeal, seed: int) -> list[Client]:
     return [
         Cells(ordeal, "cells", seed + 1, isolation="gvisor"),
         Cells(ordeal, "cells in a container", seed + 2, isolation="container"),
-        Flood(ordeal, "flood", seed + 3, isolation="gvisor", limits={"cpus": 0.1, "memory_bytes": 256 * MB, "disk_bytes": 64 * MB}),
+        Flood(ordeal, "flood", seed + 3, isolation="gvisor", limits={"cpus": 0.25, "memory_bytes": 256 * MB, "disk_bytes": 64 * MB}),
         Upload(ordeal, "upload", seed + 4, isolation="gvisor"),
         Terminal(ordeal, "terminal", seed + 7, isolation="container"),
         Lives(ordeal, "lives", seed + 5),

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandlot.core.admission import NewSandbox
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
@@ -192,3 +194,8 @@ def killed_at(program: str, deed: str, step: str) -> Iterator[tuple[Path, dict[s
                     told |= json.loads(line)
         assert service.returncode == -9, told
         yield folder, told
+
+
+def soaks(*steps: str) -> list[Any]:
+    """Steps that only ``scripts/soak`` kills a service at."""
+    return [pytest.param(step, marks=pytest.mark.soak) for step in steps]
