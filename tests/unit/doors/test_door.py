@@ -9,12 +9,16 @@ from itertools import product
 
 import httpx
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.routing import Match
 
 from sandlot.doors.door import Below, Door
 from sandlot.model.errors import CODES, ErrorCode, class_of
 from sandlot.server.app import DOORS, TELLERS
 from sandlot.web.errors import answer
+from tests.meta.test_fields import taken
 from tests.support.cases import cases
 from tests.unit.doors.shared import SharedBench
 
@@ -93,6 +97,39 @@ def test_root_paths_select_the_vendor_by_the_whole_path(door: Door) -> None:
         assert TELLERS.of(there) is door
         assert TELLERS.of(f"{there}/more/than/that") is not door
         assert TELLERS.of(f"/v1{there}") is not door
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=20) | st.sampled_from(["", "..", "\0", "\ud800"])
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=4)
+
+FIELDS = {door.name: [*sorted({name for _, name in taken(door)}), "other"] for door in DOORS}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, str, dict[str, str], bytes]:
+    """Method, path, query and body: a route that the door has or not, and fields that it knows, with any values."""
+    door = draw(st.sampled_from(DOORS))
+    routes = [(method, route.path) for route in door.router.routes if isinstance(route, APIRoute) for method in sorted(route.methods or ())]
+    method, path = draw(st.sampled_from([*routes, ("GET", "/none"), ("PATCH", "/none")]))
+    fields = st.sampled_from(FIELDS[door.name])
+    query = draw(st.dictionaries(fields, SCALARS.map(lambda value: str(value).encode("utf-8", "replace").decode()), max_size=2))
+    bodies = st.dictionaries(fields, VALUES, max_size=5) | VALUES
+    content = draw(bodies.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100))
+    return method, door.prefix + re.sub(r"{\w+(:path)?}", "sb-none", path), query, content
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request_=requests(), kind=st.sampled_from(["application/json", "application/json", "multipart/form-data; boundary=b", "text/plain", ""]))
+async def test_any_request_gets_a_json_response_and_no_internal_error(
+    http: httpx.AsyncClient, request_: tuple[str, str, dict[str, str], bytes], kind: str
+) -> None:
+    method, url, query, content = request_
+    headers = {"E2b-Sandbox-Id": "sb-none", "Content-Type": kind}
+    response = await http.request(method, url, params=query, content=content, headers=headers)
+    assert response.status_code < 500 or response.status_code in {501, 502, 503}, response.text
+    if response.status_code >= 400 and method != "HEAD":
+        assert response.headers["content-type"].partition(";")[0] == "application/json"
+        assert isinstance(response.json(), dict)
 
 
 def assert_told(door: Door, response: httpx.Response, code: ErrorCode) -> None:

@@ -41,11 +41,6 @@ def test_text_for_people() -> None:
     assert "Traceback" in lines[2]
 
 
-def test_the_level_decides() -> None:
-    assert json.loads(spoken("debug", "json")[0])["event"] == "quiet"
-    assert [json.loads(line)["event"] for line in spoken("error", "json")] == ["failed"]
-
-
 TURN = """
 import os, sys
 from pathlib import Path

@@ -36,18 +36,3 @@ def test_client_raises_its_own_error_with_message_and_hint(code: ErrorCode) -> N
     assert raised.value.message == "It happened. Do this."
     assert raised.value.status_code == told.status_code
     assert raised.value.response_body["error"]["request_id"] == "abc"
-
-
-@cases(
-    "code, status",
-    [
-        (ErrorCode.INVALID_REQUEST, 422),
-        (ErrorCode.SANDBOX_ENDED, 404),
-        (ErrorCode.QUOTA_EXCEEDED, 429),
-        (ErrorCode.BUSY, 503),
-        (ErrorCode.SERVICE_STOPPING, 503),
-        (ErrorCode.UNSUPPORTED, 501),
-    ],
-)
-def test_statuses_select_the_clients_exceptions(code: ErrorCode, status: int) -> None:
-    assert DOOR.table[code].status == status

@@ -10,7 +10,6 @@ import pytest
 from sandlot.core.runs.outcomes import Finished, Outcome
 from sandlot.doors.agentsandbox import translate
 from sandlot.doors.agentsandbox.outputs import Kept
-from sandlot.doors.agentsandbox.wire import LanguageName
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError
@@ -50,15 +49,6 @@ EXECUTION = ExecutionRecord(
 )
 
 
-@cases("language, interpreter", [("python", "python3"), ("bash", "bash")])
-def test_each_run_has_its_own_file_outside_the_workspace(language: LanguageName, interpreter: str) -> None:
-    one, other = translate.program(language, "1"), translate.program(language, "2")
-    assert one.folder != other.folder
-    assert not one.path.startswith("/workspace")
-    spec = translate.process(one, translate.argv(one), {}, {}, 0)
-    assert (spec.argv, spec.cwd, spec.stdin) == ((interpreter, one.path), "/workspace", False)
-
-
 def test_run_environment_overrides_the_sessions_and_workspace_is_importable() -> None:
     python, bash = translate.program("python", "1"), translate.program("bash", "1")
 
@@ -95,12 +85,6 @@ def test_session_has_a_timeout_only_if_the_quota_demands_it() -> None:
     assert longest > translate.CLIENT_TIMEOUT_S
 
 
-def test_run_result_is_translated() -> None:
-    told = translate.answer(BOX, finished(b"out", b"err"), Kept([FILE]), 110)
-    assert (told.stdout, told.stderr, told.return_code, told.session_id, told.execution_id) == ("out", "err", 0, BOX, "a" * 32)
-    assert [(file.file_id, file.filename) for file in told.files] == [(FILE.id, "a.csv")]
-
-
 def test_timeout_notice_follows_the_output() -> None:
     done = finished(b"", b"half a line")
     done = replace(done, outcome=replace(OUTCOME, exit_code=137, signal=9, reason="timeout"))
@@ -133,17 +117,6 @@ def test_file_name_is_the_last_part_of_its_path(given: str, name: str) -> None:
 @cases("given, kind", [(None, None), ("text/csv", "text/csv"), ("csv", None), ("", None), ("a/b\r\nX: y", None)])
 def test_invalid_media_type_is_dropped(given: str | None, kind: str | None) -> None:
     assert translate.media_type(given) == kind
-
-
-def test_file_record_is_translated() -> None:
-    assert translate.file(FILE).model_dump() == {
-        "file_id": FILE.id,
-        "filename": "a.csv",
-        "mime_type": "text/csv",
-        "size_bytes": 3,
-        "session_id": FILE.sandbox,
-        "created_at": "2026-11-22T05:06:07.089Z",
-    }
 
 
 def test_execution_record_is_translated() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -14,15 +14,12 @@ from pydantic import ValidationError
 from sandlot.core.runs.code import Outcome
 from sandlot.doors.e2b import translate
 from sandlot.doors.e2b.access import is_inside
-from sandlot.doors.e2b.control import records
-from sandlot.doors.e2b.control.bodies import CreateBody, LogsV2Query, NetworkBody
+from sandlot.doors.e2b.control.bodies import CreateBody, NetworkBody
 from sandlot.doors.e2b.interpreter import results, running
 from sandlot.doors.e2bwords import metadata_filter
 from sandlot.link.types import CellError, Display
-from sandlot.model.access import OwnerId
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
-from sandlot.model.ids import ProcessId, SandboxId
-from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.ids import ProcessId
 from sandlot.model.specs import Network, OnTimeout, VolumeMount
 from sandlot.model.states import State, is_terminal
 from sandlot.web.streams import Event
@@ -87,11 +84,6 @@ def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
         translate.new_sandbox(body(**more), 300)
 
 
-@cases("more", [{"mcp": None}, {"iam": {}}, {"secure": True}, {"network": {}}, {"network": {"allowPublicTraffic": False}}])
-def test_fields_without_effect_are_accepted(more: dict[str, Any]) -> None:
-    assert translate.new_sandbox(body(**more), 300) == translate.new_sandbox(body(), 300)
-
-
 @cases("more", [{"timeout": -1}, {"timeout": "60"}, {"envVars": {"a": 1}}, {"metadata": []}, {"other": 1}])
 def test_invalid_create_bodies_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises((ValidationError, InvalidRequestError)):
@@ -148,25 +140,6 @@ def test_string_results_lose_their_quotes(text: str, told: str) -> None:
     assert results.result(Display({"text/plain": text}, main=True)) == {"type": "result", "text": told, "is_main_result": True, "extra": {}}
 
 
-def test_every_result_format_has_its_field() -> None:
-    told = results.result(
-        Display(
-            {
-                "image/png": b"\x89",
-                "image/svg+xml": b"<svg/>",
-                "application/json": '{"a": NaN, "b": [1]}',
-                results.CHART: '{"type": "line"}',
-                "application/geo+json": "{}",
-                "application/x": b"x",
-                "text/x": "x",
-            },
-            main=False,
-        )
-    )
-    assert (told["png"], told["svg"], told["json"], told["chart"]) == ("iQ==", "<svg/>", {"a": None, "b": [1]}, {"type": "line"})
-    assert told["extra"] == {"application/geo+json": {}, "application/x": "eA==", "text/x": "x"}
-
-
 def test_invalid_json_result_is_text_and_no_chart() -> None:
     told = results.result(Display({"application/json": "{", results.CHART: "[1]"}, main=False))
     assert told["json"] == "{"
@@ -197,29 +170,3 @@ def test_code_without_context_runs_in_the_default_of_its_language() -> None:
         running.context_of("ctx-1", "python")
     with pytest.raises(InvalidRequestError):
         running.context_of(None, "r")
-
-
-def ran(number: int, **more: Any) -> ExecutionRecord:  # noqa: ANN401 - a record's
-    at = NOW + timedelta(seconds=number)
-    return ExecutionRecord(ExecutionId(f"e{number}"), OwnerId("o"), SandboxId("s"), "command", at, "exited", argv=("echo", "x"), **more)
-
-
-def test_execution_becomes_log_lines() -> None:
-    told = records.lines(ran(1, stdout="a\nb\n", stderr="c", error="E: e"))
-    assert [each[:2] for each in told] == [("debug", "command exited: echo x"), ("info", "a"), ("info", "b"), ("warn", "c"), ("error", "E: e")]
-    assert told[1][2] == {"execution": "e1", "stream": "stdout"}
-
-
-def test_log_lines_are_selected_by_time_and_direction() -> None:
-    runs = [ran(number, stdout=f"{number}a\n{number}b\n") for number in (3, 2, 1)]
-
-    def chosen(**asked: Any) -> list[str]:  # noqa: ANN401 - a query's
-        return [each["message"] for each in records.chosen(runs, LogsV2Query.model_validate({"level": "info", **asked}))]
-
-    at = int((NOW + timedelta(seconds=2)).timestamp() * 1000)
-    assert chosen() == ["1a", "1b", "2a", "2b", "3a", "3b"]
-    assert chosen(cursor=at, limit=3) == ["2a", "2b", "3a"]
-    assert chosen(direction="backward", limit=3) == ["3b", "3a", "2b"]
-    assert chosen(direction="backward", cursor=at) == ["2b", "2a", "1b", "1a"]
-    assert chosen(search="b", level="debug") == ["1b", "2b", "3b"]
-    assert chosen(level="warn") == []

@@ -28,22 +28,3 @@ def test_server_errors_avoid_words_that_the_client_acts_on(code: ErrorCode, word
         assert all(other not in error for other in ("connection refused", "no route to host", "timeout", "deadline exceeded"))
     else:
         assert word.lower() in error
-
-
-@cases(
-    "code, status",
-    [
-        (ErrorCode.INVALID_REQUEST, 400),
-        (ErrorCode.UNAUTHENTICATED, 401),
-        (ErrorCode.SANDBOX_ENDED, 404),
-        (ErrorCode.TEMPLATE_NOT_FOUND, 404),
-        (ErrorCode.PATH_NOT_FOUND, 404),
-        (ErrorCode.QUOTA_EXCEEDED, 429),
-        (ErrorCode.TIMEOUT, 500),
-        (ErrorCode.UNSUPPORTED, 501),
-        (ErrorCode.BUSY, 503),
-        (ErrorCode.DISK_FULL, 507),
-    ],
-)
-def test_error_codes_have_the_statuses_that_the_client_expects(code: ErrorCode, status: int) -> None:
-    assert DOOR.table[code].status == status

@@ -19,7 +19,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
 from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody, VolumeUse
-from sandlot.link.types import CellError, Display, Entry
+from sandlot.link.types import CellError, Display
 from sandlot.model.access import UNBOUNDED, OwnerId, Quota
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
@@ -202,9 +202,3 @@ def test_split_utf8_characters_are_joined() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------------- files
-
-
-@cases("kind, mode, is_dir", [("directory", "drwxr-x---", True), ("file", "-rwxr-x---", False), ("symlink", "lrwxr-x---", False)])
-def test_file_entry_is_translated(kind: str, mode: str, *, is_dir: bool) -> None:
-    told = translate.entry(Entry("n", "/n", kind, 3, 0o750, 0, 0, 1_500_000_000, None))
-    assert (told.name, told.is_dir, told.size, told.mode, told.mtime) == ("n", is_dir, 3, mode, 1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.ports import Template
 from sandlot.doors.sandbase import events, translate
 from sandlot.doors.sandbase.wire import SandboxBody
-from sandlot.model.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.errors import InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
 from sandlot.model.specs import Network, OnTimeout
@@ -15,7 +14,6 @@ from sandlot.model.states import State
 from sandlot.model.webhooks import EVENT_TYPES
 from sandlot.testing.stores.bench import event
 from sandlot.testing.stores.hooks import webhook
-from tests.support.cases import cases
 
 KNOWN = ("base", "code-interpreter")
 
@@ -37,14 +35,6 @@ def test_create_parameters_are_translated() -> None:
     assert translate.new_sandbox(body(autoPause=True), KNOWN).on_timeout is OnTimeout.HIBERNATE
 
 
-@cases("name", ["claude", "codex", "desktop", "hermes-agent", "opencode", "", "x" * 5000])
-def test_unknown_template_error_names_the_templates(name: str) -> None:
-    with pytest.raises(NotFoundError) as refused:
-        translate.ours(name, KNOWN)
-    assert refused.value.message == f"unknown template: {name[:64]}."
-    assert "base, code-interpreter, code_interpreter" in refused.value.hint
-
-
 def test_unsupported_create_options_are_refused() -> None:
     with pytest.raises(UnsupportedError):
         translate.new_sandbox(body(allowInternetAccess=True), KNOWN)
@@ -54,16 +44,6 @@ def test_unsupported_create_options_are_refused() -> None:
         with pytest.raises(InvalidRequestError):
             translate.timeout(seconds)
     assert translate.timeout(None) == 300
-
-
-def test_templates_are_listed_with_the_vendors_names() -> None:
-    known = [Template(name, "About it.", None) for name in (*KNOWN, "other")]
-    told = [translate.template(name, about) for name, about in translate.templates(known)]
-    assert [(each["templateID"], each["name"], each["defaultTimeout"]) for each in told] == [
-        ("base", "Base", 300),
-        ("code_interpreter", "Code Interpreter", 300),
-        ("other", "other", 300),
-    ]
 
 
 def test_every_state_has_a_status() -> None:

@@ -18,18 +18,3 @@ def test_error_and_message_are_sentences_for_every_code(code: ErrorCode) -> None
     assert told["message"] == "It happened. Do this."
     assert told["error"] == (NO_SESSION if gone else "It happened. Do this.")
     assert told["request_id"] == "abc"
-
-
-@cases(
-    "code, status",
-    [
-        (ErrorCode.INVALID_REQUEST, 400),
-        (ErrorCode.UNAUTHENTICATED, 401),
-        (ErrorCode.SANDBOX_ENDED, 404),
-        (ErrorCode.QUOTA_EXCEEDED, 429),
-        (ErrorCode.TEMPLATE_NOT_FOUND, 503),
-        (ErrorCode.UNSUPPORTED, 501),
-    ],
-)
-def test_error_codes_have_the_statuses_that_callers_expect(code: ErrorCode, status: int) -> None:
-    assert DOOR.table[code].status == status

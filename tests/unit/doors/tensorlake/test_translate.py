@@ -7,14 +7,14 @@ import pytest
 from sandlot.core.node.budget import Budget
 from sandlot.core.runs.outcomes import Outcome
 from sandlot.doors.tensorlake import translate
-from sandlot.doors.tensorlake.control.wire import CreateBody, MountBody, NetworkBody, PoolBody, ResourcesBody
+from sandlot.doors.tensorlake.control.wire import CreateBody, NetworkBody, PoolBody, ResourcesBody
 from sandlot.doors.tensorlake.inside import translate as inner
 from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
 from sandlot.doors.tensorlake.inside.wire import ProcessBody
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import MIB, Limits, Network, SnapshotKind, User, VolumeMount
+from sandlot.model.specs import MIB, Limits, SnapshotKind, User
 from sandlot.model.states import State
 from tests.support.cases import cases
 
@@ -44,22 +44,6 @@ def test_limits_are_in_megabytes_with_defaults() -> None:
         "memory_mb": 300,
         "disk_mb": 64,
     }
-
-
-def test_only_enforced_network_options_are_accepted() -> None:
-    assert translate.network(None) is None
-    assert translate.network(NetworkBody(allow_internet_access=False)) is Network.NONE
-    for refused in (NetworkBody(), NetworkBody(allow_internet_access=False, allow_out=["a"]), NetworkBody(deny_out=["a"])):
-        with pytest.raises(InvalidRequestError, match="does not enforce this yet"):
-            translate.network(refused)
-
-
-def test_file_systems_are_volumes() -> None:
-    mount = MountBody(file_system_id="shelf", mount_path="/mnt/shelf", read_only=True)
-    assert translate.volumes([mount]) == (VolumeMount("shelf", "/mnt/shelf", read_only=True),)
-    for field in ({"prefetch": True}, {"snapshot_id": "s"}, {"owner": "root"}):
-        with pytest.raises(InvalidRequestError):
-            translate.volumes([mount.model_copy(update=field)])
 
 
 def test_pool_labels_carry_timeout_and_network_of_claims() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import httpx
-import pytest
 
 from sandlot.model.access import LOCAL, UNBOUNDED, Quota
+from tests.support.cases import cases
 from tests.support.service import Bench, tcp_client
 
 NEW = {"template": "base", "limits": {"cpus": 0.5, "pids": 32768}, "timeout": 600}
@@ -55,7 +55,7 @@ async def test_keys_are_paged(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/keys", params={"cursor": "nonsense"})).status_code == 400
 
 
-@pytest.mark.parametrize(
+@cases(
     "body",
     [
         {},
@@ -67,18 +67,11 @@ async def test_keys_are_paged(http: httpx.AsyncClient) -> None:
         {"name": "a", "quota": {"unknown": 1}},
         {"name": "a", "key": "mine"},
     ],
-    ids=str,
 )
 async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dict[str, object]) -> None:
     answer = await http.post("/v1/keys", json=body)
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request"), answer.text
     assert (await http.get("/v1/keys")).json()["keys"] == []
-
-
-async def test_a_name_is_of_one_key(http: httpx.AsyncClient) -> None:
-    await made(http, "a")
-    answer = await http.post("/v1/keys", json={"name": "a"})
-    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
 
 
 async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> None:

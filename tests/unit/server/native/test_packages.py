@@ -13,6 +13,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.services import GuestStream
 from sandlot.model.access import OPERATOR, Principal, Quota
 from sandlot.protocol.schema import PACKAGES_PORT
+from tests.support.cases import cases
 from tests.support.http import events, output, problem, told
 from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
@@ -92,7 +93,7 @@ async def test_one_that_takes_too_long_is_ended(http: httpx.AsyncClient, url: st
     assert (done["reason"], done["stdout"]) == ("timeout", "begun\n")
 
 
-@pytest.mark.parametrize(
+@cases(
     "body",
     [
         {},

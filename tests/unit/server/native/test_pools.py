@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import pytest
 
 from sandlot.core.pools.kinds import GROWS_TO
 from sandlot.model.access import OPERATOR
+from tests.support.cases import cases
 from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
@@ -49,7 +49,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     assert (gone.status_code, gone.json()["code"]) == (404, "pool_not_found")
 
 
-@pytest.mark.parametrize(
+@cases(
     "body, status, code",
     [
         ({"template": "nonsense"}, 404, "template_not_found"),
@@ -60,7 +60,6 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
         ({"limits": {"memory_bytes": 1}}, 400, "invalid_request"),
         ({"more": 1}, 400, "invalid_request"),
     ],
-    ids=str,
 )
 async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, body: dict[str, object], status: int, code: str) -> None:
     answer = await http.post("/v1/pools", json={**BODY, **body})
@@ -109,23 +108,3 @@ async def test_each_key_has_its_own_and_sees_no_others(at: Bench, http: httpx.As
         assert (await http.delete(f"/v1/pools/{theirs['id']}")).status_code == 204
         assert (await anne.delete("/v1/pools/base")).status_code == 204
         assert (await http.get("/v1/pools")).json()["pools"] == [nodes]
-
-
-async def test_what_a_key_may_not_have_is_refused_with_the_figures(at: Bench, http: httpx.AsyncClient) -> None:
-    key = (await http.post("/v1/keys", json={"name": "anne", "quota": {"sandboxes": 2, "memory_bytes": 3 << 30, "pools": 1}})).json()
-    async with tcp_client(at.service, key["key"]) as anne:
-        for body, fields in (
-            ({"warm": 3}, {"quota": "sandboxes", "limit": 2, "used": 0, "asked": 3}),
-            ({"warm": 2, "limits": {"memory_bytes": 2 << 30}}, {"quota": "memory_bytes", "limit": 3 << 30, "used": 0, "asked": 4 << 30}),
-        ):
-            refused = await anne.post("/v1/pools", json={**BODY, **body})
-            assert (refused.status_code, refused.json()["code"], refused.json()["fields"]) == (429, "quota_exceeded", fields)
-            assert "retry-after" not in refused.headers
-        refused = await anne.post("/v1/pools", json={**BODY, "warm": 0, "blank": 1})
-        assert (refused.status_code, refused.json()["code"], refused.json()["fields"]) == (403, "forbidden", {"field": "blank"})
-        await made(anne, warm=0, max=0)
-        assert (await anne.patch("/v1/pools/base", json={"blank": 1})).status_code == 403
-        refused = await anne.post("/v1/pools", json={**BODY, "warm": 0, "limits": {"memory_bytes": 2 << 30}})
-        assert (refused.status_code, refused.json()["fields"]) == (429, {"quota": "pools", "limit": 1, "used": 1, "asked": 1})
-        refused = await anne.patch("/v1/pools/base", json={"warm": 3})
-        assert (refused.status_code, refused.json()["fields"]["quota"]) == (429, "sandboxes")

@@ -11,7 +11,8 @@ import pytest
 
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
-from tests.support.http import post, problem, short
+from tests.support.cases import cases
+from tests.support.http import post, problem
 from tests.support.service import BASE, Bench
 from tests.support.until import until
 
@@ -42,11 +43,19 @@ FIELDS = {
 
 
 async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) -> None:
-    asked = {"template": "base", "name": "n", "env": {"A": "1"}, "metadata": {"k": "v"}, "limits": {"cpus": 0.5, "pids": 64}, "timeout": 100}
+    asked = {
+        "template": "base",
+        "name": "n",
+        "env": {"TOKEN": "very-secret"},
+        "metadata": {"k": "v"},
+        "limits": {"cpus": 0.5, "pids": 64},
+        "timeout": 100,
+    }
     response = await http.post("/v1/sandboxes", json=asked)
     assert response.status_code == 201
     made = response.json()
     assert set(made) == FIELDS
+    assert "very-secret" not in response.text
     assert (made["state"], made["template"], made["name"], made["metadata"], made["timeout"]) == ("running", "base", "n", {"k": "v"}, 100)
     assert made["limits"] == {"cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 64}
     assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", "packages", at.service.node, None)
@@ -58,11 +67,6 @@ async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) 
     ended = (await http.get(url)).json()
     assert (ended["state"], ended["exit"]) == ("stopped", {"reason": "killed", "detail": "it was killed by request"})
     assert problem(await http.get(url + "/usage"), 410, "sandbox_ended")["fields"]["reason"] == "killed"
-
-
-async def test_the_environment_is_told_to_nobody(http: httpx.AsyncClient) -> None:
-    made = await http.post("/v1/sandboxes", json={"template": "base", "env": {"TOKEN": "very-secret"}})
-    assert "very-secret" not in made.text
 
 
 async def test_listed_by_the_page(at: Bench, http: httpx.AsyncClient) -> None:
@@ -111,7 +115,7 @@ async def test_limits_are_changed_in_part_and_as_a_whole(at: Bench, http: httpx.
     assert (await http.get(url)).json() == changed.json()
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits,status,code",
     [
         ({"memory_bytes": 1}, 400, "invalid_request"),
@@ -126,7 +130,6 @@ async def test_limits_are_changed_in_part_and_as_a_whole(at: Bench, http: httpx.
         ([], 400, "invalid_request"),
         ({"disk_bytes": 1 << 40}, 501, "unsupported"),
     ],
-    ids=short,
 )
 async def test_limits_that_cannot_be_are_refused(at: Bench, http: httpx.AsyncClient, url: str, limits: object, status: int, code: str) -> None:
     before = (await http.get(url)).json()
@@ -143,27 +146,15 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
     assert used["pids"] in {0, 1}  # the kernel that is kept ready may be there by now
 
 
-@pytest.mark.real_guest
-async def test_what_can_be_changed_is_told(http: httpx.AsyncClient) -> None:
-    (driver,) = (await http.get("/v1/capabilities")).json()["drivers"]
-    assert {name: verdict["ok"] for name, verdict in driver["abilities"].items() if name.startswith("configure.")} == {
-        "configure.memory": True,
-        "configure.cpu": True,
-        "configure.pids": True,
-    }
-
-
-@pytest.mark.parametrize(
+@cases(
     "body,status,code,field",
     [
         ({"template": "nope"}, 404, "template_not_found", "template"),
         ({"template": 3}, 400, "invalid_request", "template"),
-        ({"template": "\ud800"}, 400, "invalid_request", "template"),
         ({"template": "base\0"}, 404, "template_not_found", "template"),
         ({"tempalte": "base"}, 400, "invalid_request", "tempalte"),
         ({"timeout": 0}, 400, "invalid_request", None),
         ({"timeout": "300"}, 400, "invalid_request", "timeout"),
-        ({"timeout": True}, 400, "invalid_request", "timeout"),
         ({"timeout": 100, "persistent": True}, 400, "invalid_request", "timeout"),
         ({"idle_timeout": 1}, 400, "invalid_request", "idle_timeout"),
         ({"files": ["file-none"]}, 404, "file_not_found", None),
@@ -171,25 +162,17 @@ async def test_what_can_be_changed_is_told(http: httpx.AsyncClient) -> None:
         ({"timeout": 10**400}, 400, "invalid_request", "timeout"),
         ({"env": {"A": 1}}, 400, "invalid_request", "env.A"),
         ({"env": {"A": "\0"}}, 400, "invalid_request", None),
-        ({"env": {"A=B": ""}}, 400, "invalid_request", None),
-        ({"env": {"A": "x" * 200_000}}, 400, "invalid_request", "bytes"),
         ({"env": {str(n): "x" * 100 for n in range(4000)}}, 400, "invalid_request", "bytes"),
         ({"env": ["A=1"]}, 400, "invalid_request", "env"),
         ({"metadata": {"a": {"b": "c"}}}, 400, "invalid_request", "metadata.a"),
-        ({"limits": {"memory_bytes": 10**400}}, 400, "invalid_request", "memory_bytes"),
-        ({"limits": {"memory_bytes": 1}}, 400, "invalid_request", None),
-        ({"limits": {"memory_bytes": 1.5}}, 400, "invalid_request", "limits.memory_bytes"),
         ({"limits": {"gpus": 1}}, 400, "invalid_request", "limits.gpus"),
-        ({"limits": {"cpus": -1}}, 400, "invalid_request", None),
         ({"isolation": "container"}, 403, "forbidden", "isolation"),
         ({"isolation": "docker"}, 400, "invalid_request", "isolation"),
         ({"network": "internet"}, 501, "unsupported", "network"),
         ({"name": "a b"}, 400, "invalid_request", None),
         ([], 400, "invalid_request", "body"),
-        ("x", 400, "invalid_request", "body"),
         (None, 400, "invalid_request", "body"),
     ],
-    ids=short,
 )
 async def test_what_makes_no_sense_is_told_and_nothing_is_made(
     at: Bench,
@@ -206,21 +189,18 @@ async def test_what_makes_no_sense_is_told_and_nothing_is_made(
     assert at.sandboxes.held == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     "content,kind",
     [
         (b"", "application/json"),
         (b"{", "application/json"),
-        (b'{"template": "base"', "application/json"),
         (b"\xff\xfe", "application/json"),
         (b'{"timeout": NaN}', "application/json"),
         (b'{"timeout": Infinity}', "application/json"),
-        (b"[" * 100_000, "application/json"),
         (b'{"timeout": ' + b"9" * 10_000 + b"}", "application/json"),
         (b'{"template": "base"}', "text/plain"),
         (b"template=base", "application/x-www-form-urlencoded"),
     ],
-    ids=short,
 )
 async def test_bodies_that_are_none(at: Bench, http: httpx.AsyncClient, content: bytes, kind: str) -> None:
     problem(await http.post("/v1/sandboxes", content=content, headers={"Content-Type": kind}), 400, "invalid_request")
@@ -341,6 +321,7 @@ async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: htt
 
 @pytest.mark.real_guest
 async def test_what_listens_inside_is_told(http: httpx.AsyncClient, url: str) -> None:
+    assert (await http.get(f"{url}/ports")).json() == {"ports": []}, "what the service itself needs inside is not told"
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 8000)); print(flush=True); time.sleep(60)"
     async with http.stream("POST", f"{url}/processes", json={"argv": ["python3", "-c", listen]}, headers={"Accept": "text/event-stream"}) as ran:
         async for line in ran.aiter_lines():

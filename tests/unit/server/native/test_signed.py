@@ -64,7 +64,6 @@ async def here(folder: Path) -> AsyncIterator[Open]:
         yield Open(keys, owner, anybody, f"/v1/sandboxes/{made.json()['id']}", base)
 
 
-@pytest.mark.real_guest
 async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(here: Open) -> None:
     content = os.urandom(100_000)
     written = await here.anybody.put(await here.sign(method="PUT"), content=content)

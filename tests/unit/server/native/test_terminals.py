@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sandlot.core.runs import terminals as core_terminals
 from sandlot.model.access import OPERATOR
+from tests.support.cases import cases
 from tests.support.http import problem
 from tests.support.service import Bench
 from tests.support.until import until
@@ -78,7 +79,7 @@ async def test_a_client_that_leaves_leaves_it_running_and_comes_back_where_it_wa
 
 @pytest.mark.real_guest
 async def test_a_slow_reader_holds_up_its_program_only_and_takes_bounded_memory(at: Bench, http: httpx.AsyncClient, url: str) -> None:
-    process = await started(http, url, "stty -opost; head -c 50000000 /dev/zero; echo end")
+    process = await started(http, url, "stty -opost; head -c 16000000 /dev/zero; echo end")
     screen = await connect(at, f"{url}/processes/{process}/terminal", max_queue=1)
     try:
         seen = [-1]
@@ -144,18 +145,16 @@ async def test_a_visit_whose_typing_nobody_takes_ends_in_the_end(
 
 @pytest.mark.real_guest
 async def test_much_that_is_typed_comes_whole(at: Bench, http: httpx.AsyncClient, url: str) -> None:
-    process = await started(http, url, "stty raw -echo; echo ready; sleep 1; head -c 4000000 | sha256sum")
-    content = os.urandom(4_000_000)
+    process = await started(http, url, "stty raw -echo; echo ready; sleep 1; head -c 1000000 | sha256sum")
+    content = os.urandom(1_000_000)
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:
         await shown(screen, b"ready")
-        for at_ in range(0, len(content), 500_000):
-            await screen.send(content[at_ : at_ + 500_000])
+        for at_ in range(0, len(content), 250_000):
+            await screen.send(content[at_ : at_ + 250_000])
         await shown(screen, hashlib.sha256(content).hexdigest().encode())
 
 
-@pytest.mark.parametrize(
-    "message", ["", "no json", "[]", "{}", '{"resize": 1}', '{"resize": {"rows": 0, "cols": 1}}', '{"signal": "SIGNOPE"}', "[" * 9999]
-)
+@cases("message", ["", "no json", "[]", "{}", '{"resize": 1}', '{"resize": {"rows": 0, "cols": 1}}', '{"signal": "SIGNOPE"}', "[" * 9999])
 async def test_a_message_that_is_none_ends_the_visit_not_the_process(at: Bench, http: httpx.AsyncClient, url: str, message: str) -> None:
     process = await started(http, url, "sleep 4352")
     async with opened(at, f"{url}/processes/{process}/terminal") as screen:
@@ -190,7 +189,7 @@ async def test_what_cannot_be_opened_is_answered_like_any_request(at: Bench, htt
         assert told["request_id"] == response.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "body",
     [
         {"command": "true", "pty": {"rows": 24, "cols": 80}},

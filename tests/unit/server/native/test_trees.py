@@ -16,6 +16,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.link.payload import program_argv
 from sandlot.model.access import OPERATOR
 from tests.support.archives import archive, entry
+from tests.support.cases import cases
 from tests.support.http import events, problem
 from tests.support.service import Bench
 from tests.support.until import until
@@ -43,7 +44,7 @@ async def box(at: Bench, http: httpx.AsyncClient, url: str) -> AsyncIterator[San
 
 
 @pytest.mark.usefixtures("box")
-@pytest.mark.parametrize("form", ["tar", "tar.gz"])
+@cases("form", ["tar", "tar.gz"])
 @pytest.mark.real_guest
 async def test_a_tree_goes_in_and_comes_out(http: httpx.AsyncClient, url: str, form: str) -> None:
     content = os.urandom(1_000_000)

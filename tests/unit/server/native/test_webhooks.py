@@ -53,6 +53,9 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient) -> None:
         {"url": URL, "events": ["sandbox.exploded"]},
         {"url": URL, "events": "sandbox.ended"},
         {"url": URL, "secret": "short"},
+        {"url": URL, "secret": "x" * 257},
+        {"url": URL, "name": ""},
+        {"url": URL, "name": "x" * 129},
         {"url": URL, "surplus": 1},
     ):
         answer = await http.post("/v1/webhooks", json=body)

@@ -14,8 +14,8 @@ from sandlot.server.native.runs.again import joined
 from sandlot.server.native.runs.code import gone_on
 from sandlot.server.native.schemas.code import DisplayAnswer, mime_bundle
 from sandlot.web.streams import EVENTS, LINES
-from tests.support.http import output, post, problem, short, told
-from tests.support.service import Bench
+from tests.support.cases import cases
+from tests.support.http import output, post, problem, told
 from tests.support.until import until
 
 FIELDS = {
@@ -156,7 +156,7 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
     problem(await http.get(f"{url}/code/nonsense"), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("accept", ["application/json", EVENTS, LINES])
+@cases("accept", ["application/json", EVENTS])
 @pytest.mark.real_guest
 async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClient, url: str, accept: str) -> None:
     async def ask() -> None:
@@ -175,7 +175,7 @@ async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClie
     assert (await http.post(url + "/code", json={"code": "print(y)"})).json()["stdout"] == "5\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "body,status,code",
     [
         ({}, 400, "invalid_request"),
@@ -193,25 +193,10 @@ async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClie
         ({"code": "x", "context": "ctx-0123456789abcdef"}, 404, "context_not_found"),
         ({"code": "x", "context": "default", "language": "bash"}, 409, "conflict"),
     ],
-    ids=short,
 )
 async def test_what_makes_no_sense_is_told_and_the_next_one_runs(http: httpx.AsyncClient, url: str, body: object, status: int, code: str) -> None:
     problem(await post(http, url + "/code", body), status, code)
     assert (await http.post(url + "/code", json={"code": "print('ok')"})).json()["stdout"] == "ok\n"
-
-
-async def test_bytes_that_are_no_json_are_no_code(http: httpx.AsyncClient, url: str) -> None:
-    binary = b'{"code": "' + bytes(range(128, 256)) + b'"}'
-    problem(await http.post(url + "/code", content=binary, headers={"Content-Type": "application/json"}), 400, "invalid_request")
-
-
-async def test_empty_code_is_code(http: httpx.AsyncClient, url: str) -> None:
-    assert (await http.post(url + "/code", json={"code": ""})).json()["status"] == "ok"
-
-
-async def test_an_unknown_sandbox_is_told_first(at: Bench, http: httpx.AsyncClient) -> None:
-    assert at.sandboxes.held == 0
-    problem(await http.post("/v1/sandboxes/sb-aaaa-aaaaaaaaaaaaaaaa/code", json={"code": "1"}), 404, "sandbox_not_found")
 
 
 def test_mime_bundles_as_json_carries_them() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import httpx
-import pytest
 
-from tests.support.http import post, problem, short
+from tests.support.cases import cases
+from tests.support.http import post, problem
 
 FIELDS = {"id", "language", "cwd", "state", "execution_count", "pid"}
 
@@ -61,7 +61,7 @@ async def test_what_runs_is_interrupted(http: httpx.AsyncClient, url: str) -> No
     assert (await http.post(f"{url}/contexts/default/interrupt")).json() == {"running": False}
 
 
-@pytest.mark.parametrize(
+@cases(
     "body,status,code",
     [
         ({"language": "cobol"}, 400, "invalid_request"),
@@ -71,13 +71,12 @@ async def test_what_runs_is_interrupted(http: httpx.AsyncClient, url: str) -> No
         ({"env": {"A=B": "c"}}, 400, "invalid_request"),
         ({"name": "x"}, 400, "invalid_request"),
     ],
-    ids=short,
 )
 async def test_what_makes_no_sense_is_told(http: httpx.AsyncClient, url: str, body: object, status: int, code: str) -> None:
     problem(await post(http, url + "/contexts", body), status, code)
 
 
-@pytest.mark.parametrize("id_", ["ctx-0123456789abcdef", "nope", "ctx-..%2F.."])
+@cases("id_", ["ctx-0123456789abcdef", "nope", "ctx-..%2F.."])
 async def test_one_that_there_is_not(http: httpx.AsyncClient, url: str, id_: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/restart"), ("POST", "/interrupt")):
         answer = await http.request(method, f"{url}/contexts/{id_}{path}")

@@ -15,6 +15,7 @@ from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.server.settings import Settings
+from tests.support.cases import cases
 from tests.support.service import Bench, bench, client, tcp_client
 from tests.support.until import until
 
@@ -57,7 +58,7 @@ async def test_a_program_that_fails_is_an_answer(http: httpx.AsyncClient) -> Non
     assert told["status"] == "wrong_answer"
 
 
-@pytest.mark.parametrize(
+@cases(
     "wrong, said",
     [
         ({"language": "cobol"}, "python (python3, py)"),
@@ -124,7 +125,7 @@ async def test_a_batch_as_lines_tells_each_as_it_ends(http: httpx.AsyncClient, a
     await until(lambda: at.sandboxes.held == 0)
 
 
-@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+@cases("accept", ["application/json", "application/x-ndjson"])
 async def test_a_client_that_goes_away_takes_its_batch_along(http: httpx.AsyncClient, at: Bench, accept: str) -> None:
     body = {"items": [program("sleep 100", timeout=100) for _ in range(20)], "concurrency": 3}
 
@@ -191,7 +192,7 @@ async def test_a_defect_in_one_item_is_told_and_spoils_no_other(http: httpx.Asyn
     assert "secret" not in answer.text
 
 
-@pytest.mark.parametrize("body", [{"items": []}, {"items": [{}] * 1001}, {"items": [{}], "concurrency": 0}, {"items": [{}], "concurrency": 33}])
+@cases("body", [{"items": []}, {"items": [{}] * 1001}, {"items": [{}], "concurrency": 0}, {"items": [{}], "concurrency": 33}])
 async def test_a_batch_has_bounds(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     assert (await http.post(f"{URL}/batch", json=body)).status_code == 400
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
+from tests.support.cases import cases
 from tests.support.clock import ManualClock
-from tests.support.http import post, problem, short
+from tests.support.http import post, problem
 from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
@@ -175,7 +175,7 @@ async def test_what_an_isolation_cannot_is_refused_with_its_reason(http: httpx.A
     assert await happened(http, url) == ["sandbox.created"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, bodies",
     [
         ("resume", [{"timeout": 0}, {"timeout": -1}, {"timeout": "60"}, {"timeout": 10**400}, {"timeout": 10**9}, {"timeot": 60}, []]),
@@ -184,7 +184,6 @@ async def test_what_an_isolation_cannot_is_refused_with_its_reason(http: httpx.A
         ("fork", [{"metadata": {"sandlot.a": "b"}}, {"env": {"A": 1}}]),
         ("snapshot", [{"kind": "disk"}, {"kind": None}, {"name": "a b"}, {"name": ""}, {"name": 3}, {"nam": "x"}, []]),
     ],
-    ids=short,
 )
 async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str, bodies: list[object]) -> None:
     url = await made(http)
@@ -194,7 +193,7 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, path: str
     assert await state(http, url) == "paused"
 
 
-@pytest.mark.parametrize("body", [{"on_timeout": "sleep"}, {"on_timeout": None}, {"auto_resume": "yes"}], ids=short)
+@cases("body", [{"on_timeout": "sleep"}, {"on_timeout": None}, {"auto_resume": "yes"}])
 async def test_a_rest_that_there_is_not_is_refused(at: Bench, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
     problem(await post(http, "/v1/sandboxes", {**BOX, **body}), 400, "invalid_request")
     assert at.sandboxes.held == 0

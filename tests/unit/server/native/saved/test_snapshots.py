@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 
+from tests.support.cases import cases
 from tests.support.http import problem
 from tests.support.service import Bench
 
@@ -16,7 +16,7 @@ async def test_none_is_an_empty_page(http: httpx.AsyncClient) -> None:
     problem(await http.get("/v1/snapshots?name=x"), 400, "invalid_request")
 
 
-@pytest.mark.parametrize("name", ["snap-aaaa-aaaaaaaaaaaaaaaa", "mine", "a b", "%00"])
+@cases("name", ["snap-aaaa-aaaaaaaaaaaaaaaa", "mine", "a b", "%00"])
 async def test_what_there_is_not_is_not_found(at: Bench, http: httpx.AsyncClient, name: str) -> None:
     problem(await http.get(f"/v1/snapshots/{name}"), 404, "snapshot_not_found")
     problem(await http.delete(f"/v1/snapshots/{name}"), 404, "snapshot_not_found")
@@ -24,7 +24,7 @@ async def test_what_there_is_not_is_not_found(at: Bench, http: httpx.AsyncClient
     assert at.sandboxes.held == 0
 
 
-@pytest.mark.parametrize("given", [{"template": "base"}, {"isolation": "gvisor"}])
+@cases("given", [{"template": "base"}, {"isolation": "gvisor"}])
 async def test_a_snapshot_decides_what_cannot_be_chosen_beside_it(at: Bench, http: httpx.AsyncClient, given: dict[str, str]) -> None:
     told = problem(await http.post("/v1/sandboxes", json={"snapshot": "mine", **given}), 400, "invalid_request")
     assert told["fields"]["field"] == next(iter(given))
