@@ -275,6 +275,12 @@ async def settled(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition does not come to hold")
 
 
+async def run_pending() -> None:
+    """Let everything run that waits for nothing but its turn."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def settings_of(state: NodeState, **changes: Any) -> Settings:  # noqa: ANN401 - fields of Settings
     """Return the settings of a service."""
     return Settings(**{"pools": (), "data_dir": state.data_dir, "cache_dir": state.folder / "cache", **changes})

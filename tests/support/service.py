@@ -138,6 +138,12 @@ async def serving(
         )
 
 
+async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    """Yield the parts of a body or an input."""
+    for part in parts:
+        yield part
+
+
 @asynccontextmanager
 async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
     """The service's HTTP on its unix socket, and a client of it."""

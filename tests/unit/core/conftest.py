@@ -8,16 +8,39 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.store.database import SqlStore, open_store
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
+from tests.support.node import Node, NodeState, open_node
 from tests.support.service import PLAIN_ABILITIES, Bench, bench
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    """A database of the test's own."""
+    async with open_store(tmp_path / "own.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> NodeState:
+    """The parts of an in-memory node that survive a restart of the service."""
+    return NodeState(tmp_path)
+
+
+@pytest.fixture
+async def node(state: NodeState) -> AsyncIterator[Node]:
+    """An in-memory node; in the end nothing may be left of its sandboxes."""
+    async with open_node(state) as node:
+        yield node
+    assert state.driver.leftovers() == []
 
 
 @pytest.fixture

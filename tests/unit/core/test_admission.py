@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.admission import LATER_NETWORKS, NewSandbox, Rules, check_host, check_room, choose_isolation, choose_network
-from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.core.admission import LATER_NETWORKS, NewSandbox, Rules, check_host, choose_isolation, choose_network
+from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnsupportedError
 from sandlot.model.ports import Ability, Capabilities, Verdict
 from sandlot.model.specs import Network
 
@@ -53,22 +53,6 @@ def test_a_host_that_cannot_keep_a_promise_is_refused_with_the_reason(missing: A
     check_host(Capabilities("gvisor", "runsc", every))
     with pytest.raises(HostError, match="no such controller"):
         check_host(Capabilities("gvisor", "runsc", {**every, missing: Verdict(ok=False, reason="no such controller")}))
-
-
-def test_abilities_that_a_sandbox_does_not_need_may_be_missing() -> None:
-    needed = (Ability.BOOT, Ability.LIMIT_MEMORY, Ability.LIMIT_CPU, Ability.LIMIT_PIDS, Ability.LIMIT_DISK)
-    check_host(Capabilities("gvisor", "runsc", {ability: Verdict(ok=True) for ability in needed}))
-
-
-def test_there_is_room_up_to_the_bound_and_no_further() -> None:
-    rules = Rules(max_sandboxes=3, max_waiting=2)
-    check_room(2, 1, rules)
-    with pytest.raises(UnavailableError) as full:
-        check_room(3, 0, rules)
-    assert full.value.code is ErrorCode.BUSY
-    assert full.value.fields["retry_after_s"] > 0
-    with pytest.raises(UnavailableError):
-        check_room(0, 2, rules)
 
 
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "x" * 64, "ä", "a\n"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +12,10 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
 from sandlot.model.ports import ExitReason
 from sandlot.protocol.table import HOST_STREAMS_MAX
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+from tests.support.node import CreateSandboxParams, Node, settled
 
 TURNS = 100
 """Turns of the event loop in which a call that does not wait would have failed."""
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    state = NodeState(tmp_path)
-    async with open_node(state) as node:
-        yield node
-    assert state.driver.leftovers() == []
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,7 +11,7 @@ from sandlot.core.runs import processes
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.protocol import values
-from tests.support.service import Bench
+from tests.support.service import Bench, pieces
 from tests.support.serving import at, folder
 from tests.support.until import until
 
@@ -67,8 +66,3 @@ async def test_a_report_without_end_that_a_guest_forged_is_cut(at: Bench) -> Non
     _, _ = await processes.launch(box, ProcessSpec(argv=shell_argv(forging), user=User.ROOT, timeout_s=None))
     with pytest.raises(ConflictError, match="cannot be read"):
         await marked.changed()
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.ids import NodeId
 from sandlot.model.records import NewEvent
 from sandlot.model.webhooks import WebhookChange, WebhookRecord
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 
@@ -70,17 +69,6 @@ class Place:
 
     async def now(self, hook: WebhookRecord) -> WebhookRecord:
         return await self.hooks.get(OPERATOR, hook.id)
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "own.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @asynccontextmanager

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sandlot.core.node.idle import TICK_S
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
-from sandlot.model.specs import GIB, Limits, ProcessSpec, shell_argv
+from sandlot.model.ports import Ability
+from sandlot.model.specs import GIB, Limits, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
 
 BASE = CreateSandboxParams(template="base", limits=Limits(memory_bytes=GIB))
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with open_node(NodeState(tmp_path)) as node:
-        yield node
 
 
 @pytest.fixture
@@ -54,6 +49,57 @@ async def test_process_of_a_paused_sandbox_gets_no_time(node: Node, sandbox: San
     outcome = await processes.wait(sandbox, process, 5)
     assert outcome is not None
     assert outcome.exit_code == 0
+
+
+async def test_concurrent_requests_resume_a_paused_sandbox_once(node: Node, sandbox: Sandbox) -> None:
+    await node.sandboxes.pause(sandbox.id, OPERATOR)
+
+    runs = await asyncio.gather(*(processes.run(sandbox, ProcessSpec(shell_argv(f"echo {number}"))) for number in range(5)))
+
+    assert [run.stdout.text() for run in runs] == [f"{number}\n" for number in range(5)]
+    page = await node.store.events.page(owner=None, sandbox=sandbox.id, after=0, limit=10)
+    assert [each.event.type for each in page] == ["sandbox.created", "sandbox.paused", "sandbox.resumed"]
+
+
+async def test_sandbox_that_cannot_be_hibernated_at_its_timeout_is_paused(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, abilities=set(Ability) - {Ability.SNAPSHOT})) as node:
+        sandbox = await node.sandboxes.create(replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE), OPERATOR)
+        node.clock.advance(51)
+        await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
+async def test_idle_sandbox_is_paused_if_the_request_says_so(node: Node) -> None:
+    sandbox = await node.sandboxes.create(replace(BASE, idle_timeout_s=60, on_timeout=OnTimeout.PAUSE), OPERATOR)
+    await node.clock.pass_s(90, TICK_S)
+    await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
+@pytest.mark.parametrize("step", ["pause", "resume"])
+async def test_failed_pause_or_resume_leaves_the_sandbox_as_it_was(node: Node, sandbox: Sandbox, step: str) -> None:
+    if step == "resume":
+        await node.sandboxes.pause(sandbox.id, OPERATOR)
+    before = sandbox.state
+    node.driver.fail_next(step, OSError("no"))
+
+    with pytest.raises(HostError):
+        await getattr(node.sandboxes, step)(sandbox.id, OPERATOR)
+
+    assert is_in(sandbox, before)
+    assert (await processes.run(sandbox, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+
+
+async def test_paused_sandbox_stays_paused_over_a_restart_of_the_service(state: NodeState) -> None:
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(BASE, OPERATOR)
+        await processes.run(sandbox, ProcessSpec(shell_argv("echo kept > /tmp/kept")))
+        await node.sandboxes.pause(sandbox.id, OPERATOR)
+    async with open_node(state) as node:
+        again = node.core.sandboxes.find(sandbox.id, OPERATOR)
+        await again.adopted.wait()
+        assert is_in(again, State.PAUSED)
+        assert node.instance(again).is_paused
+        assert (await processes.run(again, ProcessSpec(shell_argv("cat /tmp/kept")))).stdout.text() == "kept\n"
+        assert is_in(again, State.RUNNING)
 
 
 async def test_hibernation_that_finishes_after_its_timeout_counts_as_done(node: Node, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import HostError
-from tests.support.node import CreateSandboxParams, Node, NodeState, UpdateSandboxParams, open_node, settled
+from tests.support.node import CreateSandboxParams, Node, UpdateSandboxParams, settled
 
 GRACE_S = 60.0
 """Seconds by which the guest's deadline is later than the service's."""
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    state = NodeState(tmp_path)
-    async with open_node(state) as node:
-        yield node
-    assert state.driver.leftovers() == []
 
 
 @pytest.fixture

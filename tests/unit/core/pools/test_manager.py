@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,19 @@ from sandlot.model.ports import Ability
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.model.states import State
 from sandlot.testing.memory.store import MemoryStore
-from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node
+from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, PoolSpec, open_node, run_pending
 
 LIMITS = Limits(memory_bytes=GIB)
 LARGE = replace(LIMITS, memory_bytes=2 * GIB)
 OTHER_CPUS = replace(LIMITS, cpus=0.5)
 """Limits that no pool of these tests has: such a request always boots."""
+NO_SNAPSHOTS = set(Ability) - {Ability.SNAPSHOT}
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> NodeState:
     """The parts that survive a restart of the service. The driver has no snapshots, so warm sandboxes are booted."""
-    return NodeState(tmp_path, abilities=set(Ability) - {Ability.SNAPSHOT})
-
-
-@pytest.fixture
-async def node(state: NodeState) -> AsyncIterator[Node]:
-    async with open_node(state) as node:
-        yield node
-    assert state.driver.leftovers() == []
+    return NodeState(tmp_path, abilities=NO_SNAPSHOTS)
 
 
 async def refill(node: Node) -> None:
@@ -87,12 +81,6 @@ async def new_key(node: Node, name: str, **quota: Any) -> Principal:  # noqa: AN
 
 async def reserved_gib(node: Node) -> float:
     return (await node.reservations.reserved()).memory_bytes / GIB
-
-
-async def run_pending() -> None:
-    """Let everything run that waits for nothing but its turn."""
-    for _ in range(100):
-        await asyncio.sleep(0)
 
 
 # Claims ---------------------------------------------------------------------------------------------------------------

@@ -1,176 +1,177 @@
-"""Who is filled first, and what of owners gives way to the node's.
-
-On the in-memory driver; a test that wants template snapshots asks for them.
-"""
+"""Order of refills of shared and private pools, and the room that private pools give to shared ones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sandlot.core.admission import NewSandbox
 from sandlot.core.pools import policy, templates
-from sandlot.core.pools.kinds import Sizes
-from sandlot.core.pools.pool import Member, Pool
-from sandlot.model.access import OPERATOR, Principal, Quota
-from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Ability, Reading
+from sandlot.core.pools.pool import Pool
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.specs import GIB, MIB
-from sandlot.server.compose import Service
-from sandlot.server.settings import Settings
-from sandlot.testing.memory.driver import MemoryDriver
-from tests.support.service import BASE, BOUNDLESS, serving
-from tests.support.until import until
-
-LIMITS = BASE.limits
+from tests.support.node import Node, NodeState, open_node, settled
+from tests.unit.core.pools.test_manager import LIMITS, NO_SNAPSHOTS, create, create_pool, new_key, refill, reserved_gib
 
 
-@asynccontextmanager
-async def node(folder: Path, memory_bytes: int, *, snapshots: bool = False) -> AsyncIterator[tuple[Service, MemoryDriver]]:
-    """A service of a host that may promise so much memory, and plenty of everything else."""
-    has = replace(BOUNDLESS.has, memory_bytes=memory_bytes)
-    made = MemoryDriver(abilities=set(Ability) - (set() if snapshots else {Ability.SNAPSHOT}))
-    settings = Settings(memory_reserve_bytes=0)
-    async with serving(folder, made, settings, read_host=lambda: Reading(has=has, free=has, held_disk_bytes=0)) as service:
-        yield service, made
-    assert made.leftovers() == []
+async def private_pool(node: Node, *, warm: int, gib: int = 1, principal: Principal | None = None) -> Pool:
+    """Create a pool of a key that may have 20 sandboxes."""
+    owner = principal or await new_key(node, "anne", sandboxes=20)
+    return await create_pool(node, owner, warm=warm, grow_to=max(1, warm), limits=replace(LIMITS, memory_bytes=gib * GIB))
 
 
-async def keyed(service: Service, name: str) -> Principal:
-    record, _ = await service.keys.create(name, quota=Quota(sandboxes=20))
-    who = service.keys.principal_of(record.id)
-    assert who is not None
-    return who
+async def shared_pool(node: Node, *, warm: int, gib: int = 1) -> Pool:
+    return await create_pool(node, OPERATOR, warm=warm, limits=replace(LIMITS, memory_bytes=gib * GIB))
 
 
-async def own(service: Service, who: Principal, warm: int, memory_bytes: int = GIB) -> Pool:
-    limits = replace(LIMITS, memory_bytes=memory_bytes)
-    return (await service.sandboxes.pools.create(who, "base", "auto", limits, Sizes(warm, max(1, warm)))).pool
+async def refill_for_a_minute(node: Node) -> None:
+    """Refill again and again: an eviction puts off refills by 10 s, and work is followed by a rest."""
+    for _ in range(30):
+        await refill(node)
 
 
-async def promised(service: Service) -> int:
-    return (await service.sandboxes.figures()).promised.memory_bytes
+@pytest.fixture
+def state(tmp_path: Path) -> NodeState:
+    """The parts of a node whose driver has no snapshots, so that warm sandboxes are booted."""
+    return NodeState(tmp_path, abilities=NO_SNAPSHOTS)
 
 
-async def test_what_waits_for_owners_gives_its_room_to_the_nodes_and_no_more_of_it(tmp_path: Path) -> None:
-    async with node(tmp_path, 5 * GIB) as (service, _):
-        mine = await own(service, await keyed(service, "anne"), 9)
-        await until(lambda: len(mine.ready) == 4)
-        nodes = await own(service, OPERATOR, 1)
-        await until(lambda: len(nodes.ready) == 1)
-        assert len(mine.ready) == 3  # room for one that waits, and for a sandbox of that size besides
+async def test_private_pool_gives_its_room_to_a_shared_one_and_no_more_of_it(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=5 * GIB, memory_reserve_bytes=0) as node:
+        private = await private_pool(node, warm=9)
+        await refill_for_a_minute(node)
+        assert len(private.ready) == 4
+
+        shared = await shared_pool(node, warm=1)
+        await refill_for_a_minute(node)
+
+        assert len(shared.ready) == 1
+        assert len(private.ready) == 3  # room for one that waits, and for a sandbox of that size besides
 
 
-async def test_what_waits_for_owners_stays_where_it_would_not_be_enough(tmp_path: Path) -> None:
-    async with node(tmp_path, 6 * GIB) as (service, _):
-        await service.sandboxes.create(NewSandbox(template="base", limits=replace(LIMITS, memory_bytes=3 * GIB)), OPERATOR)
-        mine = await own(service, await keyed(service, "anne"), 1)
-        await until(lambda: len(mine.ready) == 1)
-        kept = mine.ready[0]
-        nodes = await own(service, OPERATOR, 1, 2 * GIB)
-        await until(lambda: nodes.not_before_s > 0)
-        assert (list(nodes.ready), list(mine.ready)) == ([], [kept])
+async def test_private_warm_sandbox_stays_where_its_room_would_not_be_enough(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=6 * GIB, memory_reserve_bytes=0) as node:
+        await create(node, limits=replace(LIMITS, memory_bytes=3 * GIB))
+        private = await private_pool(node, warm=1)
+        await refill_for_a_minute(node)
+        (kept,) = private.ready
+
+        shared = await shared_pool(node, warm=1, gib=2)
+        await refill_for_a_minute(node)
+
+        assert (list(shared.ready), list(private.ready)) == ([], [kept])
 
 
-async def test_what_is_made_for_owners_gives_its_room_to_the_nodes(tmp_path: Path) -> None:
-    async with node(tmp_path, 2 * GIB + 512 * MIB) as (service, driver):
-        release = driver.faults.hold("boot")
-        mine = await own(service, await keyed(service, "anne"), 1)
-        await driver.faults.reach("boot")
-        nodes = await own(service, OPERATOR, 1)
-        await until(lambda: not mine.filling)
+async def test_unfinished_private_warm_sandbox_gives_its_room_to_a_shared_one(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=2 * GIB + 512 * MIB, memory_reserve_bytes=0) as node:
+        release = node.driver.hold("boot")
+        private = await private_pool(node, warm=1)
+        node.clock.advance(1.0)
+        await node.driver.faults.reach("boot")
+
+        shared = await shared_pool(node, warm=1)
+        node.clock.advance(1.0)
+        await settled(lambda: not private.filling)
         release.set()
-        await until(lambda: len(nodes.ready) == 1)
-        assert mine.held == 0
+        await refill_for_a_minute(node)
+
+        assert len(shared.ready) == 1
+        assert private.held == 0
 
 
-async def test_a_template_snapshot_of_the_nodes_gets_the_room_of_what_waits_for_owners(tmp_path: Path) -> None:
-    class Waiting:
-        gone = False
+async def test_template_snapshot_of_a_shared_pool_gets_the_room_of_private_warm_sandboxes(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path), memory_bytes=3 * GIB, memory_reserve_bytes=0) as node:
+        private = await private_pool(node, warm=1)
+        await refill_for_a_minute(node)
+        assert len(private.ready) == 1
+        release = node.driver.hold("prepare")
 
-        async def destroy(self) -> None:
-            self.gone = True
+        await shared_pool(node, warm=1, gib=3)
+        node.clock.advance(1.0)
+        await settled(lambda: len(private.ready) == 0)
+        await node.pools.update(private.id, OPERATOR, warm=0)  # so that the next start is the shared pool's
+        node.clock.advance(20.0)  # an eviction puts off refills by 10 s
+        await node.driver.faults.reach("prepare")
 
-    async with node(tmp_path, 3 * GIB, snapshots=True) as (service, driver):
-        driver.faults.hold("prepare")
-        mine = await own(service, await keyed(service, "anne"), 0)
-        asleep: Any = Waiting()
-        base: Any = None
-        member = Member(SandboxId("waits"), mine.kind, asleep, base, service.core.clock.monotonic_s(), "")
-        ledger = service.sandboxes.births.ledger
-        ledger.promise(member.holder, driver.takes(LIMITS), await ledger.look())
-        await own(service, OPERATOR, 1, 3 * GIB)
-        mine.sizes = Sizes(1, 1)
-        mine.ready.append(member)
-        await until(lambda: asleep.gone)
-        await driver.faults.reach("prepare")
-        assert await promised(service) == 3 * GIB
-
-
-async def test_owners_have_one_hand_together_and_the_node_has_another(tmp_path: Path) -> None:
-    async with node(tmp_path, 99 * GIB) as (service, driver):
-        release = driver.faults.hold("boot")
-        theirs = [await own(service, await keyed(service, name), 2) for name in ("anne", "bob")]
-        await driver.faults.reach("boot")
-        nodes = await own(service, OPERATOR, 2)
-        await until(lambda: len(nodes.filling) == 1)
-        assert sum(len(each.filling) for each in theirs) == 1
+        assert await reserved_gib(node) == 3
         release.set()
-        await until(lambda: len(nodes.ready) == 2)
 
 
-async def test_rest_after_what_was_made_for_owners_is_none_of_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_private_pools_are_filled_one_at_a_time_and_beside_the_shared_ones(state: NodeState) -> None:
+    async with open_node(state) as node:
+        release = node.driver.hold("boot")
+        private = [await private_pool(node, warm=2, principal=await new_key(node, name, sandboxes=20)) for name in ("anne", "bob")]
+        node.clock.advance(1.0)
+        await node.driver.faults.reach("boot")
+
+        shared = await shared_pool(node, warm=2)
+        node.clock.advance(1.0)
+        await settled(lambda: len(shared.filling) == 1)
+
+        assert sum(len(pool.filling) for pool in private) == 1
+        release.set()
+        await refill_for_a_minute(node)
+        assert len(shared.ready) == 2
+
+
+async def test_rest_after_filling_a_private_pool_does_not_delay_shared_ones(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "pause_s", lambda _: 1000.0)
-    async with node(tmp_path, 99 * GIB) as (service, _):
-        mine = await own(service, await keyed(service, "anne"), 2)
-        await until(lambda: len(mine.ready) == 1)
-        nodes = await own(service, OPERATOR, 1)
-        await until(lambda: len(nodes.ready) == 1)
-        assert len(mine.ready) == 1
+    async with open_node(state) as node:
+        private = await private_pool(node, warm=2)
+        await refill(node)
+        shared = await shared_pool(node, warm=1)
+        await refill(node)
+
+        assert (len(private.ready), len(shared.ready)) == (1, 1)
 
 
-async def test_what_is_made_for_owners_goes_before_what_the_node_has(tmp_path: Path) -> None:
-    async with node(tmp_path, 5 * GIB) as (service, driver):
-        nodes = await own(service, OPERATOR, 1)
-        await until(lambda: len(nodes.ready) == 1)
-        kept = nodes.ready[0]
-        release = driver.faults.hold("boot")
-        mine = await own(service, await keyed(service, "anne"), 1)
-        await driver.faults.reach("boot")
-        large = NewSandbox(template="base", limits=replace(LIMITS, memory_bytes=4 * GIB))
-        creating = asyncio.create_task(service.sandboxes.create(large, OPERATOR))
-        await until(lambda: not mine.filling)
+async def test_unfinished_private_warm_sandbox_is_evicted_before_a_shared_one(state: NodeState) -> None:
+    async with open_node(state, memory_bytes=5 * GIB, memory_reserve_bytes=0) as node:
+        shared = await shared_pool(node, warm=1)
+        await refill(node)
+        (kept,) = shared.ready
+        release = node.driver.hold("boot")
+        private = await private_pool(node, warm=1)
+        node.clock.advance(1.0)
+        await node.driver.faults.reach("boot")
+
+        creating = asyncio.create_task(create(node, limits=replace(LIMITS, memory_bytes=4 * GIB)))
+        await settled(lambda: not private.filling)
         release.set()
         await creating
-        assert list(nodes.ready) == [kept]
+
+        assert list(shared.ready) == [kept]
 
 
-async def test_a_template_snapshot_for_owners_is_begun_only_where_something_may_wait_and_goes_first(tmp_path: Path) -> None:
-    async with node(tmp_path, 99 * GIB, snapshots=True) as (service, driver):
-        release = driver.faults.hold("prepare")
-        anne = await keyed(service, "anne")
-        await own(service, anne, 0, 5 * GIB)  # nothing waits there before somebody asks
-        await own(service, anne, 1, 3 * GIB)
-        await driver.faults.reach("prepare")
-        assert await promised(service) == 3 * GIB
-        assert await service.sandboxes.pools.evict()
-        assert await promised(service) == 0
+async def test_template_snapshot_of_a_private_pool_is_made_only_for_warm_sandboxes_and_evicted_first(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        release = node.driver.hold("prepare")
+        anne = await new_key(node, "anne", sandboxes=20)
+        await private_pool(node, warm=0, gib=5, principal=anne)  # nothing waits there before a request
+        await private_pool(node, warm=1, gib=3, principal=anne)
+        node.clock.advance(1.0)
+        await node.driver.faults.reach("prepare")
+        assert await reserved_gib(node) == 3
+
+        assert await node.core.sandboxes.pools.evict()
+
+        assert await reserved_gib(node) == 0
         release.set()
 
 
-async def test_a_template_snapshot_for_owners_alone_does_not_keep_the_nodes_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_template_snapshot_of_a_private_pool_does_not_delay_a_shared_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "FLEETING_S", 0.2)
-    async with node(tmp_path, 99 * GIB, snapshots=True) as (service, driver):
-        driver.faults.hold("prepare")
-        pools = service.sandboxes.pools
-        mine = await own(service, await keyed(service, "anne"), 1, 6 * GIB)
-        await until(lambda: pools.find(mine.id, OPERATOR).error == "It took too long.")
-        nodes = await own(service, OPERATOR, 1, 7 * GIB)
-        await until(lambda: pools._snapshots.holder != "" and not pools._refill._writes_owners)  # noqa: SLF001
-        assert pools.find(nodes.id, OPERATOR).error == ""
+    async with open_node(NodeState(tmp_path)) as node:
+        node.driver.hold("prepare")
+        private = await private_pool(node, warm=1, gib=6)
+        node.clock.advance(1.0)
+        await settled(lambda: node.pools.find(private.id, OPERATOR).error == "It took too long.")
+
+        shared = await shared_pool(node, warm=1, gib=7)
+        node.clock.advance(1.0)
+        pools = node.core.sandboxes.pools
+        await settled(lambda: pools._snapshots.holder != "" and not pools._refill._writes_owners)  # noqa: SLF001
+
+        assert node.pools.find(shared.id, OPERATOR).error == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +13,12 @@ from sandlot.core.records.events import Feed
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord, NewEvent
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from tests.support.clock import START
 from tests.support.until import until
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 BOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "own.db") as opened:
-        yield opened
 
 
 def happened(who: Principal, what: str = "sandbox.created", sandbox: SandboxId | None = None) -> NewEvent:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import structlog
@@ -27,19 +26,13 @@ from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.specs import MIB, ProcessSpec, SandboxSpec, shell_argv
 from sandlot.model.states import State
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from sandlot.store.executions import Executions
 from tests.support.clock import ManualClock
 from tests.support.service import Bench
 from tests.support.until import until
 
 SOMEBODY = Principal(owner=OwnerId("0123456789ab"), name="somebody")
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "own.db") as opened:
-        yield opened
 
 
 @pytest.fixture

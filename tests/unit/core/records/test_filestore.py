@@ -20,7 +20,7 @@ from sandlot.model.specs import User
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import ManualClock
-from tests.support.service import BOUNDLESS, Bench, bench
+from tests.support.service import BOUNDLESS, Bench, bench, pieces
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 MAX_BYTES = 5 * 1024 * 1024
@@ -40,11 +40,6 @@ async def blobs(tmp_path: Path) -> FolderBlobs:
 @pytest.fixture
 def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
     return FileStore(rows.files, blobs, clock, max_bytes=MAX_BYTES)
-
-
-async def pieces(*some: bytes) -> AsyncIterator[bytes]:
-    for piece in some:
-        yield piece
 
 
 async def whole(store: FileStore, who: Principal, id_: str) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +15,10 @@ from sandlot.core.records.keys import PREFIX, Keys
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import AuthenticationError, ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyRecord
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.node import settled
 from tests.support.until import until
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "rows.db") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +13,12 @@ from sandlot.core.records import write_behind
 from sandlot.core.records.monthly import Monthly, left_s, month_of
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import ErrorCode, LimitError, UnavailableError
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
 from tests.support.until import until
 
 DAY_S = 86_400
 OWNER = OwnerId("0123456789ab")
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "rows.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def monthly(store: SqlStore, clock: ManualClock, quota: int | None = None) -> Monthly:

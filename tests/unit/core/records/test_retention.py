@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import structlog
@@ -18,17 +16,11 @@ from sandlot.model.ids import NodeId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord, NewEvent, SandboxRecord
 from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State
-from sandlot.store.database import SqlStore, open_store
+from sandlot.store.database import SqlStore
 from tests.support.clock import START, ManualClock
 
 NODE = NodeId("aaaa")
 KEEP = Keep(executions_s=100, executions=3, events_s=100, events=2, sandboxes_s=100)
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with open_store(tmp_path / "own.db") as opened:
-        yield opened
 
 
 def run(seconds: float) -> ExecutionRecord:

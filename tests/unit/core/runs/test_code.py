@@ -16,12 +16,6 @@ from tests.support.node import CreateSandboxParams, NodeState, open_node
 from tests.support.service import Bench
 
 
-async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(box: Sandbox) -> None:
-    done = await asyncio.gather(*(code.execute(box, Cell(f"import time; time.sleep(0.5); print({n})", timeout_s=2.0)) for n in range(5)))
-    assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
-    assert {each.outcome.status for each in done} == {"ok"}
-
-
 async def test_a_client_that_goes_away_interrupts_its_own_cell_only(box: Sandbox) -> None:
     await code.execute(box, Cell("log = []"))
     first = asyncio.create_task(code.execute(box, Cell("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
@@ -39,21 +33,6 @@ async def test_a_client_that_goes_away_interrupts_its_own_cell_only(box: Sandbox
         await endless
     done = await code.execute(box, Cell("print(log)"))
     assert done.stdout.text() == "['first', 'done', 'endless']\n"
-
-
-async def test_a_cell_that_ignores_its_interrupt_loses_its_kernel(box: Sandbox) -> None:
-    stubborn = "import time\nwhile True:\n try:\n  time.sleep(100)\n except KeyboardInterrupt:\n  pass"
-    running = asyncio.create_task(code.execute(box, Cell(stubborn, timeout_s=None)))
-    await asyncio.sleep(0.3)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert (await code.execute(box, Cell("print('new')"))).stdout.text() == "new\n"
-
-
-async def test_a_kernel_that_dies_says_so_and_the_next_cell_has_a_new_one(box: Sandbox) -> None:
-    assert (await code.execute(box, Cell("import os; os._exit(1)"))).outcome.status == "died"
-    assert (await code.execute(box, Cell("print(1)"))).stdout.text() == "1\n"
 
 
 async def test_cells_that_wait_are_told_when_the_sandbox_ends(at: Bench, box: Sandbox) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,8 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+from tests.support.node import CreateSandboxParams, Node, settled
+from tests.support.service import pieces
 from tests.support.until import until
 
 
@@ -99,14 +98,6 @@ async def test_an_ended_process_leaves_nothing_behind(box: Sandbox) -> None:
     await until(lambda: not box.inputs and len(box.tasks) <= tasks)
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    state = NodeState(tmp_path)
-    async with open_node(state) as node:
-        yield node
-    assert state.driver.leftovers() == []
-
-
 async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:
     sandbox = await node.sandboxes.create(CreateSandboxParams(template="base"), OPERATOR)
     async with sandbox.using() as link:
@@ -141,11 +132,6 @@ async def test_unconfirmed_write_ends_with_its_sandbox(node: Node) -> None:
 async def cat(box: Sandbox) -> ProcessId:
     id_, _ = await processes.launch(box, ProcessSpec(("cat",), stdin=True, timeout_s=None))
     return id_
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 async def ending(box: Sandbox, id_: str) -> bytes:

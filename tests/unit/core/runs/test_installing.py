@@ -18,7 +18,7 @@ from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.process import ProgramContext
-from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, settled
+from tests.support.node import CreateSandboxParams, Node, NodeState, open_node, run_pending, settled
 from tests.support.until import until
 
 WHAT = Installing(Manager.PIP, ("a",))
@@ -38,12 +38,6 @@ async def put(box: Sandbox, manager: str) -> None:
 
 async def running(box: Sandbox, id_: str) -> bool:
     return (await processes.look(box, id_)).running
-
-
-async def run_pending() -> None:
-    """Let everything run that waits for nothing but its turn."""
-    for _ in range(100):
-        await asyncio.sleep(0)
 
 
 async def begun(box: Sandbox, **more: object) -> installing.Install:

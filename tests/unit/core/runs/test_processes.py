@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from sandlot.model.errors import ConflictError, NotFoundError
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.model.states import State
 from tests.support.node import CreateSandboxParams, NodeState, open_node, settled
+from tests.support.service import pieces
 
 
 async def test_its_end_is_waited_for_without_reading(box: Sandbox) -> None:
@@ -89,8 +89,3 @@ def test_a_duration_that_json_carries(seconds: float, told: float) -> None:
 
 def sh(command: str, *, stdin: bool = False, timeout_s: float | None = 60, user: User = User.USER) -> ProcessSpec:
     return ProcessSpec(shell_argv(command), stdin=stdin, timeout_s=timeout_s, user=user)
-
-
-async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part

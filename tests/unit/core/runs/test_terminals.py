@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.core.runs import inputs, processes, terminals
+from sandlot.core.runs import processes
 from sandlot.core.runs.processes import STDOUT, Run
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.types import Lost, Output
-from sandlot.model.errors import ConflictError, SandlotError
+from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB, ProcessSpec, User, shell_argv
 from tests.support.cases import cases
 from tests.support.until import until
@@ -43,21 +42,6 @@ async def test_the_end_of_the_input_is_seen(box: Sandbox, typed: bytes) -> None:
     assert (await run.outcome()).exit_code == 0
 
 
-async def test_it_outlives_who_looks_and_is_gone_back_to_by_offset(box: Sandbox) -> None:
-    run = await opened(box, "stty -echo; echo first; read a; echo second $a; read b; exit $b")
-    await until_shown(aiter(run), b"first\r\n")
-    await run.detach()
-    again = await terminals.attach(box, run.id, offset=len(b"first\r\n"))
-    other = await terminals.attach(box, run.id)
-    await again.type(b"time\n")
-    assert await until_shown(aiter(again), b"second time") == b"second time"
-    assert await until_shown(aiter(other), b"second time") == b"first\r\nsecond time", "two look at it at once"
-    await inputs.write(box, run.id, _pieces(b"7\n"))
-    assert (await other.outcome()).exit_code == 7
-    await again.detach()
-    await other.detach()
-
-
 async def test_when_it_ends_what_it_left_on_the_terminal_hangs_up(box: Sandbox) -> None:
     run = await opened(box, "sleep 4342 & (trap '' HUP; touch /tmp/set; exec sleep 4343) & until test -e /tmp/set; do sleep 0.05; done")
     await rest(run)
@@ -78,36 +62,6 @@ async def test_program_that_opens_its_terminal_again_is_read_again(box: Sandbox)
     run = await opened(box, "exec 0<&- 1<&- 2<&-; sleep 0.2; echo again > /dev/tty")
 
     assert await rest(run) == b"again\r\n"
-
-
-async def test_one_that_floods_with_nobody_looking_runs_on_and_keeps_the_last_of_it(box: Sandbox) -> None:
-    id_, _ = await processes.launch(box, ProcessSpec(shell_argv("stty -opost; head -c 5000000 /dev/zero; echo end"), rows=24, cols=80))
-    done = await processes.wait(box, id_, 60)
-    assert done is not None
-    assert done.exit_code == 0
-    run = await terminals.attach(box, id_)
-    lost, kept = 0, b""
-    async for event in run:
-        if isinstance(event, Lost):
-            lost += event.bytes
-        else:
-            kept += event.data
-    assert lost + len(kept) == 5_000_004
-    assert kept.endswith(b"end\n")
-    await run.detach()
-
-
-async def test_one_that_never_reads_holds_up_its_typist_only(box: Sandbox) -> None:
-    run = await opened(box, "stty raw -echo; echo ready; sleep 4345")
-    await until_shown(aiter(run), b"ready")
-    typing = asyncio.create_task(run.type(b"x" * MIB))
-    await asyncio.sleep(0.3)
-    assert not typing.done()
-    assert (await processes.run(box, ProcessSpec(("true",)))).outcome.exit_code == 0
-    await processes.send_signal(box, run.id, 9)
-    with pytest.raises(ConflictError):
-        await typing
-    await run.detach()
 
 
 @cases(
@@ -139,11 +93,6 @@ async def until_shown(shown: AsyncIterator[Output | Lost], wanted: bytes) -> byt
         if wanted not in got:
             got = got[-MIB:]
     return got[: got.index(wanted) + len(wanted)]
-
-
-async def _pieces(*parts: bytes) -> AsyncIterator[bytes]:
-    for part in parts:
-        yield part
 
 
 async def dead(box: Sandbox, word: str) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,18 +28,6 @@ PARENT = replace(
     on_timeout=OnTimeout.PAUSE,
     idle_timeout_s=1000.0,
 )
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> NodeState:
-    """The parts that survive a restart of the service."""
-    return NodeState(tmp_path)
-
-
-@pytest.fixture
-async def node(state: NodeState) -> AsyncIterator[Node]:
-    async with open_node(state) as node:
-        yield node
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,18 +21,6 @@ from tests.support.node import Node, NodeState, open_node, settled
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
 BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
 BASE = NewSandbox(template="base", limits=Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB))
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> NodeState:
-    """The parts that survive a restart of the service."""
-    return NodeState(tmp_path)
-
-
-@pytest.fixture
-async def node(state: NodeState) -> AsyncIterator[Node]:
-    async with open_node(state) as node:
-        yield node
 
 
 @pytest.fixture

@@ -49,18 +49,6 @@ EXECUTION = ExecutionRecord(
 )
 
 
-def test_run_environment_overrides_the_sessions_and_workspace_is_importable() -> None:
-    python, bash = translate.program("python", "1"), translate.program("bash", "1")
-
-    def env(what: translate.Program, run: dict[str, str], session: dict[str, str]) -> dict[str, str]:
-        return dict(translate.process(what, translate.argv(what), run, session, 0).env)
-
-    assert env(python, {"A": "1"}, {"A": "2", "B": "3"}) == {"A": "1", "PYTHONPATH": "/workspace"}
-    assert env(python, {}, {"PYTHONPATH": "/s"}) == {"PYTHONPATH": "/workspace:/s"}
-    assert env(python, {"PYTHONPATH": "/r"}, {"PYTHONPATH": "/s"}) == {"PYTHONPATH": "/workspace:/r"}
-    assert env(bash, {"A": "1"}, {"PYTHONPATH": "/s"}) == {"A": "1"}
-
-
 @cases("spent_s, left_s", [(0, 110), (30, 80), (109.5, 1), (1000, 1)])
 def test_a_run_ends_before_its_client_gives_up(spent_s: float, left_s: float) -> None:
     what = translate.program("bash", "1")
@@ -83,15 +71,6 @@ def test_session_has_a_timeout_only_if_the_quota_demands_it() -> None:
     longest = translate.new_throwaway(WHO).timeout_s
     assert longest is not None
     assert longest > translate.CLIENT_TIMEOUT_S
-
-
-def test_timeout_notice_follows_the_output() -> None:
-    done = finished(b"", b"half a line")
-    done = replace(done, outcome=replace(OUTCOME, exit_code=137, signal=9, reason="timeout"))
-    told = translate.answer(BOX, done, Kept(), 110)
-    assert told.return_code == 124
-    assert told.stderr.splitlines()[0] == "half a line"
-    assert "110 seconds" in told.stderr.splitlines()[1]
 
 
 def test_omitted_files_are_counted() -> None:

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from sandlot.core.lives import means
-from sandlot.doors.e2b.interpreter.running import DEFAULTS
 from sandlot.model.access import OPERATOR
 from tests.support.until import until
 from tests.unit.doors.shared import SharedBench
@@ -164,34 +163,6 @@ async def test_ended_sandbox_is_not_found(http: httpx.AsyncClient, made: dict[st
             await http.request(method, f"{HERE}/{path}", json={"code": "1"} if path == "execute" else {}, headers=inside), 502
         )
     assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
-
-
-async def test_invalid_code_requests_are_refused(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
-    for asked, status in (
-        ({"code": "1", "language": "r"}, 400),
-        ({"code": "1", "context_id": "ctx-0123456789abcdef"}, 404),
-        ({"code": "1", "context_id": "no id"}, 404),
-        ({"code": "1", "context_id": "ctx-0123456789abcdef", "language": "python"}, 400),
-        ({"code": "\0"}, 400),
-        ({"code": "x" * ((4 << 20) + 1)}, 413),
-        ({"code": "1", "env_vars": {"a=": "b"}}, 400),
-        ({"code": 1}, 400),
-        ({"code": "1", "timeout": 1}, 400),
-    ):
-        refused(await http.post(f"{HERE}/execute", json=asked, headers=inside), status)
-    for body, status in (({"language": "java"}, 400), ({"cwd": "relative"}, 400), ({"cwd": "/no/such"}, 404), ({"x": 1}, 400)):
-        refused(await http.post(f"{HERE}/contexts", json=body, headers=inside), status)
-
-
-async def test_removed_default_context_is_recreated(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str], at: SharedBench) -> None:
-    lines(await http.post(f"{HERE}/execute", json={"code": "x = 1"}, headers=inside))
-    box = at.sandboxes.find(made["sandboxID"], OPERATOR)
-    await http.delete(f"/v1/sandboxes/{box.id}/contexts/{DEFAULTS['python']}")
-    box.contexts.add(DEFAULTS["python"])  # as where somebody removed it behind the service's back
-    told = lines(await http.post(f"{HERE}/execute", json={"code": "x"}, headers=inside))
-    assert told[-1]["type"] == "error"
-    box.contexts.clear()  # as after a restart of the service
-    assert lines(await http.post(f"{HERE}/execute", json={"code": "2"}, headers=inside))[-1]["text"] == "2"
 
 
 async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:

@@ -18,13 +18,13 @@ from sandlot.core.runs.outcomes import Finished, Outcome
 from sandlot.core.sandbox import Sandbox
 from sandlot.doors.pandastack import running, translate
 from sandlot.doors.pandastack.running import Decoder
-from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody, VolumeUse
+from sandlot.doors.pandastack.wire import CreateBody, LifecycleBody
 from sandlot.link.types import CellError, Display
 from sandlot.model.access import UNBOUNDED, OwnerId, Quota
 from sandlot.model.capture import Capture
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
-from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User, VolumeMount
+from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, MIB, SandboxSpec, User
 from tests.support.cases import cases
 from tests.support.clock import ManualClock
 
@@ -55,18 +55,6 @@ def test_timeout_is_translated() -> None:
     for seconds in (0, -1, 604801):
         with pytest.raises(InvalidRequestError):
             translate.new_sandbox(CreateBody(ttl_seconds=seconds), UNBOUNDED)
-
-
-def test_template_metadata_and_volumes_are_translated() -> None:
-    asked = translate.new_sandbox(
-        CreateBody(template="base", metadata={"a": "b"}, volumes=[VolumeUse(name="v"), VolumeUse(name="w", read_only=True)]), UNBOUNDED
-    )
-    assert (asked.template, asked.metadata) == ("base", {"a": "b", "sandlot.door": "pandastack"})
-    assert asked.volumes == (VolumeMount("v", "/mnt/v"), VolumeMount("w", "/mnt/w", read_only=True))
-    assert translate.new_sandbox(CreateBody(), UNBOUNDED).template == "code-interpreter"
-    assert translate.new_sandbox(CreateBody(from_snapshot="s"), UNBOUNDED).snapshot == "s"
-    with pytest.raises(InvalidRequestError):
-        translate.new_sandbox(CreateBody(metadata={"sandlot.tree": "x"}), UNBOUNDED)
 
 
 async def test_fork_inherits_labels_of_the_api(clock: ManualClock) -> None:

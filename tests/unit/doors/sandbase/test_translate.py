@@ -9,7 +9,6 @@ from sandlot.doors.sandbase.wire import SandboxBody
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EventRecord
-from sandlot.model.specs import Network, OnTimeout
 from sandlot.model.states import State
 from sandlot.model.webhooks import EVENT_TYPES
 from sandlot.testing.stores.bench import event
@@ -20,19 +19,6 @@ KNOWN = ("base", "code-interpreter")
 
 def body(**fields: object) -> SandboxBody:
     return SandboxBody.model_validate({"templateID": "code_interpreter", **fields})
-
-
-def test_create_parameters_are_translated() -> None:
-    asked = translate.new_sandbox(body(timeout=900, metadata={"a": "b"}, envVars={"X": "1", "E2B_TEMPLATE_ID": "mine"}), KNOWN)
-    assert (asked.template, asked.timeout_s, asked.network, asked.on_timeout, asked.auto_resume) == (
-        *("code-interpreter", 900, Network.PACKAGES, OnTimeout.KILL, False),
-    )
-    assert asked.env == {"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": "mine", "X": "1"}
-    assert asked.metadata == {"a": "b", "sandlot.door": "sandbase", "sandlot.door.template": "code_interpreter"}
-    bare = translate.new_sandbox(body(templateID="base"), KNOWN)
-    assert (bare.template, bare.timeout_s) == ("base", 300)
-    assert translate.new_sandbox(body(allowInternetAccess=False), KNOWN).network is Network.NONE
-    assert translate.new_sandbox(body(autoPause=True), KNOWN).on_timeout is OnTimeout.HIBERNATE
 
 
 def test_unsupported_create_options_are_refused() -> None:

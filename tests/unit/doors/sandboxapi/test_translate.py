@@ -7,7 +7,6 @@ import pytest
 from sandlot.core.oneshot.results import Result, Status
 from sandlot.core.runs.code import Executed, Outcome
 from sandlot.doors.sandboxapi import translate
-from sandlot.doors.sandboxapi.wire import ExecuteBody
 from sandlot.link.types import CellError
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.capture import Capture
@@ -22,13 +21,6 @@ WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
 @cases("word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")])
 def test_language_aliases_are_translated(word: str, id_: str) -> None:
     assert translate.language(word).id == id_
-
-
-def test_execute_body_is_translated() -> None:
-    shot = translate.shot(ExecuteBody(language="py", code="x", expected_output="y"))
-    assert (shot.language, shot.code, shot.stdin, shot.timeout_s, shot.expected_output) == ("python", "x", b"", 10, "y")
-    assert translate.shot(ExecuteBody(language="bash", code="", stdin="é", timeout=300)).stdin == "é".encode()
-    assert shot.origin == "sandboxapi"
 
 
 @cases("status", Status)

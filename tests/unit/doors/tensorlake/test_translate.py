@@ -7,52 +7,19 @@ import pytest
 from sandlot.core.node.budget import Budget
 from sandlot.core.runs.outcomes import Outcome
 from sandlot.doors.tensorlake import translate
-from sandlot.doors.tensorlake.control.wire import CreateBody, NetworkBody, PoolBody, ResourcesBody
 from sandlot.doors.tensorlake.inside import translate as inner
 from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
 from sandlot.doors.tensorlake.inside.wire import ProcessBody
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import MIB, Limits, SnapshotKind, User
+from sandlot.model.specs import SnapshotKind, User
 from sandlot.model.states import State
 from tests.support.cases import cases
 
 
 def test_every_state_is_translated() -> None:
     assert set(translate.STATUSES) == set(State)
-
-
-@cases("image, template", [(None, "code-interpreter"), ("", "code-interpreter"), ("tensorlake/ubuntu-minimal", "code-interpreter"), ("base", "base")])
-def test_image_is_translated_to_a_template_and_kept(image: str | None, template: str) -> None:
-    asked = translate.new_sandbox(CreateBody(image=image))
-    assert (asked.template, asked.metadata.get(translate.IMAGE_WORD)) == (template, image or None)
-    assert asked.metadata[translate.DOOR_WORD] == "tensorlake"
-
-
-@cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
-def test_zero_means_no_timeout(given: int | None, seconds: float | None) -> None:
-    assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
-
-
-def test_limits_are_in_megabytes_with_defaults() -> None:
-    asked = translate.new_sandbox(CreateBody(resources=ResourcesBody(memory_mb=512)))
-    assert asked.limits == Limits(memory_bytes=512 * MIB)
-    assert translate.change(ResourcesBody()) is None
-    assert translate.resources(Limits(cpus=2, memory_bytes=300 * MIB, disk_bytes=64 * MIB)).model_dump() == {
-        "cpus": 2,
-        "memory_mb": 300,
-        "disk_mb": 64,
-    }
-
-
-def test_pool_labels_carry_timeout_and_network_of_claims() -> None:
-    body = PoolBody(image="base", resources=ResourcesBody(), timeout_secs=5, network=NetworkBody(allow_internet_access=False))
-    words = translate.pool_words(body)
-    assert (translate.pool_timeout_s(words), translate.pool_network(words)) == (5.0, "none")
-    assert (translate.pool_timeout_s({}), translate.pool_network({})) == (300.0, "packages")
-    with pytest.raises(InvalidRequestError):
-        translate.pool_words(body.model_copy(update={"entrypoint": ["x"]}))
 
 
 def test_snapshot_holds_memory_by_default() -> None:

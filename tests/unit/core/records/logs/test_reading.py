@@ -58,20 +58,6 @@ class Followed:
         return "".join(item.text for item in self.items if isinstance(item, Entry | Wrote) and item.channel == channel)
 
 
-async def test_what_runs_wrote_is_told_in_the_order_in_which_they_were_begun(box: Sandbox, journal: Journal, clock: ManualClock) -> None:
-    await run(box, "echo one; echo two >&2", clock)
-    await run(box, "true", clock)
-    await run(box, "echo three", clock)
-    entries, more = await reading.read(journal, box, OPERATOR, BOTH)
-    assert [(entry.channel, entry.text, entry.omitted, entry.end) for entry in entries] == [
-        (1, "one\n", 0, None),
-        (2, "two\n", 0, None),
-        (1, "three\n", 0, None),
-    ]
-    assert not more
-    assert [entry.text for entry in (await reading.read(journal, box, OPERATOR, reading.CHANNELS["stderr"]))[0]] == ["two\n"]
-
-
 async def test_what_is_told_at_once_is_bounded(box: Sandbox, journal: Journal, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         await run(box, f"echo {number}", clock)
