@@ -12,7 +12,7 @@ import pytest
 
 from sandlot import Sandbox
 from tests.support.attempts import PREAMBLE, not_refused, outcomes
-from tests.support.inside import USERS, run_inside
+from tests.support.inside import IN_CONTAINERS, IN_GVISOR, USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.traces import NOTHING, sandbox_pids, settle
 
@@ -20,9 +20,6 @@ NOBODY = "65534"
 GOFER_CAPABILITIES = sum(1 << number for number in (0, 1, 2, 3, 4, 18))
 """What serves a sandbox its own image's files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_CHROOT (capabilities(7))."""
 MARK = "sandlot-marked-process"
-ON_GVISOR = pytest.mark.parametrize("isolation", ["gvisor"], indirect=True)
-ON_CONTAINERS = pytest.mark.parametrize("isolation", ["container"], indirect=True)
-"""For what the guest or the service does, whatever isolates the sandbox."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +126,7 @@ def test_killing_everything_inside_kills_nothing_outside(service: LocalService, 
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-@ON_GVISOR
+@IN_GVISOR
 def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
     """In gVisor that is a kernel of nobody's (uid 65534, no capability), beside a process that serves it the image's files.
 
@@ -231,7 +228,7 @@ def test_nothing_that_was_started_inside_survives_the_end(service: LocalService)
     assert _shared_memory() == shared, "System V's shared memory is a namespace's, not the host's"
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_what_ends_inside_is_reaped(sandbox: Sandbox) -> None:
     """Orphans become the guest's children (it is PID 1); none stays as a zombie, which would hold a number and an entry for ever."""
     program = "import os\nfor _ in range(20):\n    if not os.fork():\n        os.fork()\n        os._exit(0)\nos._exit(0)"
@@ -243,7 +240,7 @@ def test_what_ends_inside_is_reaped(sandbox: Sandbox) -> None:
     settle(lambda: run_inside(sandbox, look)["zombies"], [])
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
     others = service.refs()

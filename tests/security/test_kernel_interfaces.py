@@ -19,10 +19,9 @@ import pytest
 
 from sandlot import Sandbox
 from tests.support.attempts import not_refused, outcomes, outcomes_outside
-from tests.support.inside import USERS
+from tests.support.inside import IN_CONTAINERS, USERS
 
 pytestmark = pytest.mark.usefixtures("host_unchanged")
-ON_CONTAINERS = pytest.mark.parametrize("isolation", ["container"], indirect=True)
 ONLY_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one way into the kernel")
 
 NAMESPACES = {"mnt": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000, "net": 0x40000000}
@@ -275,7 +274,7 @@ def test_nothing_of_the_host_is_mounted_or_uncovered(sandbox: Sandbox, isolation
     assert not_refused(found, allowed=MOUNTED if isolation == "gvisor" else (), also=_unknown_there(isolation)) == {}
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_the_same_mounts_are_made_where_there_is_no_boundary() -> None:
     """The control: the host's root, in a mount namespace of its own."""
     found = outcomes_outside(_each("alone()", MOUNTS), setup=PRIVATE)
@@ -292,7 +291,7 @@ def test_no_call_has_power_over_the_machine(sandbox: Sandbox, isolation: str) ->
     assert not_refused(found, allowed=SERVED if isolation == "gvisor" else (), also=_unknown_there(isolation)) == {}
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 @pytest.mark.parametrize("user", USERS)
 def test_no_namespace_of_the_hosts_kernel_is_entered_or_made(sandbox: Sandbox, user: str) -> None:
     """In gVisor everybody gets other namespaces of that kernel; the next test is about what one can do in them.
