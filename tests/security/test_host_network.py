@@ -66,7 +66,7 @@ def listeners() -> Iterator[Listeners]:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_address_of_the_host_answers(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
+def test_no_address_and_no_unix_socket_of_the_host_answers(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -85,52 +85,35 @@ for address, port in given["addresses"]:
 with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as client:
     server.accept()[0].close()
     told["control"] = "connected"
+sender = socket.socket(type=socket.SOCK_DGRAM)
+told["sent"] = {address: attempt(sender.sendto, b"x", (address, given["udp"])) for address, _ in given["addresses"]}
+told["unix"] = {}
+for name in ("\\0" + given["name"], given["path"], "/proc/1/root" + given["path"]):
+    client = socket.socket(socket.AF_UNIX)
+    told["unix"][name] = attempt(client.connect, name).get("error", "connected")
+told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", "").splitlines() if "sandlot-test" in line or given["path"] in line]
 """,
         user=user,
         given={
             "addresses": [
                 *listeners.tcp.items(),
                 *((address, port) for address in _host_addresses() for port in (listeners.tcp["127.0.0.1"], 22, 80, 443)),
-                *((address, 80) for address in (NOWHERE, "169.254.169.254", "10.0.0.1", "172.17.0.1", "192.168.1.1")),
+                *((address, 80) for address in (NOWHERE, "169.254.169.254", "10.0.0.1", "10.96.0.1", "172.17.0.1", "192.168.1.1")),
                 *((address, 53) for address in _resolvers()),
-            ]
+            ],
+            "udp": listeners.udp,
+            "name": listeners.name,
+            "path": listeners.path,
         },
     )
     assert told["control"] == "connected"
     # An address of a link's own (fe80::/10) leads nowhere where nobody says which link (EINVAL), and there is none to name.
     strange = {address: answer for address, answer in told["answers"].items() if answer not in NO_WAY}
     assert {address: answer for address, answer in strange.items() if not (answer == "EINVAL" and address.startswith("fe80"))} == {}
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_no_datagram_and_no_unix_socket_crosses(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
-    told = run_inside(
-        sandbox,
-        """
-sender = socket.socket(type=socket.SOCK_DGRAM)
-told["sent"] = {address: attempt(sender.sendto, b"x", (address, given["udp"])) for address in given["addresses"]}
-told["unix"] = {}
-for name in ("\\0" + given["name"], given["path"], "/proc/1/root" + given["path"]):
-    client = socket.socket(socket.AF_UNIX)
-    told["unix"][name] = attempt(client.connect, name).get("error", "connected")
-told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", "").splitlines() if "sandlot-test" in line or given["path"] in line]
-told["vsock"] = []
-try:
-    for cid in (0, 1, 2):
-        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as client:
-            client.settimeout(2)
-            told["vsock"].append(attempt(client.connect, (cid, 22)).get("error", "connected"))
-except OSError as error:
-    told["vsock"].append("no such sockets")
-""",
-        user=user,
-        given={"udp": listeners.udp, "addresses": ["127.0.0.1", NOWHERE, *_host_addresses()], "name": listeners.name, "path": listeners.path},
-    )
     # To its own loopback a datagram may be sent, where nobody waits for it; the fixture sees to it that none arrives on the host's.
-    assert [address for address, sent in told["sent"].items() if "got" in sent and address != "127.0.0.1"] == []
+    assert {address for address, sent in told["sent"].items() if "got" in sent} <= {"127.0.0.1"}
     assert set(told["unix"].values()) <= {"ECONNREFUSED", "ENOENT", "EACCES", "EPERM"}
     assert told["listed"] == []
-    assert "connected" not in told["vsock"]
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -169,9 +152,6 @@ def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listene
         "another family's address": f"send(socket.AF_INET6, ('::ffff:{NOWHERE}', 9))",
         "a global address": "send(socket.AF_INET6, ('2001:db8::1', 9))",
         "the cloud's metadata": "send(socket.AF_INET6, ('fd00:ec2::254', 80))",
-        "the cloud's metadata over TCP": "connect(('169.254.169.254', 80))",
-        "a container host": "connect(('172.17.0.1', 2375))",
-        "a cluster": "connect(('10.96.0.1', 443))",
         "sctp": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).connect((NOWHERE, 9))",
         "udp lite": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 136).sendto(b'x', (NOWHERE, 9))",
         "multipath": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).connect((NOWHERE, 9))",
@@ -194,13 +174,6 @@ def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listene
 NOWHERE = {NOWHERE!r}
 def send(family, address):
     socket.socket(family, socket.SOCK_DGRAM).sendto(b"x", address)
-def connect(address):
-    client = socket.socket()
-    client.settimeout(3)
-    try:
-        client.connect(address)
-    except TimeoutError:
-        raise OSError(errno.ENETUNREACH, "nobody answers")
 def ping(family, address):
     with socket.socket(family, socket.SOCK_DGRAM, 58 if family == socket.AF_INET6 else 1) as client:
         client.settimeout(2)

@@ -12,7 +12,7 @@ import pytest
 
 from sandlot import Sandbox
 from tests.support.attempts import PREAMBLE, not_refused, outcomes
-from tests.support.inside import USERS, run_inside
+from tests.support.inside import IN_CONTAINERS, IN_GVISOR, USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.traces import NOTHING, sandbox_pids, settle
 
@@ -20,9 +20,6 @@ NOBODY = "65534"
 GOFER_CAPABILITIES = sum(1 << number for number in (0, 1, 2, 3, 4, 18))
 """What serves a sandbox its own image's files: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_CHROOT (capabilities(7))."""
 MARK = "sandlot-marked-process"
-ON_GVISOR = pytest.mark.parametrize("isolation", ["gvisor"], indirect=True)
-ON_CONTAINERS = pytest.mark.parametrize("isolation", ["container"], indirect=True)
-"""For what the guest or the service does, whatever isolates the sandbox."""
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +126,12 @@ def test_killing_everything_inside_kills_nothing_outside(service: LocalService, 
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-@ON_GVISOR
+@IN_GVISOR
 def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
     """In gVisor that is a kernel of nobody's (uid 65534, no capability), beside a process that serves it the image's files.
 
-    Processes of a container: ``tests/conformance/test_container.py::test_its_processes_are_confined_on_the_host``.
+    Their other namespaces, their filter, and the processes of a container: ``test_its_processes_are_confined_on_the_host`` of
+    ``tests/conformance/test_gvisor.py`` and ``test_container.py``.
     """
     assert sandbox.commands.run("true").exit_code == 0
     settle(lambda: len(service.refs()), 1)  # those of tests before are gone, but for this one
@@ -142,14 +140,13 @@ def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: Lo
     # Root on the host: only what serves the sandbox the files of its image.
     (server,) = [pid for pid, status in found.items() if int(status["CapPrm"], 16) or "0" in status["Uid"].split()]
     assert int(found.pop(server)["CapPrm"], 16) & ~GOFER_CAPABILITIES == 0
-    assert _is_confined(server, "mnt", "net", "ipc", "uts")
     # Nobody: the sandbox's kernel, and what its processes run in.
     assert len(found) > 1
-    for pid, status in found.items():
+    for status in found.values():
         assert status["Uid"].split() == [NOBODY] * 4
         assert status["Gid"].split() == [NOBODY] * 4
         assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-        assert _is_confined(pid, "mnt", "net", "ipc", "uts", "user")
+        assert status["user namespace"] != str(Path("/proc/self/ns/user").readlink())
     handle.kill()
 
 
@@ -231,7 +228,7 @@ def test_nothing_that_was_started_inside_survives_the_end(service: LocalService)
     assert _shared_memory() == shared, "System V's shared memory is a namespace's, not the host's"
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_what_ends_inside_is_reaped(sandbox: Sandbox) -> None:
     """Orphans become the guest's children (it is PID 1); none stays as a zombie, which would hold a number and an entry for ever."""
     program = "import os\nfor _ in range(20):\n    if not os.fork():\n        os.fork()\n        os._exit(0)\nos._exit(0)"
@@ -243,7 +240,7 @@ def test_what_ends_inside_is_reaped(sandbox: Sandbox) -> None:
     settle(lambda: run_inside(sandbox, look)["zombies"], [])
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
     others = service.refs()
@@ -257,23 +254,13 @@ def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: S
 def _status(pid: int) -> dict[str, str]:
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        lines.append(f"user namespace:{Path(f'/proc/{pid}/ns/user').readlink()}")
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _is_confined(pid: int, *namespaces: str) -> bool:
-    """Namespaces of its own, a system call filter, no way to more privileges, and first to go where the host's memory is short."""
-    process = Path(f"/proc/{pid}")
-    try:
-        status = _status(pid)
-        shared = [kind for kind in namespaces if (process / "ns" / kind).readlink() == Path(f"/proc/self/ns/{kind}").readlink()]
-        score = int((process / "oom_score_adj").read_text(encoding="ascii"))
-        return (shared, status["NoNewPrivs"], status["Seccomp"], score > 0) == ([], "1", "2", True)
-    except (OSError, KeyError):
-        return not process.exists()  # ended meanwhile, as processes inside come and go
-
-
-def _shared_memory() -> str:
-    """What ipcs(1) would say on the host."""
-    return "".join(Path(f"/proc/sysvipc/{kind}").read_text(encoding="ascii") for kind in ("shm", "sem", "msg"))
+def _shared_memory() -> set[tuple[str, ...]]:
+    """Keys and numbers of the host's objects of System V (ipcs(1))."""
+    lines = [line for kind in ("shm", "sem", "msg") for line in Path(f"/proc/sysvipc/{kind}").read_text(encoding="ascii").splitlines()]
+    return {tuple(line.split()[:2]) for line in lines}

@@ -14,6 +14,7 @@ import pytest
 
 from sandlot import Sandbox
 from sandlot.model.errors import ErrorCode, HostError
+from tests.support.inside import IN_GVISOR
 from tests.support.localservice import LocalService, local_service
 
 
@@ -27,7 +28,7 @@ def shares_the_hosts_kernel(sandbox: Sandbox) -> bool:
     return sandbox.commands.run("uname -r").stdout.strip() == Path("/proc/sys/kernel/osrelease").read_text().strip()
 
 
-@pytest.mark.parametrize("isolation", ["gvisor"], indirect=True)
+@IN_GVISOR
 def test_every_sandbox_is_isolated_as_requested_or_by_the_default_and_says_how(service: LocalService) -> None:
     """The service's operator allows both and has set no default."""
     requested = ("container", "gvisor", None)

@@ -16,7 +16,7 @@ import pytest
 
 from sandlot import Sandbox
 from sandlot.protocol.schema import PACKAGES_PORT
-from tests.support.inside import run_inside
+from tests.support.inside import IN_CONTAINERS, run_inside
 from tests.support.localservice import LocalService
 
 ASK = f"""
@@ -32,9 +32,6 @@ def ask(raw):
             got += b"<" + (errno.errorcode.get(error.errno, "timeout").encode()) + b">"
     return got.decode("latin-1")
 """
-
-ON_CONTAINERS = pytest.mark.parametrize("isolation", ["container"], indirect=True)
-"""For what the service does, whatever isolates the sandbox."""
 
 
 @pytest.fixture
@@ -107,7 +104,7 @@ def test_no_request_leads_anywhere_but_to_packages(service: LocalService, sandbo
     assert (Path(secret)).read_text() == service.secret
 
 
-@ON_CONTAINERS
+@IN_CONTAINERS
 def test_no_answer_names_the_machines_index_or_its_credentials(sandbox: Sandbox) -> None:
     configured = [os.environ.get("PIP_INDEX_URL", ""), _said("pip", "config", "get", "global.index-url"), _said("npm", "config", "get", "registry")]
     urls = [urlsplit(url) for url in configured if url]

@@ -6,7 +6,7 @@ read was written all the same, and the whole image is compared after: contents, 
 - CVE-2016-5195 (Dirty COW, https://dirtycow.ninja): a private mapping is written while it is thrown away.
 - CVE-2022-0847 (Dirty Pipe, https://dirtypipe.cm4all.com): a page of a file in a pipe takes what is written to the pipe.
 - CVE-2026-31431 (Copy Fail): a cipher of AF_ALG works in place on pages that were spliced into its socket.
-- CVE-2026-43284, CVE-2026-43500 (Dirty Frag): the same by ESP in UDP, and by RxRPC.
+- CVE-2026-43284, CVE-2026-43500 (Dirty Frag): the same by ESP in UDP; RxRPC: test_kernel_interfaces.py.
 - CVE-2021-3493, CVE-2023-2640, CVE-2023-32629, CVE-2023-0386 (OverlayFS): files of an upper layer keep capabilities or setuid
   bits that nobody was allowed to give.
 - CVE-2020-16120 and the folders of a container engine's overlay: its layers reached by their own paths.
@@ -88,8 +88,6 @@ def dirty_frag(path):
     fd = os.open(path, os.O_RDONLY)
     reading, writing = pipe_of(fd, 64)
     call("splice", reading, None, sender.fileno(), None, 64, 0)
-def rxrpc(path):
-    socket.socket(33, socket.SOCK_DGRAM, 2)
 def mapped_shared(path):
     mmap.mmap(os.open(path, os.O_RDONLY), 5, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)[:5] = evil
 def made_writable_later(path):
@@ -144,11 +142,11 @@ def renamed(path):
 def whiteout(path):
     os.unlink(path)
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(0, 0))
-ways = [dirty_pipe, dirty_cow, copy_fail, dirty_frag, rxrpc, mapped_shared, made_writable_later, by_own_memory, splice_into, copy_range, clone_range,
+ways = [dirty_pipe, dirty_cow, copy_fail, dirty_frag, mapped_shared, made_writable_later, by_own_memory, splice_into, copy_range, clone_range,
         opened_again, hard_link, preallocate, immutable, attributes, setuid, owner, over, renamed, whiteout]
 """
 
-NEVER = ("dirty_pipe", "dirty_cow", "copy_fail", "dirty_frag", "rxrpc", "mapped_shared", "made_writable_later", "by_own_memory", "splice_into")
+NEVER = ("dirty_pipe", "dirty_cow", "copy_fail", "dirty_frag", "mapped_shared", "made_writable_later", "by_own_memory", "splice_into")
 """Those that would write without ever asking for a copy: not even inside may the file be another one after them."""
 
 
@@ -182,7 +180,7 @@ for way in ways:
                 assert not set(NEVER) & set(told["changed"])
             else:
                 assert told["changed"] == []
-        vandal.commands.run("rm -rf --one-file-system /usr /etc /home", user="root", timeout=60)
+        vandal.commands.run("rm -rf --one-file-system /usr/bin /etc", user="root", timeout=60)
     assert _state(image) == before
     sums = sandbox.commands.run(["sha256sum", *FILES], user="root")
     assert [line.split()[0] for line in sums.stdout.splitlines()] == [hashlib.sha256((image / name[1:]).read_bytes()).hexdigest() for name in FILES]

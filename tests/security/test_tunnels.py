@@ -14,6 +14,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.specs import MIB
 from sandlot.protocol.schema import PACKAGES_PORT
 from sandlot.sdk import Tunnel
+from tests.support.inside import IN_CONTAINERS
 from tests.support.localservice import LocalService
 from tests.support.traces import memory_bytes
 
@@ -55,7 +56,7 @@ def test_tunnel_leads_neither_to_the_host_nor_to_another_sandbox_nor_to_the_serv
         sandbox.tunnel(PACKAGES_PORT)
 
 
-@pytest.mark.parametrize("isolation", ["container"], indirect=True)  # what is promised is the service's and the guest's
+@IN_CONTAINERS
 def test_nobody_who_reads_nothing_makes_the_service_or_the_guest_grow(service: LocalService) -> None:
     with service.create() as box:
         box.commands.run(["python3", "-c", SENDER], background=True)

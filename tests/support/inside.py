@@ -7,9 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from sandlot import Sandbox
 
 USERS = ("user", "root")
+IN_GVISOR = pytest.mark.parametrize("isolation", ["gvisor"], indirect=True)
+IN_CONTAINERS = pytest.mark.parametrize("isolation", ["container"], indirect=True)
+"""For tests of ``tests/security`` whose promise is the guest's or the service's, whatever isolates the sandbox, or that of one isolation type."""
 
 # Linux's calls that Python has no function for, by number on x86-64 and on arm64 (asm/unistd.h).
 PREAMBLE = """
