@@ -9,8 +9,8 @@
 - Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves
   them to ``scripts/test --all``.
 - Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
-- Programs that tests start do not inherit ignored signals. A shell ignores SIGINT and SIGQUIT in a script's background jobs, nohup(1) ignores
-  SIGHUP, and exec(2) passes that on: such programs could not be interrupted.
+- Programs that tests start inherit no ignored and no blocked signals. A shell ignores SIGINT and SIGQUIT in a script's background jobs, nohup(1)
+  ignores SIGHUP, perf(1) blocks SIGWINCH, and exec(2) passes that on: such programs could not be interrupted, or would not see a new size.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ os.environ.setdefault("SANDLOT_POOLS", "none")
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, lambda *_: None), (signal.SIGHUP, lambda *_: None)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)  # exec(2) replaces a handler by the default action
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/security")
 FIRST = tuple(f"tests/{name}" for name in ("security", "conformance", "compat", "service", "meta", "unit/guest", "unit/server", "unit/core"))
@@ -45,9 +46,8 @@ FIRST = tuple(f"tests/{name}" for name in ("security", "conformance", "compat", 
 
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}
 
-
 FOR_FIXTURES_S = 20.0
-"""Of a test's timeout, for what has to be ended after one that hung."""
+"""Part of a test's timeout that is left to its fixtures: they clean up after a test that hung."""
 _begun_s = pytest.StashKey[float]()
 
 

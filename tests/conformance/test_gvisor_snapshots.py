@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import shutil
 import subprocess
@@ -205,8 +206,7 @@ async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(bench: B
     await instance.destroy()
 
 
-@pytest.mark.parametrize("is_paused", [True, False])
-async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Bench, is_paused: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ControlEngine.save
 
     async def save(self: ControlEngine, live: Live, image: Path) -> None:
@@ -216,7 +216,7 @@ async def test_what_the_runtime_refuses_leaves_the_sandbox_as_it_was(bench: Benc
     async with bench.sandbox() as source:
         with monkeypatch.context() as patched:
             patched.setattr(ControlEngine, "save", save)
-            for keep_running in (True, False):
+            for is_paused, keep_running in itertools.product((True, False), repeat=2):
                 if is_paused:
                     await source.instance.pause()
                 with pytest.raises(HostError, match="encoding error at object x"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandlot.protocol import frames, greeting, schema, values
 from tests.fuzz import targets
 
-ROUNDS = 200
+ROUNDS = 100
 TRUE = [
     greeting.hello(targets.NONCE, 1, 1),
     greeting.welcome(targets.NONCE, 1, asleep=False),
@@ -60,7 +60,7 @@ def mutated(source: random.Random, parts: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("target", targets.TARGETS.values(), ids=targets.TARGETS.keys())
 def test_any_bytes(target: Callable[[bytes], None]) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(st.binary(max_size=2000))
     def run(data: bytes) -> None:
         target(data)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import subprocess
 import textwrap
 
-import pytest
-
 from tests.meta.tree import SCRIPTS
-
-MIRROR = "http://mirror.example/debian/"
 
 
 def bash(line: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -35,53 +31,6 @@ def test_which_runsc_is_new_enough() -> None:
     assert {date: bash(f"runsc_is_new_enough {date}").returncode == 0 for date in dates} == dates
 
 
-def test_how_a_mirror_is_reached_and_trusted_is_taken_from_its_own_stanza() -> None:
-    sources = f"""\
-        # a comment
-
-        Types: deb
-        URIs: http://other.example/debian
-        Suites: bookworm
-        Components: main
-        Signed-By: /other.gpg
-
-        Types: deb deb-src
-        # another
-        URIs: http://first.example/debian {MIRROR.rstrip("/")}
-        Suites: bookworm bookworm-updates
-        Components: main contrib
-        Enabled: yes
-        X-Repolib-Name: ours
-        Signed-By:
-         -----BEGIN PGP PUBLIC KEY BLOCK-----
-         .
-         mDMEYCQjIxYJKwYBBAHaRw8BAQdAD
-        Check-Valid-Until: no
-        """
-    assert bash(f"deb822_options {MIRROR} bookworm", sources).stdout == textwrap.dedent("""\
-        signed-by:
-         -----BEGIN PGP PUBLIC KEY BLOCK-----
-         .
-         mDMEYCQjIxYJKwYBBAHaRw8BAQdAD
-        check-valid-until: no
-        """)
-
-
-@pytest.mark.parametrize(
-    "line, options",
-    [
-        (f"deb [arch=amd64,arm64 signed-by=/usr/share/keyrings/x.gpg trusted=yes] {MIRROR} bookworm main", "arch"),
-        (f"deb   [ trusted=yes ]   {MIRROR.rstrip('/')} bookworm main contrib", "trusted: yes\n"),
-        (f"deb {MIRROR} bookworm main", ""),
-    ],
-)
-def test_how_a_mirror_is_reached_and_trusted_is_taken_from_its_own_line(line: str, options: str) -> None:
-    if options == "arch":
-        options = "architectures: amd64 arm64\nsigned-by: /usr/share/keyrings/x.gpg\ntrusted: yes\n"
-    others = f"# deb {MIRROR} bookworm main\ndeb-src [trusted=no] {MIRROR} bookworm main\ndeb [trusted=no] {MIRROR} bookworm-updates main\n"
-    assert bash(f"oneline_options {MIRROR} bookworm", others + line + "\n").stdout == options
-
-
 def test_a_source_of_our_own_is_closed_to_everything_but_runsc() -> None:
     own = bash("backports_pin runsc nothing-else").stdout
     assert "Package: runsc\nPin: release n=bookworm-backports\nPin-Priority: 995\n" in own
@@ -97,14 +46,6 @@ def test_an_operators_own_backports_are_not_closed() -> None:
 def test_only_packages_that_are_missing_are_installed() -> None:
     assert bash("missing_packages dpkg no-such-package-1 bash no-such-package-2").stdout.split() == ["no-such-package-1", "no-such-package-2"]
     assert bash("missing_packages").stdout == ""
-
-
-def test_a_step_keeps_its_output_away_and_says_how_long_it_took() -> None:
-    done = bash("step title echo noise; echo result")
-    assert done.stdout == "result\n"
-    assert "==> title\n" in done.stderr
-    assert "noise" not in done.stderr
-    assert "done in " in done.stderr
 
 
 def test_a_step_that_fails_shows_its_output_and_ends_the_script() -> None:

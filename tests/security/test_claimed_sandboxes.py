@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandlot import Sandbox
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import LocalService
 
 TEMPLATE = "code-interpreter"
 FILL_S = 240.0
@@ -83,10 +83,10 @@ def filled(service: LocalService, pool: str, count: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="module", params=["gvisor", "container"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    with local_service(isolation=request.param) as service, ExitStack() as stack:
-        pool = service.client.pools.create(TEMPLATE, warm=2, max=2, isolation=request.param)
+@pytest.fixture(scope="module")
+def rig(service: LocalService, isolation: str) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        pool = service.client.pools.create(TEMPLATE, warm=2, max=2, isolation=isolation)
         filled(service, pool.id, 2)
         # The first has been used, and holds something, before the second is claimed.
         first = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "first", "SECRET_OF_THE_FIRST": "x41"}, metadata={"who": "first"}))
@@ -113,13 +113,9 @@ def looks(rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
     return told(rig.claimed[1], LOOK), told(rig.booted, LOOK)
 
 
-def test_it_has_the_files_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_it_has_the_files_and_processes_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
     claimed, booted = looks
     assert claimed["files"] == booted["files"]
-
-
-def test_it_has_the_processes_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
-    claimed, booted = looks
     assert set(claimed["commands"]) == set(booted["commands"])
     assert len(claimed["commands"]) <= len(booted["commands"]) + 1  # the next kernel is made ahead, or about to be
     assert "sleep" not in claimed["commands"]
@@ -134,14 +130,7 @@ def test_its_environment_is_its_own(looks: tuple[dict[str, Any], dict[str, Any]]
     assert claimed["environment"]["OWN"] == "second"
     for word in ("SECRET_OF_THE_FIRST", "first", "template", "tried"):
         assert word not in claimed["environments"].replace("code-interpreter", "")
-    assert rig.claimed[1].commands.run("echo $OWN").stdout == "second\n"
-
-
-def test_it_is_called_as_it_is(rig: Rig, looks: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    claimed, booted = looks
-    assert (claimed["host"] == rig.claimed[1].id) == (booted["host"] == rig.booted.id)
-    assert rig.claimed[0].commands.run("hostname").stdout.strip() == rig.claimed[0].id
-    assert "template" not in claimed["host"]
+    assert rig.claimed[1].commands.run("echo $OWN; hostname").stdout == f"second\n{rig.claimed[1].id}\n"
 
 
 def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
@@ -157,29 +146,17 @@ def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], ri
     second.contexts.remove(fresh)
 
 
-def test_two_share_no_randomness(rig: Rig) -> None:
-    draws = [told(sandbox, DRAWS) for sandbox in (*rig.claimed, rig.booted)]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert not set(map(str, draws[one])) & set(map(str, draws[other]))
-    bash = [sandbox.commands.run("echo $RANDOM$RANDOM$RANDOM; head -c 8 /dev/urandom | od -An -tx8").stdout for sandbox in rig.claimed]
-    assert bash[0] != bash[1]
-
-
-def test_two_share_no_file_and_no_process(rig: Rig) -> None:
+def test_two_share_no_file_no_process_and_no_randomness(rig: Rig) -> None:
     first, second = rig.claimed
     assert second.commands.run("ls /tmp/of-the-first").exit_code != 0
     first.commands.run("echo more > /dev/shm/more; echo more > /workspace/more")
     assert second.commands.run("cat /dev/shm/more /workspace/more").stdout == ""
+    draws = [told(sandbox, DRAWS) for sandbox in rig.claimed]
+    assert not set(map(str, draws[0])) & set(map(str, draws[1]))
+    bash = [sandbox.commands.run("echo $RANDOM$RANDOM$RANDOM; head -c 8 /dev/urandom | od -An -tx8").stdout for sandbox in rig.claimed]
+    assert not set(bash[0].split()) & set(bash[1].split())
     assert first.commands.run("pkill -x sleep; echo done").stdout == "done\n"
     assert second.is_running()
-
-
-def test_its_limits_and_its_clock_are_its_own(rig: Rig) -> None:
-    second = rig.claimed[1]
-    assert abs(float(second.commands.run("date +%s.%N").stdout) - time.time()) < 60
-    assert abs(told(second, "import json, time; print(json.dumps(time.time()))") - time.time()) < 60
-    assert second.commands.run("sleep 30", timeout=0.5).exit_code != 0
-    assert second.usage().limits == second.info().limits
 
 
 def test_nothing_of_the_making_is_in_the_records(rig: Rig) -> None:

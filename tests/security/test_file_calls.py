@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from tests.support.inside import USERS
@@ -20,21 +18,18 @@ from tests.support.planted import Planted
 NOTHING_THERE = {ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID}
 
 
-@pytest.mark.parametrize("user", USERS)
-def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted, user: str) -> None:
+def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted) -> None:
     paths = [f"{start}{path}" for path in planted.paths for start in ("", "/workspace/../../../../..", "/proc/1/root/../..")]
-    for number, path in enumerate(planted.paths):
-        link, folder = f"/workspace/{user}-link-{number}", f"/workspace/{user}-folder-{number}"
-        for target, name in ((path, link), (str(Path(path).parent), folder)):
-            assert sandbox.commands.run(["ln", "-sfn", target, name], user=user).exit_code == 0
-        paths += [link, f"{folder}/{Path(path).name}"]
+    for number, file in enumerate(planted.files):
+        link, folder = f"/workspace/link-{number}", f"/workspace/folder-{number}"
+        assert sandbox.commands.run(f"ln -s {file} {link} && ln -s {file.parent} {folder}").exit_code == 0
+        paths += [link, f"{folder}/{file.name}"]
     for path in paths:
-        with pytest.raises(SandlotError) as refused:
-            sandbox.files.read(path, user=user)
-        assert refused.value.code in NOTHING_THERE
-        with pytest.raises(SandlotError) as refused:
-            sandbox.files.stat(path, user=user)
-        assert refused.value.code in NOTHING_THERE
+        for user in USERS:
+            for call in (sandbox.files.read, sandbox.files.stat):
+                said = _said(call, path, user=user)
+                assert isinstance(said, SandlotError)
+                assert said.code in NOTHING_THERE
 
 
 def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, planted: Planted) -> None:
@@ -59,7 +54,7 @@ def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, plant
 
 def test_no_call_goes_through_a_link_to_a_place_of_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
     """Links to the host's folders, of each kind that proc(5) knows as well: made, listed, moved, removed, copied onto."""
-    folders = sorted({str(path.parent) for path in planted.files})
+    folders = [str(path.parent) for path in (planted.files[0], *planted.files[-2:])]  # for anybody, of the service, and of the sandbox
     (tmp_path / "up").write_text("from outside")
     for number, folder in enumerate([*folders, *(f"/proc/1/root{folder}" for folder in folders), "/proc/1/cwd", "/proc/self/fd"]):
         link = f"/workspace/to-{number}"
@@ -100,7 +95,7 @@ def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sa
     racing = sandbox.commands.run(["python3", "-c", race], background=True)
     assert next(iter(racing)).data == b"ready\n"
     read: list[object] = []
-    while len(read) < 40 or ("inside's own" not in read and len(read) < 1000):
+    while len(read) < 20 or ("inside's own" not in read and len(read) < 1000):
         read.append(_said(sandbox.files.read, f"/workspace/a/{target.name}", user="root"))
         _said(sandbox.files.write, f"/workspace/a/race-{planted.token}", "raced", user="root")
     racing.kill()

@@ -7,8 +7,7 @@ hold none of it for ever, and go on serving everybody else.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -17,12 +16,11 @@ from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
 from sandlot.protocol import frames, greeting, values
 from sandlot.protocol.frames import GUEST_FRAME_MAX, HEADER_BYTES
-from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
+from tests.support.bystanders import end_of, later, nobody_else_notices, outcome, reason
 from tests.support.inside import arguments
 from tests.support.localservice import LocalService
-from tests.support.traces import settle
+from tests.support.traces import memory_bytes, settle
 
-AT_ONCE = 3
 ROOM = GUEST_FRAME_MAX - HEADER_BYTES
 BULK_BYTES = 16 << 20
 
@@ -58,27 +56,9 @@ def _frame(type_: int, stream: int, payload: bytes = b"", *, more: bool = False,
 LIES = {
     "noise": bytes(range(256)) * 64,
     "a length of 4 GiB": _frame(frames.DATA, 1, length=0xFFFFFFFF),
-    "a length beyond the largest frame": _frame(frames.MESSAGE, 1, length=ROOM + 1),
-    "an unknown type": _frame(200, 1),
-    "a type that is the host's": _frame(frames.HELLO, 0, bytes(4000)),
-    "unknown flags": frames.HEADER.pack(frames.SYNC, frames.MESSAGE, 0xFE, 0, 1, 0),
-    "the end of the connection": _frame(frames.LOST, 0, b"goodbye"),
-    "a rest that nobody asked for": _frame(frames.QUIESCED, 0),
     "a welcome that answers nobody": greeting.welcome(bytes(16), 1, asleep=True),
-    "a stream of the host's": _frame(frames.OPEN, 4_000_000_001, values.encode({"call": "file.read"})),
-    "a service call that is none": _frame(frames.OPEN, 2, values.encode([1, 2, 3])),
-    "bad values": _frame(frames.OPEN, 2, b"\xc1" * 100),
-    "deep values": _frame(frames.OPEN, 2, b"\x91" * 60_000 + b"\xc0"),
-    "a map of 4 billion items": _frame(frames.OPEN, 2, b"\xdf\xff\xff\xff\xff"),
 }
-
-
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    """Somebody else's sandbox, which must notice nothing."""
-    with service.create() as made:
-        assert made.run_code("mine = 42").ok
-        yield made
+"""Each kind of lie once; ``test_hostile_guest_lies.py`` and ``tests/unit/link/test_hostile.py`` have all of them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,65 +74,35 @@ def _the_other_serves_on(service: LocalService, other: Sandbox) -> Iterator[None
     assert other.run_code("mine").text == "42"
 
 
-UNKNOWN = {
-    "bytes": b"".join(_frame(frames.DATA, 2 * number + 1, b"x") for number in range(1000)),
-    "ends": b"".join(_frame(frames.END, number) for number in range(1, 2000)),
-    "credit": b"".join(_frame(frames.CREDIT, number, b"\xff" * 4) for number in range(1, 2000)),
-    "resets": b"".join(_frame(frames.RESET, number, values.encode({"code": "unauthenticated", "message": "x"})) for number in range(1, 2000)),
-    "answers": b"".join(_frame(frames.MESSAGE, 2 * number + 1, values.encode({"result": {}})) for number in range(1000)),
-}
-"""Frames of streams that the host did not open."""
-
-FLOODS = {
-    "one endless message": _frame(frames.OPEN, 2, bytes(ROOM), more=True) + _frame(frames.MESSAGE, 2, bytes(ROOM), more=True) * 15,
-    "streams": b"".join(_frame(frames.OPEN, 2 * n, values.encode({"service": "x", "args": {}})) for n in range(1, 5000)),
-    "zeros": b"\0" * (1 << 20),
-    "greetings": _frame(frames.WELCOME, 0, bytes(29)) * 1000,
-}
-
-
 def test_a_lie_ends_its_own_sandbox(service: LocalService) -> None:
-    def try_it(told: bytes) -> str:
+    for name, told in LIES.items():
         with service.create() as liar:
             _say(liar, told)
-            ended = end_of(liar)
-            info = liar.info()
-            seen = (ended.fields["reason"], "link" in str(ended.fields["detail"]), bool(ended.hint), info.state, info.exit_reason)
-            return "" if seen == ("crashed", True, True, "failed", "crashed") else repr(seen)
-
-    assert _offenders(try_it, LIES) == {}
-
-
-def test_words_about_unknown_streams_end_the_sandbox_or_are_ignored(service: LocalService) -> None:
-    def try_it(told: bytes) -> str:
-        with service.create() as liar:
-            _say(liar, told)
-            seen = outcome(lambda: liar.commands.run("echo still here", timeout=20).stdout)
-            return "" if seen == "still here\n" or reason(seen) == "crashed" else repr(seen)
-
-    assert _offenders(try_it, UNKNOWN) == {}
+            ended, info = end_of(liar), liar.info()
+            assert ended.fields["reason"] == "crashed", name
+            assert "link" in str(ended.fields["detail"]), name
+            assert ended.hint, name
+            assert (info.state, info.exit_reason) == ("failed", "crashed"), name
 
 
 def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox) -> None:
-    for name, piece in FLOODS.items():
-        memory_before = memory_bytes(service.pid)
-        with service.create() as liar:
-            flooding = later(partial(_say, liar, piece, times=max(1, BULK_BYTES // len(piece))))
-            for _ in range(5):
-                assert other.commands.run("echo served").stdout == "served\n"
-            flooding.result(timeout=120)
-            assert end_of(liar).fields["reason"] == "crashed", name
-        assert memory_bytes(service.pid) - memory_before < BULK_BYTES, name
+    """A message that never ends: a stream is opened, and a frame with more to come is said again and again."""
+    flood = _frame(frames.OPEN, 2, bytes(ROOM), more=True) + _frame(frames.MESSAGE, 2, bytes(ROOM), more=True) * 15
+    memory_before = memory_bytes(service.pid)
+    with service.create() as liar:
+        flooding = later(partial(_say, liar, flood, times=BULK_BYTES // len(flood)))
+        for _ in range(5):
+            assert other.commands.run("echo served").stdout == "served\n"
+        flooding.result(timeout=120)
+        assert end_of(liar).fields["reason"] == "crashed"
+    assert memory_bytes(service.pid) - memory_before < BULK_BYTES
 
 
 def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalService) -> None:
     """Answers on every stream that the host may have open, with values beyond every limit."""
     results = [
         {"result": {"process": "0" * 32, "pid": -1, "reason": "exited", "exit_code": 1 << 62, "signal": None, "duration_s": float("nan")}},
-        {"result": {"entries": [{"name": "../../etc/passwd"}] * 2000, "more": True}},
-        {"event": "started", "pid": 1 << 62},
         {"event": "display", "data": {"text/plain": "x" * 60_000, "../../evil": b"x"}, "main": True},
-        {"event": "lost", "channel": 1, "bytes": -1},
     ]
     for result in results:
         with service.create() as liar:
@@ -164,31 +114,31 @@ def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalS
             assert refused.value.code is ErrorCode.SANDBOX_ENDED
 
 
-@pytest.mark.parametrize("how", ["kill -9 1", "kill -SEGV 1", "kill -ABRT 1"])
-def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, isolation: str, how: str) -> None:
+def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, isolation: str) -> None:
     """In a container no signal kills PID 1 from inside, pid_namespaces(7); gVisor has no such law."""
-    with service.create() as mortal:
-        seen = outcome(lambda: mortal.commands.run(f"{how}; sleep 1; echo alive", user="root", timeout=60).stdout)
-        if isolation == "container":
-            assert seen == "alive\n"
-            return
-        assert reason(seen) in {"exited", "crashed", "killed"}
-        assert mortal.info().state in {"stopped", "failed"}
-        assert end_of(mortal).hint
+    for number in ("-9", "-SEGV") if isolation == "gvisor" else ("-9 1; kill -SEGV 1; kill -ABRT",):
+        with service.create() as mortal:
+            seen = outcome(partial(mortal.commands.run, f"kill {number} 1; sleep 1; echo alive", user="root", timeout=60))
+            if isolation == "container":
+                assert not isinstance(seen, SandlotError)
+                assert seen.stdout == "alive\n"
+                return
+            assert reason(seen) in {"exited", "crashed", "killed"}
+            assert mortal.info().state in {"stopped", "failed"}
+            assert end_of(mortal).hint
 
 
-def test_signals_that_only_ask_end_nothing(service: LocalService) -> None:
+def test_signals_that_only_ask_end_nothing(sandbox: Sandbox) -> None:
     """Of root, who may send them at any time; everybody else may for the moment in which the guest starts a program of theirs.
 
     32 and 33 are the C library's own, which it lets nobody heed (nptl(7)).
     """
     faults = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
     asking = sorted({*range(1, 65)} - {signal.SIGKILL, signal.SIGSTOP, 32, 33} - faults)
-    with service.create() as sandbox:
-        code = f"import os\nfor number in {asking}: os.kill(1, number)\nprint('alive')"
-        assert sandbox.commands.run(["python3", "-c", code], user="root", timeout=60).stdout == "alive\n"
-        assert sandbox.commands.run("echo alive").stdout == "alive\n"
-        assert sandbox.run_code("6 * 7").text == "42"
+    code = f"import os\nfor number in {asking}: os.kill(1, number)\nprint('alive')"
+    assert sandbox.commands.run(["python3", "-c", code], user="root", timeout=60).stdout == "alive\n"
+    assert sandbox.commands.run("echo alive").stdout == "alive\n"
+    assert sandbox.run_code("6 * 7").text == "42"
 
 
 CRASH = """
@@ -242,16 +192,15 @@ def test_what_root_mounts_over_its_guests_files_stays_its_own_trouble(service: L
             assert vandal.commands.run("echo still here", timeout=30).stdout == "still here\n", f"{place} {hidden}"
             vandal.files.write("/workspace/f", place)
             assert vandal.files.read("/workspace/f") == place
-            assert vandal.commands.run("sleep 60 & sleep 61", timeout=0.5).reason == "timeout", place
+            assert vandal.commands.run("sleep 60 & sleep 61", timeout=0.2).reason == "timeout", place
 
 
-def test_a_guest_whose_children_are_all_killed_serves_on(service: LocalService) -> None:
-    with service.create() as vandal:
-        assert vandal.run_code("x = 1").ok
-        for _ in range(3):
-            outcome(lambda: vandal.commands.run("kill -9 $(ls /proc | grep '^[0-9]*$' | grep -vx 1)", user="root", timeout=30))
-        assert vandal.commands.run("echo still here").stdout == "still here\n"
-        assert vandal.run_code("6 * 7").text == "42", "a new kernel"
+def test_a_guest_whose_children_are_all_killed_serves_on(sandbox: Sandbox) -> None:
+    assert sandbox.run_code("x = 1").ok
+    for _ in range(2):
+        outcome(lambda: sandbox.commands.run("kill -9 $(ls /proc | grep '^[0-9]*$' | grep -vx 1)", user="root", timeout=30))
+    assert sandbox.commands.run("echo still here").stdout == "still here\n"
+    assert sandbox.run_code("6 * 7").text == "42", "a new kernel"
 
 
 def test_a_guest_whose_own_files_are_overwritten_goes_on_or_takes_its_sandbox_along(service: LocalService) -> None:
@@ -266,13 +215,6 @@ def _say(liar: Sandbox, told: bytes, *, times: int = 1) -> None:
     liar.files.write("/tmp/told", told, user="root")
     seen = outcome(lambda: liar.commands.run(["sh", "-c", SAY, "-", str(times)], user="root", timeout=120).stdout)
     assert reason(seen) == "crashed" or (isinstance(seen, str) and seen.endswith("\nwrote\n")), seen
-
-
-def _offenders(try_it: Callable[[bytes], str], attacks: Mapping[str, bytes]) -> dict[str, str]:
-    """Attack name to failure, for each attack with one; several are tried at once."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = dict(zip(attacks, pool.map(try_it, attacks.values()), strict=True))
-    return {name: wrong for name, wrong in tried.items() if wrong}
 
 
 def _wait_for_process(sandbox: Sandbox) -> None:

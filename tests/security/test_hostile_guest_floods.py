@@ -15,20 +15,25 @@ import pytest
 
 from sandlot import Execution, Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
-from tests.support.bystanders import end_of, later, memory_bytes, nobody_else_notices, outcome, reason
-from tests.support.localservice import LocalService, local_service
-from tests.support.roots import Roots, own_roots
+from tests.support.bystanders import end_of, later, nobody_else_notices, outcome, reason
+from tests.support.isolations import CONTAINERS_FIRST
+from tests.support.localservice import LocalService
+from tests.support.roots import Roots
+from tests.support.traces import memory_bytes
 
+pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
+"""The host's end of the link does not depend on the isolation."""
+USES_ROOTS = True
 FLOOD_BYTES = 16 << 20
+IGNORED_BYTES = 4 << 20
+"""Of a flood that ends nothing: all of it is sent."""
 BETWEEN_S = 0.1
 """Between two calls of the other sandbox while one is flooding."""
 KEPT_BYTES = 24 << 20
 """What the service may have grown by: a window, a message and what the allocator keeps."""
 
 FLOODS: Mapping[str, tuple[str, bool]] = {
-    "noise": ("piece = os.urandom(1 << 20)", True),
     "one frame that never ends": ("piece = frame(frames.MESSAGE, call.stream, bytes(65000), more=True)", True),
-    "streams": ("piece = b''.join(frame(frames.OPEN, 2 * n, values.encode({'service': 'x', 'args': {}})) for n in range(1, 9000))", True),
     "streams that are taken back": (
         (
             "opened, closed = values.encode({'service': 'x', 'args': {}}), values.encode({'code': 'conflict', 'message': ''})\n    "
@@ -41,14 +46,11 @@ FLOODS: Mapping[str, tuple[str, bool]] = {
         False,
     ),
     "greetings": ("piece = greeting.welcome(GUESTS[0].wire.connection._nonce, 1, asleep=False) * 2000", False),
-    "small messages": ("piece = frame(frames.MESSAGE, call.stream, values.encode({'event': 'lost', 'channel': 1, 'bytes': 1})) * 2000", True),
 }
 """Flood -> what is said without end, and whether it breaks a law: then the sandbox ends."""
 
 SILENCES: Mapping[str, str] = {
     "says no more": "pass",
-    "does not even read": "time.sleep(3600)",
-    "stops itself": "os.kill(1, 19)",
     "says half a frame": "say(frame(frames.MESSAGE, call.stream, length=60000))",
     "closes what it reads from": "os.close(GUESTS[0].wire._fd_in)",
     "closes what it writes to": "os.close(GUESTS[0].wire._fd_out)",
@@ -56,6 +58,13 @@ SILENCES: Mapping[str, str] = {
     "says a letter a second": "told(call)",
 }
 """How a guest falls silent once it has said that what it was asked to run has started."""
+
+SILENT_FROM_BIRTH: Mapping[str, str] = {
+    "mute": "time.sleep(3600)",
+    "raving": "while True: say(os.urandom(65536)); time.sleep(0.1)",
+    "stranger": "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))",
+}
+"""How a guest never greets."""
 
 SILENT = """
 def drip():
@@ -71,38 +80,6 @@ on("process.start", fall_silent)
 """
 
 
-@pytest.fixture(scope="module", params=["container", pytest.param("gvisor", marks=pytest.mark.soak)])
-def isolation(request: pytest.FixtureRequest) -> str:
-    """The host's end of the link, which this is about, is one for both; a container is made sooner."""
-    chosen: str = request.param
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def roots() -> Iterator[Roots]:
-    with own_roots() as made:
-        made.add("honest", made.image)
-        made.add_impostor("impostor")
-        made.add_impostor("mute", "time.sleep(3600)")
-        made.add_impostor("raving", "while True: say(os.urandom(65536))")
-        made.add_impostor("stranger", "while True: (say(greeting.welcome(bytes(16), 1, asleep=True)), time.sleep(0.1))")
-        yield made
-
-
-@pytest.fixture(scope="module")
-def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
-    with local_service({"SANDLOT_MAX_CREATES": "16"}, isolation=isolation, roots=roots.folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    """Somebody else's sandbox, which must notice nothing."""
-    with service.create("honest") as made:
-        assert made.run_code("mine = 42").ok
-        yield made
-
-
 @pytest.fixture(scope="module")
 def silent(service: LocalService, other: Sandbox) -> Mapping[str, tuple[Sandbox, Future[object]]]:
     """Asked as early as possible, looked at last."""
@@ -115,17 +92,20 @@ def silent(service: LocalService, other: Sandbox) -> Mapping[str, tuple[Sandbox,
 
 
 @pytest.fixture(scope="module")
-def unborn(service: LocalService, other: Sandbox) -> Mapping[str, Future[object]]:
+def unborn(service: LocalService, roots: Roots, other: Sandbox) -> Mapping[str, Future[object]]:
     """Sandboxes whose guests never greet; asked for as early as possible."""
     assert other.is_running()
-    return {name: later(partial(outcome, partial(service.create, name))) for name in ("mute", "raving", "stranger")}
+    for name, before in SILENT_FROM_BIRTH.items():
+        roots.add_impostor(name, before)
+    return {name: later(partial(outcome, partial(service.create, name))) for name in SILENT_FROM_BIRTH}
 
 
 @pytest.mark.usefixtures("silent", "unborn")  # they wait meanwhile
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox, name: str) -> None:
     makes, is_crime = FLOODS[name]
-    flood = f"def flood(call):\n    {makes}\n    for _ in range({FLOOD_BYTES} // len(piece)): say(piece)\n    ended(call)\n"
+    size = FLOOD_BYTES if is_crime else IGNORED_BYTES
+    flood = f"def flood(call):\n    {makes}\n    for _ in range({size} // len(piece)): say(piece)\n    ended(call)\n"
     misdeed = f"{flood}on('process.start', lambda call: (started(call), flood(call)))"
     before = memory_bytes(service.pid)
     with service.create("impostor", envs={"MISDEED": misdeed}) as liar:

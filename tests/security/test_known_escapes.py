@@ -1,51 +1,42 @@
 """Promise: none of the ways that are known to have led out of containers and sandboxes leads out of one of Sandlot's.
 
-Each test names where its idea is from, and really tries it. The bugs of kernels are in
-test_known_kernel_bugs.py. What other files of this folder try already:
+Each test names where its idea is from, and really tries it. What other files of this folder try already:
 
 ==============================================================  =========================================================
 CVE-2016-5195, CVE-2022-0847, CVE-2026-31431, CVE-2026-43284    test_shared_root.py (writing to what may only be read)
 CVE-2021-3493, CVE-2023-0386, CVE-2023-2640, CVE-2023-32629     test_shared_root.py (overlays, setuid and capabilities of files)
 CVE-2018-15664, CVE-2019-14271, CVE-2017-1002101                test_file_calls.py (links planted for calls from outside)
 CVE-2015-8709, CVE-2019-13272                                   test_host_processes.py (tracers)
-CVE-2016-9962, CVE-2024-21626                                   test_descriptors.py, test_hostile_images.py (descriptors left open)
+CVE-2016-9962, CVE-2024-21626                                   test_descriptors.py, test_linked_images.py (descriptors left open)
 CVE-2019-16884, CVE-2021-30465, CVE-2025-31133, CVE-2025-52565,
-CVE-2025-52881, CVE-2025-24965, CVE-2026-88264, CVE-2026-88265  test_hostile_images.py (images that trick the runtime)
-"shocker" (S. Krahmer, 2014), CVE-2015-3627                     test_host_files.py (handles, devices, links)
+CVE-2025-52881, CVE-2025-24965, CVE-2026-88264, CVE-2026-88265  test_linked_images.py (images that trick the runtime)
+"shocker" (S. Krahmer, 2014), CVE-2015-3627, CVE-2015-2925      test_host_files.py (handles, devices, links, roots)
+sockets and tokens of engines                                   test_host_files.py (/run), test_host_network.py (unix sockets)
+bugs of kernels                                                 test_kernel_interfaces.py
 ==============================================================  =========================================================
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox, SandlotError
 from tests.support.attempts import PREAMBLE
-from tests.support.hoststate import changes, host_state
 from tests.support.inside import PREAMBLE as FIRST
 from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.planted import Planted
 from tests.support.traces import sandbox_pids
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _the_host_is_as_it_was(isolation: str) -> Iterator[None]:
-    before = host_state()
-    yield
-    assert changes(before, host_state()) == {}, f"changed from inside of {isolation}"
+pytestmark = pytest.mark.usefixtures("host_unchanged")
 
 
-def test_the_program_of_the_runtime_is_not_overwritten(service: LocalService, isolation: str) -> None:
+def test_the_program_of_the_runtime_is_not_overwritten(service: LocalService) -> None:
     """CVE-2019-5736 (runc; https://www.openwall.com/lists/oss-security/2019/02/11/2): what enters a sandbox is the host's own program.
 
     The shell and python become ``#!/proc/self/exe``, so that whatever runs them runs itself, and every process' program is opened for
@@ -62,7 +53,7 @@ for name in ("/bin/sh", "/bin/bash", "/usr/bin/bash", "/bin/dash", "/usr/bin/env
             file.write("#!/proc/self/exe\n")
         os.chmod(name, 0o755)
 print("ready", flush=True)
-ends, told["opened"] = time.monotonic() + 3, []
+ends, told["opened"] = time.monotonic() + 1, []
 while time.monotonic() < ends:
     for pid in processes():
         if pid == os.getpid():
@@ -86,9 +77,6 @@ told["opened"] = sorted(set(told["opened"]))
         rest = b"".join(chunk.data for chunk in stream)
         assert b"opened" in rest, "the race was run to its end"
     assert {path: _hash(path) for path in programs} == before
-    with service.create() as fresh:
-        assert fresh.commands.run("echo alive").stdout == "alive\n"
-    assert isolation
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -160,52 +148,6 @@ write("/sys/class/net/lo/uevent", "change")
     # gVisor lets root write to files of that kernel's own control groups; nobody acts on them.
     assert not any(path.endswith(("core_pattern", "modprobe", "uevent_helper", "register")) for path in told["wrote"])
     assert not marker.exists()
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_no_socket_and_no_token_of_an_engine_is_inside(sandbox: Sandbox, user: str) -> None:
-    """Sockets that command a machine, and tokens that command a cluster: planted on the host, looked for inside.
-
-    Tools for escapes look for them first: https://github.com/stealthcopter/deepce, https://github.com/cdk-team/CDK.
-    """
-    token = secrets.token_hex(16)
-    sockets = ["/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/podman/podman.sock", "/run/dbus/system_bus_socket"]
-    files = ["/run/secrets/kubernetes.io/serviceaccount/token", "/etc/kubernetes/admin.conf", "/var/lib/kubelet/pki/kubelet.key"]
-    names = ["\0/containerd-shim/moby/shim.sock", "\0/containerd-shim/k8s.io/pod.sock"]  # CVE-2020-15257
-    with ExitStack() as cleared:
-        made = [Path(name) for name in (*sockets, *files) if not os.path.lexists(name)]
-        for path in made:
-            _folder_for(path, cleared)
-            if str(path) in sockets:
-                listening = cleared.enter_context(socket.socket(socket.AF_UNIX))
-                listening.bind(str(path))
-                listening.listen()
-            else:
-                path.write_text(token)
-            path.chmod(0o666)
-            cleared.callback(path.unlink)
-        for name in names:
-            listening = cleared.enter_context(socket.socket(socket.AF_UNIX))
-            listening.bind(name)
-            listening.listen()
-        assert len(made) > 3, "some were planted, so that was a real look"
-        told = run_inside(
-            sandbox,
-            """
-told["found"] = []
-for path in given["paths"]:
-    for start in ("", "/var", "/host", "/rootfs", "/proc/1/root", "/mnt"):
-        if os.path.lexists(start + path):
-            told["found"].append(start + path)
-told["connected"] = [name for name in [*given["paths"], *given["names"]]
-                     if "got" in attempt(socket.socket(socket.AF_UNIX).connect, name)]
-told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", "").splitlines() if "containerd" in line or "docker" in line]
-told["variables"] = [name for name in os.environ if name.startswith(("KUBERNETES_", "DOCKER_"))]
-""",
-            user=user,
-            given={"paths": [*sockets, *files], "names": names},
-        )
-    assert told == {"found": [], "connected": [], "listed": [], "variables": []}
 
 
 def test_nothing_that_a_sandbox_is_given_runs_in_what_makes_it(service: LocalService, planted: Planted) -> None:
@@ -283,34 +225,6 @@ told["mounts"] = sum("got" in attempt(lambda: call("mount", b"/tmp", b"/tmp/upon
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-@pytest.mark.parametrize("user", USERS)
-def test_no_folder_that_is_moved_away_leads_upwards(sandbox: Sandbox, planted: Planted, user: str) -> None:
-    """CVE-2015-2925 ("double-chroot", https://lwn.net/Articles/656494/): a folder is moved out of a root while somebody stands in it."""
-    told = run_inside(
-        sandbox,
-        PREAMBLE
-        + """
-os.makedirs(f"/tmp/root-{os.getuid()}/a/b/c", exist_ok=True)
-os.chdir(f"/tmp/root-{os.getuid()}/a/b/c")
-attempt(lambda: call("unshare", 0x10000000 | 0x20000))
-attempt(lambda: call("mount", f"/tmp/root-{os.getuid()}".encode(), f"/tmp/root-{os.getuid()}".encode(), None, 4096, None))
-attempt(os.chroot, f"/tmp/root-{os.getuid()}")
-attempt(os.rename, "/a/b", "/b")
-attempt(os.rename, f"/tmp/root-{os.getuid()}/a/b", f"/tmp/moved-{os.getuid()}")
-told["found"], told["tried"] = [], 0
-for up in range(40):
-    for path in given["paths"]:
-        told["tried"] += 1
-        if given["token"] in str(attempt(read, "../" * up + path.lstrip("/"))):
-            told["found"].append(path)
-""",
-        user=user,
-        given={"paths": planted.paths, "token": planted.token},
-    )
-    assert told["tried"] > 40
-    assert told["found"] == []
-
-
 def _try(made: Sandbox) -> None:
     """Start something, whatever becomes of it."""
     for command in (["/bin/sh", "-c", "echo hello"], ["/usr/bin/env", "true"], ["/bin/bash"]):
@@ -323,13 +237,6 @@ def _try(made: Sandbox) -> None:
 def _alone(program: str) -> str:
     """A program for ``python3 -c`` without anything given."""
     return f"import sys; sys.argv = ['-c', 'e30=']\n{FIRST}{PREAMBLE}{program}\nprint(json.dumps(told))"
-
-
-def _folder_for(path: Path, cleared: ExitStack) -> None:
-    missing = [parent for parent in path.parents if not parent.exists()]
-    for parent in reversed(missing):
-        parent.mkdir()
-        cleared.callback(parent.rmdir)
 
 
 def _hash(path: Path) -> str:

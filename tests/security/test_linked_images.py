@@ -1,8 +1,19 @@
 """Promise: whatever an image is made of, it is mounted and entered inside of itself: no link of it leads to the host.
 
 An image's own paths are where the runtimes mount: /proc, /sys, /dev, /tmp. Here they are links to places of the host, absolute and
-with more ``..`` than there are folders, as in runc's CVE-2019-16884, CVE-2019-19921 and CVE-2021-30465, or no
-folders at all. Such a sandbox works, or is refused with the reason; what is on the host stays as it is.
+with more ``..`` than there are folders, or no folders at all. Such a sandbox works, or is refused with the reason; what is on the
+host stays as it is. The ideas:
+
+- CVE-2019-16884, CVE-2019-19921 and CVE-2023-28642 (runc, GHSA-g2j6-57v7-gm8c): ``/proc`` is a link, so that what is masked, or
+  where labels are written, is somewhere else.
+- CVE-2021-30465 (runc, GHSA-c3xm-pvg7-gh7r): a mount's destination is a link out of the root while it is mounted.
+- CVE-2024-21626 (runc, GHSA-xr7r-f8xq-vfvv): a working folder of ``/proc/self/fd/N`` that is still open on the host's.
+- CVE-2025-31133 and CVE-2025-52565 (runc, GHSA-9493-h29p-rfm2, GHSA-qw9x-cqr3-wc7r): ``/dev/null`` and ``/dev/console`` are links to
+  files of /proc, which then are bound over what is to be masked, writable.
+- CVE-2025-52881 (runc, GHSA-cgrx-mc8f-2prm): writes of the runtime to /proc are led to another file of it, as core_pattern.
+- CVE-2026-88264 and CVE-2026-88265 (crun): ``/dev`` is the image's own, and its console and null are links.
+- CVE-2025-24965 (crun, GHSA-f42g-r5jj-qh4j): a file that the runtime writes into the root is a link to a file of the host.
+- CVE-2018-15664 and CVE-2019-14271 (docker cp): the libraries and tables that a helper would load are the image's.
 """
 
 from __future__ import annotations
@@ -23,22 +34,33 @@ from sandlot.images.recipe import Debian, Recipe, Step
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import nobody_else_notices, outcome
-from tests.support.localservice import LocalService, local_service
-from tests.support.roots import Roots, own_roots
+from tests.support.hoststate import changes, host_state
+from tests.support.localservice import LocalService
+from tests.support.roots import Roots
 
 BUSYBOX = Recipe(
     "busybox",
     debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
     run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
 )
+USES_ROOTS = True
 UP = "/../../../../../../../.."
 BAIT = "@"
 """In a target: a folder of the host with a file in it that only the host knows."""
 
+FILES = (
+    *("dev/fd", "dev/ptmx", ".krun_config.json", "entrypoint", ".dockerenv"),
+    *("etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab", "etc/machine-id"),
+)
+"""Files that a runtime may write."""
 LINKS: Mapping[str, tuple[str, str]] = {
-    **{f"{place} is the bait": (place, BAIT) for place in ("tmp", "dev", "proc", "sys", "workspace", "home", "run", "dev/shm", "dev/pts")},
-    **{f"{place} is the bait, climbing": (place, f"{UP}{BAIT}") for place in ("tmp", "dev", "proc", "sys", "workspace")},
+    **{f"{place} is the bait": (place, BAIT) for place in ("tmp", "dev", "proc", "sys", "workspace", "home", "root", "run", "dev/shm", "dev/pts")},
+    **{f"{place} is the bait, climbing": (place, f"{UP}{BAIT}") for place in ("dev", "proc")},
     **{f"{place} is the root": (place, "/") for place in ("tmp", "dev", "proc", "sys")},
+    **{f"{place} is a file of the host": (place, f"{BAIT}/made-by-the-runtime") for place in FILES},
+    "null is the core pattern": ("dev/null", "/proc/sys/kernel/core_pattern"),
+    "console is the core pattern": ("dev/console", "/proc/sys/kernel/core_pattern"),
+    "zero is the trigger": ("dev/zero", "/proc/sysrq-trigger"),
     "tmp is an empty folder of the host": ("tmp", f"{UP}{BAIT}/empty"),
     "proc is sys": ("proc", "/sys"),
     "sys is proc": ("sys", "/proc"),
@@ -51,20 +73,20 @@ LINKS: Mapping[str, tuple[str, str]] = {
 }
 """What it is -> the path in the image, and what it points to."""
 
-EVERYWHERE = ("workspace is the bait", "home is the bait", "run is the bait", "dev/shm is the bait", "dev/pts is the bait")
+EVERYWHERE = tuple(f"{place} is the bait" for place in ("workspace", "home", "root", "run", "dev/shm", "dev/pts"))
 PROGRAMS = ("the shell is the host's", "the guest's lock on nothing")
+WRITTEN = (*(f"{place} is a file of the host" for place in FILES), "null is the core pattern", "console is the core pattern", "zero is the trigger")
 TOGETHER: Mapping[str, Sequence[Sequence[str]]] = {
     "gvisor": (
-        (*EVERYWHERE, *PROGRAMS, "proc is the bait", "sys is the bait"),
-        ("dev is the bait", "proc is the bait, climbing", "sys is the bait, climbing", "workspace is the bait, climbing", "run is the guest"),
-        ("dev is the bait, climbing", "proc is the root", "sys is the root", "tmp is the root", "workspace is the host's processes"),
+        (*EVERYWHERE, *PROGRAMS, *WRITTEN, "proc is the bait", "sys is the bait"),
+        ("dev is the bait", "proc is the bait, climbing", "sys is the root", "run is the guest"),
+        ("dev is the bait, climbing", "proc is the root", "tmp is the root", "workspace is the host's processes"),
         ("dev is the root", "proc is sys"),
         ("dev is proc", "sys is proc"),
     ),
     "container": (
-        (*EVERYWHERE, *PROGRAMS, "tmp is the bait"),
-        ("tmp is the bait, climbing", "workspace is the bait, climbing", "run is the guest", "sys is proc"),
-        ("tmp is the root", "workspace is the host's processes"),
+        (*EVERYWHERE, *PROGRAMS, *WRITTEN, "tmp is the bait"),
+        ("tmp is the root", "workspace is the host's processes", "run is the guest", "sys is proc"),
     ),
 }
 """Links that share an image: the sandbox has to work with them, so that a refusal of one does not hide what another leads to. Each of the other
@@ -87,6 +109,12 @@ for place in {" ".join(PLACES)}; do
     echo x >$place/left-too
     rm -rf $place/known-to-the-host
 done 2>/dev/null
+for path in /proc/sys/kernel/core_pattern /proc/sysrq-trigger /proc/sys/kernel/modprobe /proc/1/attr/exec /sys/kernel/uevent_helper; do
+    [ -c $path ] || [ ! -e $path ] || ! echo h >$path || echo "written $path"
+done 2>/dev/null
+for path in /proc/kcore /proc/keys /proc/timer_list /proc/kmsg; do
+    [ ! -r $path ] || [ -z "$(timeout 1 head -c 16 $path)" ] || echo "shown $path"
+done 2>/dev/null
 echo works
 """
 
@@ -104,48 +132,34 @@ def bait() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def roots(bait: Path) -> Iterator[Roots]:
-    with own_roots() as made:
-        busybox = ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
-        made.add("honest", made.image)
-        for template, whats in [*_images("gvisor").items(), *_images("container").items()]:
-            root = made.add(template, busybox)
-            for place, target in map(LINKS.__getitem__, whats):
-                path = root / place
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                path.unlink(missing_ok=True)
-                path.symlink_to(target.replace(BAIT, str(bait)))
-        files = made.add("files")
-        shutil.copytree(busybox / "bin", files / "bin", symlinks=True)
-        for name in ("tmp", "dev", "sys", "workspace", "etc", "home", "run"):
-            (files / name).write_text("no folder")
-        nodes = made.add("nodes", busybox)
-        os.mknod(nodes / "disk", 0o60666, os.makedev(7, 0))  # a block device: the first loop device
-        os.mkfifo(nodes / "etc" / "fifo", 0o666)
-        yield made
+def busybox() -> Path:
+    """A small image to put links into."""
+    return ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
 
 
 @pytest.fixture(scope="module")
-def service(isolation: str, roots: Roots) -> Iterator[LocalService]:
-    with local_service(isolation=isolation, roots=roots.folder) as running:
-        yield running
+def linked(roots: Roots, busybox: Path, bait: Path, isolation: str) -> dict[str, Sequence[str]]:
+    """Templates with links; each one's links."""
+    images = _images(isolation)
+    for template, whats in images.items():
+        root = roots.add(template, busybox)
+        for place, target in map(LINKS.__getitem__, whats):
+            path = root / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+            path.symlink_to(target.replace(BAIT, str(bait)))
+    return images
 
 
-@pytest.fixture(scope="module")
-def other(service: LocalService) -> Iterator[Sandbox]:
-    with service.create("honest") as made:
-        assert made.run_code("mine = 42").ok
-        yield made
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _the_host_is_as_it_was(service: LocalService, other: Sandbox, bait: Path) -> Iterator[None]:
-    before, mounts = _shape(bait), Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    before, host, mounts = _shape(bait), host_state(), Path("/proc/self/mountinfo").read_text(encoding="utf-8")
     with nobody_else_notices(service, other):
         yield
     assert _shape(bait) == before
+    assert changes(host, host_state()) == {}
     assert str(bait) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8"), mounts
 
 
@@ -156,10 +170,10 @@ def _try(service: LocalService, template: str, *, has_to_work: bool = False) -> 
         return "" if not has_to_work and made.code is ErrorCode.HOST_NOT_READY and made.message else f"{made.code} {made.message}"
     with made:
         done = outcome(lambda: made.commands.run(["/bin/busybox", "sh", "-c", ATTACK], user="root", cwd="/", timeout=60))
-        if isinstance(done, SandlotError) or not done.stdout.endswith("works\n"):
+        if isinstance(done, SandlotError) or "works" not in done.stdout:
             return repr(done)
-        if "known-to-the-host" in done.stdout:
-            return f"the host's file is seen: {done.stdout}"
+        if done.stdout != "works\n":
+            return f"the host is seen or changed: {done.stdout}"
         for place in PLACES:
             read, write = partial(made.files.read, user="root"), partial(made.files.write, user="root")
             if not isinstance(outcome(partial(read, f"{place}/known-to-the-host")), SandlotError):
@@ -168,20 +182,38 @@ def _try(service: LocalService, template: str, *, has_to_work: bool = False) -> 
         return ""
 
 
-def test_no_link_of_an_image_leads_to_the_host(service: LocalService, isolation: str) -> None:
-    images = _images(isolation)
-    assert {what for whats in images.values() for what in whats} == set(LINKS)
+def test_no_link_of_an_image_leads_to_the_host(service: LocalService, roots: Roots, linked: Mapping[str, Sequence[str]]) -> None:
+    assert {what for whats in linked.values() for what in whats} == set(LINKS)
+    before = {template: sorted((roots.folder / template).iterdir()) for template in linked}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = {whats: pool.submit(_try, service, template, has_to_work=len(whats) > 1) for template, whats in images.items()}
+        tried = {whats: pool.submit(_try, service, template, has_to_work=len(whats) > 1) for template, whats in linked.items()}
     assert {what: each.result() for what, each in tried.items() if each.result()} == {}
+    assert {template: sorted((roots.folder / template).iterdir()) for template in linked} == before, "the images are as they were"
 
 
-def test_files_where_folders_are_expected_are_no_more_than_an_error(service: LocalService) -> None:
-    assert _try(service, "files") == ""
+def test_no_folder_to_work_in_is_the_hosts(other: Sandbox, bait: Path) -> None:
+    """CVE-2024-21626: a command's folder may be any name inside; those of the runtime's own descriptors are closed by then."""
+    up = "/".join([".."] * 20)
+    for number in range(3, 12):
+        for folder in (f"/proc/self/fd/{number}", f"/proc/1/fd/{number}/../../.."):
+            seen = outcome(partial(other.commands.run, f"cat {up}{bait}/known-to-the-host; pwd", cwd=folder, user="root", timeout=20))
+            assert isinstance(seen, SandlotError) or "the host's" not in seen.stdout, folder
+    assert other.commands.run("pwd", cwd="/proc/self/cwd").exit_code == 0
 
 
-def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService) -> None:
-    with service.create("nodes") as made:
+def test_files_where_folders_are_expected_are_no_more_than_an_error(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
+    files = roots.add(f"files-{isolation}")
+    shutil.copytree(busybox / "bin", files / "bin", symlinks=True)
+    for name in ("tmp", "dev", "sys", "workspace", "etc", "home", "run"):
+        (files / name).write_text("no folder")
+    assert _try(service, files.name) == ""
+
+
+def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
+    nodes = roots.add(f"nodes-{isolation}", busybox)
+    os.mknod(nodes / "disk", 0o60666, os.makedev(7, 0))  # a block device: the first loop device
+    os.mkfifo(nodes / "etc" / "fifo", 0o666)
+    with service.create(nodes.name) as made:
         assert made.commands.run(["/bin/busybox", "head", "-c", "16", "/disk"], user="root").exit_code != 0
         made.commands.run("rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group", user="root")
         assert made.commands.run("echo works", timeout=30).stdout == "works\n", "its tables of users never answer, and nobody waits for them"

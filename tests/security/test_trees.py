@@ -6,6 +6,7 @@ The ideas are those of CVE-2018-15664 (``docker cp`` through a link), of "Zip Sl
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.support.localservice import LocalService
 from tests.support.planted import Planted
 
 REFUSED = {400, 403, 404}
+ESCAPES = 12
+"""Archives that try to write or to lead out of the folder; ``tests/unit/guest/programs/test_unpacking.py`` has the broken ones too."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def http(service: LocalService) -> Iterator[httpx.Client]:
 def test_no_archive_writes_outside_of_its_folder_inside_or_on_the_host(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
     """As the user and as root: inside, a path of the host is the sandbox's own path of that name, and not even that is written."""
     url = f"/v1/sandboxes/{sandbox.id}/files/archive"
-    for number, bad in enumerate(hostile(planted.paths[0])):
+    for number, bad in enumerate(itertools.islice(hostile(planted.paths[0]), ESCAPES)):
         user = USERS[number % len(USERS)]
         answer = http.post(url, params={"path": f"/workspace/{user}/unpacked", "user": user}, content=bad.data)
         assert answer.status_code == 400, (bad.name, answer.text)
@@ -62,7 +65,7 @@ def test_an_archive_goes_through_no_link_that_was_there_before_or_that_comes_mea
     racing = sandbox.commands.run(["python3", "-c", race], background=True)
     assert next(iter(racing)).data == b"ready\n"
     many = archive(*(entry(f"a/{number}-{planted.token}", content=b"x") for number in range(40)))
-    for _ in range(8):
+    for _ in range(4):
         http.post(url, params={"path": "/workspace/raced", "user": "root"}, content=many)
     racing.kill()
     assert sandbox.commands.run(["sh", "-c", f"ls -A {folder} | grep -c {planted.token}"], user="root").stdout == "0\n", (

@@ -8,22 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import LocalService
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("service", ["container"], indirect=True)]
 
 BENCH = (sys.executable, "-m", "sandlot.cli", "bench", "--quick")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service(env={"SANDLOT_ISOLATION_ALLOWED": "gvisor,container", "SANDLOT_POOLS": "none"}) as running:
-        yield running
 
 
 def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -32,7 +25,7 @@ def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Po
 
 
 def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tmp_path: Path) -> None:
-    only = "noop,create_cold,upload_mb_s,pause_resume,restore_base,fork_1"
+    only = "noop,create_cold,upload_mb_s,pause_resume,fork_1"
     running = begun(service, tmp_path, "--isolation", "container", "--only", only, "--json", "figures.json")
     stdout, stderr = running.communicate(timeout=250)
     assert running.returncode == 0, stderr.decode()
@@ -47,29 +40,27 @@ def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tm
         assert "why" not in rows[key]
     assert rows["create_cold"]["made_by"] == {"boot": rows["create_cold"]["n"]}
     assert set(rows["pause_resume"]["parts"]) == {"answer", "pause", "resume"}
-    for key in ("restore_base", "fork_1"):  # a container's memory cannot be written down
-        assert rows[key]["p50_ms"] is None
-        assert rows[key]["why"]
+    assert rows["fork_1"]["p50_ms"] is None, "a container's memory cannot be written down"
+    assert rows["fork_1"]["why"]
     lines = {line.split()[0]: line for line in stdout.decode().splitlines()}
     assert rows["fork_1"]["why"].split()[0] in lines["fork_1"]
     assert {"noop", "create_cold", "resume"} <= set(lines)
     assert nothing_is_left(service)
 
 
-@pytest.mark.parametrize("number,status", [(signal.SIGINT, 130)], ids=["SIGINT"])
-def test_interrupted_bench_leaves_nothing(service: LocalService, tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_interrupted_bench_leaves_nothing(service: LocalService, tmp_path: Path) -> None:
     pools = service.client.pools.list()
     running = begun(service, tmp_path, "--isolation", "container", "--only", "claim_command")
     try:
         while not any(pool.ready > 1 for pool in service.client.pools.list()):
             assert running.poll() is None
             time.sleep(0.02)
-        running.send_signal(number)
+        running.send_signal(signal.SIGINT)
         _, stderr = running.communicate(timeout=120)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == status, stderr.decode()
+    assert running.returncode == 128 + signal.SIGINT, stderr.decode()
     assert b"Traceback" not in stderr
     assert nothing_is_left(service)
     assert service.client.pools.list() == pools

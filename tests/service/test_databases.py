@@ -106,21 +106,3 @@ async def test_data_directory_belongs_to_one_database(tmp_path: Path, settings: 
     with pytest.raises(HostError, match="not the one"):
         async with bench(folder(tmp_path, "one"), Settings(database_url=postgres.database())):
             raise AssertionError
-
-
-async def test_unusable_database_prevents_the_start(tmp_path: Path, postgres: Cluster) -> None:
-    with pytest.raises(HostError, match="refuses this service"):
-        async with bench(tmp_path, Settings(database_url=postgres.url("nowhere"))):
-            raise AssertionError
-
-
-async def test_service_continues_after_a_restart_of_its_database(tmp_path: Path, settings: Settings, postgres: Cluster) -> None:
-    async with bench(tmp_path, settings) as at:
-        box = await at.sandboxes.create(BASE, OPERATOR)
-        _, secret = await at.service.keys.create("a")
-        postgres.restart()
-        assert at.service.keys.verify(secret) is not None
-        assert await at.service.store.events.last() >= 1
-        assert not box.ended.is_set()
-        again = await at.sandboxes.create(BASE, OPERATOR)
-        await at.sandboxes.kill(again.id, OPERATOR)

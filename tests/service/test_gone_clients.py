@@ -18,16 +18,19 @@ from typing import Any
 import pytest
 
 from sandlot import Sandbox
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import LocalService
 from tests.support.traces import NOTHING, descriptors, memory_bytes, settle
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text(encoding="utf-8"))
 """Generated from the routes; tests/meta checks that it is up to date."""
 MIB = 1 << 20
+IN_CONTAINER = pytest.mark.parametrize("service", ["container"], indirect=True)
 LARGE_BYTES = 16 * MIB
-READERS = 16
-GROWTH_BYTES = 96 * MIB
-"""For 16 answers that nobody takes: each its windows and buffers, and the allocator's slack. Kept whole they would take a quarter of a gigabyte."""
+READERS = 8
+GROWTH_BYTES = 48 * MIB
+"""For 8 answers that nobody takes: each its windows and buffers, and the allocator's slack. Kept whole they would take 80 MiB or more."""
+FLOOD = "while :; do head -c 8388608 /dev/zero; sleep 0.2; done"
+"""Output of at most 40 MiB in each second, so that it does not take a whole processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +104,11 @@ CUT: Mapping[str, Request] = {
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def names(service: LocalService) -> Iterator[Mapping[str, str]]:
     """What requests are about."""
     with service.create(timeout=1800, memory=512 * MIB, disk=512 * MIB) as box:
         box.files.write("/workspace/large", (b"x" * MIB for _ in range(LARGE_BYTES // MIB)))
-        flood = box.commands.run(["sh", "-c", "cat /dev/zero"], background=True)
+        flood = box.commands.run(["sh", "-c", FLOOD], background=True)
         content = b"y" * LARGE_BYTES
         kept = service.client.request("POST", "/v1/files", params={"filename": "large"}, content=content)
         url = f"/v1/sandboxes/{box.id}"
@@ -119,7 +116,7 @@ def names(service: LocalService) -> Iterator[Mapping[str, str]]:
         context = service.client.request("POST", f"{url}/contexts", body={"language": "python"})["id"]
         code = "import time\nwhile True:\n    print('x' * 100_000)\n    time.sleep(0.05)"
         cell = service.client.request("POST", f"{url}/code", body={"code": code, "context": context, "background": True, "timeout": 1700})
-        typed = {"command": "cat /dev/zero", "pty": {}, "background": True}
+        typed = {"command": FLOOD, "pty": {}, "background": True}
         screen = service.client.request("POST", f"{url}/processes", body=typed)["process"]
         yield {"box": url, "id": box.id, "flood": flood.id, "file": kept["id"], "signed": signed, "screen": screen, "cell": cell["execution"]}
         service.client.request("DELETE", f"/v1/files/{kept['id']}")
@@ -137,6 +134,7 @@ def test_table_has_every_operation_that_streams_its_response() -> None:
 
 
 @pytest.mark.slow
+@IN_CONTAINER
 def test_clients_that_go_away_leave_nothing(service: LocalService, names: Mapping[str, str]) -> None:
     sandbox = Sandbox.connect(names["id"], client=service.client)
     sandboxes, running = service.refs(), processes(sandbox)
@@ -159,6 +157,7 @@ def test_clients_that_go_away_leave_nothing(service: LocalService, names: Mappin
 
 
 @pytest.mark.slow
+@IN_CONTAINER
 def test_responses_that_are_not_read_take_bounded_memory(service: LocalService, names: Mapping[str, str]) -> None:
     sandbox = Sandbox.connect(names["id"], client=service.client)
     offenders = []
@@ -167,7 +166,7 @@ def test_responses_that_are_not_read_take_bounded_memory(service: LocalService, 
         with contextlib.ExitStack() as stack:
             for _ in range(READERS):
                 stack.enter_context(connection(service)).sendall(CUT[what].encoded(names))
-            for _ in range(20):
+            for _ in range(10):
                 time.sleep(0.05)  # the responses fill their buffers meanwhile
                 most_bytes = max(most_bytes, memory_bytes(service.pid))
             assert sandbox.commands.run("echo alive").stdout == "alive\n"

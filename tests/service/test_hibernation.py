@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from sandlot.core.content import watchers, watching
 from sandlot.core.content.programs import is_program
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, TimeoutExceededError
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
 from sandlot.model.specs import MIB, User
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
@@ -24,39 +23,27 @@ pytestmark = pytest.mark.slow
 ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with place() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-async def service(folder: Path) -> AsyncGenerator[Service]:
-    async with real_service(folder) as running:
-        yield running
-
-
 async def no_memory_promised(service: Service) -> bool:
     return (await service.sandboxes.figures()).promised.memory_bytes == 0
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.soak)])
-async def test_hibernation_keeps_everything_again_and_again(service: Service, folder: Path, times: int) -> None:
-    box = await make(service)
-    state = await fill(box, size=50 * MIB)
+@pytest.mark.parametrize("times, size", [(2, 8 * MIB), pytest.param(20, 50 * MIB, marks=pytest.mark.soak)])
+async def test_hibernation_keeps_everything_again_and_again(core_service: Service, state_dir: Path, times: int, size: int) -> None:
+    box = await make(core_service)
+    state = await fill(box, size=size)
     for number in range(1, times + 1):
-        await service.sandboxes.hibernate(box.id, OPERATOR)
-        assert saved(folder) == [box.id]
-        await until(lambda: no_memory_promised(service))
+        await core_service.sandboxes.hibernate(box.id, OPERATOR)
+        assert saved(state_dir) == [box.id]
+        await until(lambda: no_memory_promised(core_service))
         if number % 2:
-            await service.sandboxes.resume(box.id, OPERATOR)
+            await core_service.sandboxes.resume(box.id, OPERATOR)
         await check(box, state)  # where nobody woke it, the next request does
-        assert saved(folder) == []
+        assert saved(state_dir) == []
         counted = await cell(box, f"seen = [*globals().get('seen', []), {number}]\nprint(seen)")
         assert counted == f"{list(range(1, number + 1))}\n"
         await shell(box, f"echo {number} >> /workspace/cycles")
     assert (await shell(box, "cat /workspace/cycles")).split() == [str(number) for number in range(1, times + 1)]
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await core_service.sandboxes.kill(box.id, OPERATOR)
 
 
 async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> None:
@@ -71,18 +58,18 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
                 assert (full.value.code, full.value.status) == (ErrorCode.DISK_FULL, 507)
                 assert box.state is Life.RUNNING
                 assert saved(folder) == []
-                await check(box, state)
+            await check(box, state)
             filled.unlink()
             await service.sandboxes.hibernate(box.id, OPERATOR)
             await check(box, state)
 
 
-async def test_hibernated_sandboxes_of_two_owners_share_nothing(service: Service) -> None:
-    first, second = [await service.sandboxes.create(BASE, who) for who in (ALICE, BOB)]
+async def test_hibernated_sandboxes_of_two_owners_share_nothing(core_service: Service) -> None:
+    first, second = [await core_service.sandboxes.create(BASE, who) for who in (ALICE, BOB)]
     states = [await fill(box, word) for box, word in ((first, "first"), (second, "second"))]
     for box, who, other in ((first, ALICE, BOB), (second, BOB, ALICE)):
-        await service.sandboxes.hibernate(box.id, who)
-        for verb in (service.sandboxes.resume, service.sandboxes.hibernate, service.sandboxes.pause, service.sandboxes.kill):
+        await core_service.sandboxes.hibernate(box.id, who)
+        for verb in (core_service.sandboxes.resume, core_service.sandboxes.hibernate, core_service.sandboxes.pause, core_service.sandboxes.kill):
             with pytest.raises(NotFoundError):
                 await verb(box.id, other)
     for box, state in zip((first, second), states, strict=True):
@@ -92,18 +79,18 @@ async def test_hibernated_sandboxes_of_two_owners_share_nothing(service: Service
     drawn = {await cell(box, "import os, random, uuid\nprint(os.urandom(8).hex(), random.random(), uuid.uuid4())") for box in (first, second)}
     assert len(drawn) == 2
     for box, who in ((first, ALICE), (second, BOB)):
-        await service.sandboxes.kill(box.id, who)
+        await core_service.sandboxes.kill(box.id, who)
 
 
-async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(service: Service) -> None:
+async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wakes(core_service: Service) -> None:
     async def programs(box: Sandbox) -> int:
         async with box.using() as link:
             return sum(info.running and is_program(info.argv) for info in await link.processes())
 
-    box = await make(service)
+    box = await make(core_service)
     watcher = await watchers.create(box, "/workspace", user=User.USER)
     watch = await watching.watch(box, "/workspace", user=User.USER)
-    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await core_service.sandboxes.hibernate(box.id, OPERATOR)
     with pytest.raises(ConflictError):
         await anext(aiter(watch))
     await watch.aclose()
@@ -121,21 +108,4 @@ async def test_watches_do_not_wake_a_hibernated_sandbox_and_continue_after_it_wa
         return ("created", "/workspace/seen") in [(event.kind, event.path) for event in await watchers.take(box, watcher.id)]
 
     await until(seen)
-    await service.sandboxes.kill(box.id, OPERATOR)
-
-
-async def test_hibernation_that_outlasts_its_timeout_completes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    box = await make(service)
-    state = await fill(box)
-    for patience_s in (0.001, 0.003, 0.01, 0.03):  # what is given up before it was begun to be written is as it was
-        monkeypatch.setattr("sandlot.core.lives.resting.WRITE_TIMEOUT_S", patience_s)
-        try:
-            await service.sandboxes.hibernate(box.id, OPERATOR)
-        except TimeoutExceededError:
-            assert box.state is Life.RUNNING
-            await check(box, state)
-        else:
-            break
-    assert box.state is Life.HIBERNATED
-    await check(box, state)
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await core_service.sandboxes.kill(box.id, OPERATOR)

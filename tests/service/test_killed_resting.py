@@ -17,8 +17,8 @@ from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
-from tests.support.abandoned import POOL, POOLED, own_cache, stocked
-from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell
+from tests.support.forsaken import POOL, POOLED, own_cache, stocked
+from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell, soaks
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow
@@ -27,13 +27,9 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def abandoned(deed: str, step: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """A state directory whose service was killed at that step, and what it had said."""
-    with killed_at("abandoned", deed, step) as (folder, told):
+    with killed_at("forsaken", deed, step) as (folder, told):
         yield folder, told
         assert saved(folder) == []
-
-
-def soaks(*steps: str) -> list[Any]:
-    return [pytest.param(step, marks=pytest.mark.soak) for step in steps]
 
 
 async def settled(service: Service, told: dict[str, Any]) -> Sandbox:
@@ -53,7 +49,7 @@ async def goes_on(service: Service, folder: Path, box: Sandbox, told: dict[str, 
     await check(box, State("first", told["ticker"]))
 
 
-@pytest.mark.parametrize("step", ["writing", *soaks("intended", "at rest", "written", "recorded", "given back")])
+@pytest.mark.parametrize("step", ["writing", *soaks("rest intended", "at rest", "rest written", "rest recorded", "given back")])
 async def test_while_it_hibernates(step: str) -> None:
     with abandoned("hibernate", step) as (folder, told):
         async with real_service(folder) as service:
@@ -65,7 +61,7 @@ async def test_while_it_hibernates(step: str) -> None:
             await goes_on(service, folder, box, told)
 
 
-@pytest.mark.parametrize("step", ["restored", *soaks("preparing", "restoring", "recorded as woken")])
+@pytest.mark.parametrize("step", ["restored", *soaks("restoring", "restoring memory", "recorded as woken")])
 async def test_while_it_wakes(step: str) -> None:
     with abandoned("wake", step) as (folder, told):
         assert "woken" not in told
@@ -75,7 +71,7 @@ async def test_while_it_wakes(step: str) -> None:
             await goes_on(service, folder, box, told)
 
 
-@pytest.mark.parametrize("step", ["claimed", *soaks("thawed", "told of")])
+@pytest.mark.parametrize("step", ["claimed", *soaks("thawed", "one is told of")])
 async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
@@ -93,8 +89,9 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
             assert (await shell(claimed, "hostname")).strip() == claimed.id
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("step", ["frozen", "restoring", "rehearsed", "snapshot of the template", "snapshot to be proved", "snapshot published"])
+@pytest.mark.parametrize(
+    "step", soaks("frozen", "restoring memory", "rehearsed", "snapshot of the template", "snapshot to be proved", "snapshot published")
+)
 async def test_while_a_pool_is_filled(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import zlib
-from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.server.compose import Service
-from tests.support.saving import BASE, make, place, real_service
+from tests.support.saving import BASE, make
 
 pytestmark = pytest.mark.slow
 
@@ -104,38 +103,33 @@ async def root_of(service: Service, box: Sandbox) -> Path:
     return (await service.sandboxes.supply.base_of(box.spec)).root.path
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with place() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-async def service(folder: Path) -> AsyncGenerator[Service]:
-    async with real_service(folder) as running:
-        yield running
-
-
 @pytest.fixture(scope="module", params=["gvisor", "container"])
-async def source(service: Service, request: pytest.FixtureRequest) -> Sandbox:
-    box = await make(service, replace(BASE, isolation=request.param))
+async def source(core_service: Service, request: pytest.FixtureRequest) -> Sandbox:
+    box = await make(core_service, replace(BASE, isolation=request.param))
     await python(box, CHANGES)
     return box
 
 
 @pytest.fixture(scope="module")
-async def layer(service: Service, source: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
+async def layer(core_service: Service, source: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Path:
     into = tmp_path_factory.mktemp("layer") / "files"
-    size = await pack_layer(source, into, await root_of(service, source))
+    size = await pack_layer(source, into, await root_of(core_service, source))
     assert 6 << 20 < into.stat().st_size < 9 << 20, "what is in it, no hole of the sparse file, and nothing of the image"
     assert size >= into.stat().st_size
     assert [each.name for each in into.parent.iterdir()] == [into.name]
     return into
 
 
-async def test_what_a_sandbox_has_on_top_of_its_image_is_there_again(service: Service, source: Sandbox, layer: Path, tmp_path: Path) -> None:
-    other = await make(service, replace(BASE, isolation=source.spec.isolation))
+async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is_refused(
+    core_service: Service, source: Sandbox, layer: Path, tmp_path: Path
+) -> None:
+    other = await make(core_service, replace(BASE, isolation=source.spec.isolation))
     await python(other, "open('/etc/of-the-new-one', 'w').close()")
+    whole = await asyncio.to_thread(layer.read_bytes)
+    for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
+        (tmp_path / str(number)).write_bytes(broken)
+        with pytest.raises(ConflictError, match="not whole"):
+            await apply_layer(other, tmp_path / str(number))
     await apply_layer(other, layer)
     was, now = await looked(source), await looked(other)
     assert now.pop("/etc/of-the-new-one")
@@ -147,29 +141,19 @@ async def test_what_a_sandbox_has_on_top_of_its_image_is_there_again(service: Se
     assert sparse[0] < 10 << 20 or source.spec.isolation == "gvisor", "it knows of no holes, and yet has room for this one"
     # What was restored is as good a source as the first.
     again = tmp_path / "again"
-    await pack_layer(other, again, await root_of(service, other))
+    await pack_layer(other, again, await root_of(core_service, other))
     sizes = [await asyncio.to_thread(lambda path=path: path.stat().st_size) for path in (layer, again)]  # type: ignore[misc]
     assert abs(sizes[0] - sizes[1]) < 64 << 10
-    await service.sandboxes.kill(other.id, OPERATOR)
-
-
-async def test_a_layer_that_is_cut_is_refused(service: Service, source: Sandbox, layer: Path, tmp_path: Path) -> None:
-    whole = await asyncio.to_thread(layer.read_bytes)
-    box = await make(service, replace(BASE, isolation=source.spec.isolation))
-    for number, broken in enumerate((b"", whole[:3], whole[: len(whole) // 2], whole[:-1], b"\0\0\0\x05hello", b"\xff" * 64)):
-        (tmp_path / str(number)).write_bytes(broken)
-        with pytest.raises(ConflictError, match="not whole"):
-            await apply_layer(box, tmp_path / str(number))
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await core_service.sandboxes.kill(other.id, OPERATOR)
 
 
 @pytest.mark.parametrize("source", ["gvisor", pytest.param("container", marks=pytest.mark.soak)], indirect=True)
-async def test_one_that_has_no_room_says_so(service: Service, source: Sandbox, layer: Path) -> None:
+async def test_one_that_has_no_room_says_so(core_service: Service, source: Sandbox, layer: Path) -> None:
     limits = replace(BASE.limits, disk_bytes=16 << 20)
-    small = await make(service, replace(BASE, isolation=source.spec.isolation, limits=limits))
+    small = await make(core_service, replace(BASE, isolation=source.spec.isolation, limits=limits))
     await python(small, "open('/workspace/fill', 'wb').write(bytes(13 << 20))")
     with pytest.raises(LimitError):
         await apply_layer(small, layer)
-    await service.sandboxes.kill(small.id, OPERATOR)
+    await core_service.sandboxes.kill(small.id, OPERATOR)
     with pytest.raises(SandlotError):
         await apply_layer(small, layer)

@@ -6,7 +6,7 @@ The tests leave nothing on the host: no mount in any namespace, no loop device (
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,28 +38,16 @@ OTHER = VolumeMount("other", "/srv/other", read_only=True)
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with place() as made_:
-        yield made_
-
-
-@pytest.fixture(scope="module")
-async def shared(folder: Path) -> AsyncGenerator[Service]:
-    async with real_service(folder) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-async def box(shared: Service) -> Sandbox:
+async def box(core_service: Service) -> Sandbox:
     """A sandbox of several tests, each of which finds it without volumes."""
-    return await make(shared)
+    return await make(core_service)
 
 
 @pytest.fixture
-async def service(shared: Service, box: Sandbox) -> AsyncGenerator[Service]:
+async def service(core_service: Service, box: Sandbox) -> AsyncGenerator[Service]:
     """The service of all tests, without what the test before made."""
-    yield shared
-    await clear(shared, box)
+    yield core_service
+    await clear(core_service, box)
 
 
 async def attach(service: Service, box: Sandbox, mount: VolumeMount = DATA) -> None:
@@ -91,7 +79,7 @@ async def running(command: str, box: Sandbox, user: User = User.USER) -> AsyncIt
         await shell(box, "rm -f /tmp/ready")
 
 
-async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, folder: Path) -> None:
+async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     await made(service, "other")
     box = await make(service)
@@ -108,14 +96,14 @@ async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: Service, f
     await detach(service, box)
     assert await shell(box, "ls -A /data /.sandlot/volumes/0") == "/.sandlot/volumes/0:\n\n/data:\n"
     await service.core.volumes.remove(OPERATOR, id_)
-    await until(lambda: _loops(folder, 1))
+    await until(lambda: _loops(state_dir, 1))
     await made(service)
     await attach(service, box)  # in the place of the one before
     assert await shell(box, "ls -A /data; echo new > /data/word; cat /data/word") == "new\n"
     await detach(service, box, "other")
     await detach(service, box, box.spec.volumes[0].volume)
     assert box.spec.volumes == ()
-    await all_let_go(folder)
+    await all_let_go(state_dir)
     events = await service.core.events.page(OPERATOR, sandbox=box.id)
     assert [each.event.data["changed"] for each in events if each.event.type == "sandbox.updated"] == [["volumes"]] * 6
 
@@ -132,7 +120,7 @@ IN_USE = {
 }
 
 
-async def test_volume_in_use_inside_is_not_detached(service: Service, box: Sandbox, folder: Path) -> None:
+async def test_volume_in_use_inside_is_not_detached(service: Service, box: Sandbox, state_dir: Path) -> None:
     await made(service)
 
     async def let_go() -> bool:
@@ -142,9 +130,9 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, box: Sandb
             return False
         return True
 
+    await attach(service, box)
+    await shell(box, "echo 1 > /data/word; mkdir -p /data/folder")
     for use, command in IN_USE.items():
-        await attach(service, box)
-        await shell(box, "echo 1 > /data/word; mkdir -p /data/folder")
         async with running(command, box):
             with pytest.raises(ConflictError, match="in use"):
                 await detach(service, box)
@@ -153,9 +141,9 @@ async def test_volume_in_use_inside_is_not_detached(service: Service, box: Sandb
             with pytest.raises(ConflictError):
                 await service.core.volumes.remove(OPERATOR, "data")
         await shell(box, "pkill -x sleep; true")
-        await until(let_go)
+    await until(let_go)
     await service.core.volumes.remove(OPERATOR, "data")
-    await all_let_go(folder)
+    await all_let_go(state_dir)
 
 
 async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: Service, box: Sandbox) -> None:
@@ -198,7 +186,7 @@ async def _root(box: Sandbox, text: str) -> str:
     return done.stdout.text()
 
 
-async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: Service, box: Sandbox, folder: Path) -> None:
+async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: Service, box: Sandbox, state_dir: Path) -> None:
     await made(service)
     await attach(service, box)
     deep = "/data/" + "/".join("abcdefghijkl")
@@ -206,7 +194,7 @@ async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service
     await shell(box, f"find /data -type f -exec cat {{}} + > /dev/null; python3 -c \"import os; os.listdir('{deep}')\"")
     await detach(service, box)
     await service.core.volumes.remove(OPERATOR, "data")
-    await all_let_go(folder)
+    await all_let_go(state_dir)
 
 
 async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: Service) -> None:
@@ -245,27 +233,22 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: S
         await attach(service, box)
 
 
-async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service) -> None:
+async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: Service, box: Sandbox) -> None:
     await made(service)
     await made(service, "other")
-    box = await make(service)
-    for rest in (service.sandboxes.pause, service.sandboxes.hibernate):
-        await rest(box.id, OPERATOR)
-        await attach(service, box)
-        await attach(service, box, OTHER)
-        assert await shell(box, "echo 1 >> /data/word; cat /data/word")
-        await detach(service, box)  # the other one stays in the second place
-        assert await is_mounted(box, "/srv/other")
-        await rest(box.id, OPERATOR)
-        await service.sandboxes.resume(box.id, OPERATOR)
-        assert (await is_mounted(box, "/srv/other"), await is_mounted(box)) == (True, False)
-        await attach(service, box)
-        await rest(box.id, OPERATOR)
-        assert await shell(box, "echo 2 >> /data/word; tail -n 1 /data/word") == "2\n"
-        await rest(box.id, OPERATOR)
-        await detach(service, box, "other")
-        await detach(service, box)
-    await service.sandboxes.kill(box.id, OPERATOR)
+    await service.sandboxes.pause(box.id, OPERATOR)
+    await attach(service, box)
+    await attach(service, box, OTHER)
+    assert await shell(box, "echo 1 >> /data/word; cat /data/word") == "1\n"
+    await detach(service, box)  # the other one stays in the second place
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await service.sandboxes.resume(box.id, OPERATOR)
+    assert (await is_mounted(box, "/srv/other"), await is_mounted(box)) == (True, False)
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    await attach(service, box)
+    assert await shell(box, "echo 2 >> /data/word; cat /data/word") == "1\n2\n"
+    await service.sandboxes.pause(box.id, OPERATOR)
+    await detach(service, box, "other")
     sleeper = await make(service, replace(BASE, auto_resume=False))
     await service.sandboxes.pause(sleeper.id, OPERATOR)
     with pytest.raises(ConflictError) as rests:
@@ -301,6 +284,12 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: Service) -> 
     (free,) = await service.core.forks.fork(box.id, OPERATOR, NewFork())
     assert free.spec.volumes == ()
     assert await shell(free, "ls -A /data") == ""
+    await attach(service, free, replace(DATA, read_only=True))
+    readers = await service.core.forks.fork(free.id, OPERATOR, NewFork(count=2))
+    for reader in readers:
+        assert await shell(reader, "cat /data/word") == "2\n"
+        assert "Read-only" in await fails(reader, "touch /data/x")
+    assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 4
     taken = await service.core.snapshots.take(child.id, OPERATOR, name="with", kind=SnapshotKind.MEMORY)
     assert [each.path for each in taken.spec.volumes] == ["/data"]
     await detach(service, child)

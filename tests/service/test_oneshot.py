@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from sandlot import InvalidRequestError, NotFoundError
 from sandlot.sdk.oneshot import Program
 from tests.support.localservice import EACH_ISOLATION, ON_GVISOR, TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, settle
@@ -66,14 +65,6 @@ def test_usage_is_measured_and_there_is_no_network(service: LocalService) -> Non
     assert done.peak_bytes is not None
     assert 0.25 < done.cpu_s < done.duration_s
     assert done.peak_bytes > 64 << 20
-
-
-@ON_GVISOR
-def test_program_that_cannot_run_is_refused(service: LocalService) -> None:
-    with pytest.raises(InvalidRequestError, match="cobol"):
-        service.client.execute("cobol", "")
-    with pytest.raises(NotFoundError):
-        service.client.execute("python", "", template="nope")
 
 
 LEAVES = """

@@ -85,7 +85,7 @@ def test_files_executions_and_events_survive_a_kill(service: LocalService, sandb
     sandbox.commands.run("mkfifo /tmp/go")
     handle = sandbox.commands.run("echo begun; read -r x < /tmp/go; echo $x; exit 7", background=True)
     time.sleep(1.2)  # what a kill may cost is a second
-    half = half_sent(service, 20 * MIB)
+    half = half_sent(service, 2 * MIB)
     seen: list[EventInfo] = []
     follower = Thread(target=lambda: asyncio.run(first_end(service, seen)))
     follower.start()

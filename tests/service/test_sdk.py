@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import io
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -59,20 +57,6 @@ def test_sandbox_is_created_inspected_changed_and_killed(service: LocalService) 
 
 
 # ----------------------------------------------------------------------------------------------------------------------- code
-
-
-def test_variables_survive_exceptions_and_timeouts(sandbox: Sandbox) -> None:
-    assert sandbox.run_code("numbers = [1, 2, 3]").ok
-    failed = sandbox.run_code("print('before')\nnumbers[9]")
-    assert (failed.status, failed.exit_code, failed.stdout) == ("error", 1, "before\n")
-    assert failed.error is not None
-    assert failed.error.name == "IndexError"
-    assert "numbers[9]" in str(failed.error)
-    timed_out = sandbox.run_code("while True: pass", timeout=0.5)
-    assert (timed_out.status, timed_out.exit_code) == ("timeout", 124)
-    fixed = sandbox.run_code("sum(numbers)")
-    assert (fixed.text, fixed.exit_code, fixed.error) == ("6", 0, None)
-    assert fixed.execution_count == (failed.execution_count or 0) + 2
 
 
 def test_environment_of_a_run_is_not_seen_by_the_next(sandbox: Sandbox) -> None:
@@ -143,7 +127,7 @@ def test_characters_that_are_split_over_writes_are_decoded_whole(sandbox: Sandbo
 
 
 def test_long_output_is_truncated_alike_streamed_and_collected(sandbox: Sandbox) -> None:
-    command = "head -c 5000000 /dev/zero | tr '\\0' x; echo end"
+    command = "head -c 3000000 /dev/zero | tr '\\0' x; echo end"
     received = 0
 
     def count(piece: Output) -> None:
@@ -152,8 +136,8 @@ def test_long_output_is_truncated_alike_streamed_and_collected(sandbox: Sandbox)
 
     streamed = sandbox.commands.run(command, on_output=count)
     collected = sandbox.commands.run(command)
-    assert received == 5_000_004
-    assert streamed.stdout_omitted == collected.stdout_omitted == 5_000_004 - 2 * MIB
+    assert received == 3_000_004
+    assert streamed.stdout_omitted == collected.stdout_omitted == 3_000_004 - 2 * MIB
     assert streamed.stdout == collected.stdout
     assert collected.stdout.endswith("xend\n")
 
@@ -176,20 +160,6 @@ def test_background_command_is_found_again_and_given_input(sandbox: Sandbox) -> 
         sandbox.commands.connect("0" * 32)
     assert caught.value.code is ErrorCode.PROCESS_NOT_FOUND
     assert not sandbox.commands.kill("0" * 32)
-
-
-def test_output_of_a_background_command_is_iterated_until_it_is_killed(sandbox: Sandbox) -> None:
-    handle = sandbox.commands.run("while true; do echo tick; sleep 0.05; done", background=True)
-    seen = b""
-    for piece in handle:
-        seen += piece.data
-        if seen.count(b"tick") >= 3:
-            break
-    assert handle.poll() is None
-    assert handle.kill("SIGTERM")
-    result = handle.wait()
-    assert (result.exit_code, result.signal) == (143, 15)
-    assert result.stdout.startswith(seen.decode())
 
 
 def test_commands_and_terminals_are_found_by_their_tag(sandbox: Sandbox) -> None:
@@ -222,71 +192,7 @@ def test_file_is_written_appended_to_read_and_listed(sandbox: Sandbox) -> None:
     assert sandbox.files.write("/etc/motd", "hello", user="root").uid == 0
 
 
-def test_folders_are_made_moved_and_removed(sandbox: Sandbox) -> None:
-    assert sandbox.files.make_dir("/workspace/a/b")
-    assert not sandbox.files.make_dir("/workspace/a/b")
-    sandbox.files.write("/workspace/a/b/c", "x")
-    assert sandbox.files.move("/workspace/a", "/workspace/z").path == "/workspace/z"
-    assert not sandbox.files.exists("/workspace/a")
-    assert sandbox.files.exists("/workspace/z/b/c")
-    sandbox.files.write("/workspace/other", "y")
-    with pytest.raises(SandlotError) as caught:
-        sandbox.files.rename("/workspace/other", "/workspace/z/b/c")
-    assert caught.value.code is ErrorCode.PATH_EXISTS
-    sandbox.files.rename("/workspace/other", "/workspace/z/b/c", overwrite=True)
-    assert sandbox.files.read("/workspace/z/b/c") == "y"
-    with pytest.raises(SandlotError):
-        sandbox.files.remove("/workspace/z", recursive=False)
-    assert sandbox.files.remove("/workspace/z") == 3
-    assert not sandbox.files.exists("/workspace/z")
-
-
-def test_large_file_and_folder_are_uploaded_and_downloaded(sandbox: Sandbox, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(os.urandom(9_000_000))
-    source.chmod(0o755)
-    assert sandbox.files.upload(source, "/tmp/large") == 1
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    assert sandbox.commands.run("sha256sum < /tmp/large").stdout.split()[0] == digest
-    assert sandbox.files.download("/tmp/large", target) == 1
-    assert hashlib.sha256(target.read_bytes()).hexdigest() == digest
-    assert os.access(target, os.X_OK)
-    with sandbox.files.read("/tmp/large", "stream") as pieces:  # a download that is given up
-        assert next(iter(pieces))
-
-    tree = tmp_path / "tree"
-    (tree / "sub" / "empty").mkdir(parents=True)
-    (tree / "a b").write_text("1")
-    (tree / "sub" / "ü").write_bytes(b"\x00\xff")
-    assert sandbox.files.upload(tree, "/workspace/tree") == 2
-    # Links must not come back, wherever they point to.
-    sandbox.commands.run("ln -s /etc tree/link; ln -s ../tree tree/loop; mkfifo tree/pipe")
-    assert sandbox.files.download("/workspace/tree", tmp_path / "back") == 2
-    assert sorted(str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*")) == ["a b", "sub", "sub/empty", "sub/ü"]
-    assert (tmp_path / "back" / "sub" / "ü").read_bytes() == b"\x00\xff"
-
-
-def test_long_folder_is_listed_whole(sandbox: Sandbox) -> None:
-    sandbox.commands.run("mkdir /tmp/many && cd /tmp/many && touch $(seq -f %05g 0 2499)")
-    assert [entry.name for entry in sandbox.files.list("/tmp/many")] == [f"{number:05}" for number in range(2500)]
-
-
 # ----------------------------------------------------------------------------------------------------------------------- async
-
-
-async def test_asynchronous_client_does_the_same(async_sandbox: AsyncSandbox, tmp_path: Path) -> None:
-    assert (await async_sandbox.run_code("20 + 1")).text == "21"
-    assert (await async_sandbox.commands.run("cat", stdin=b"\xff" * 100_000)).stdout == "\ufffd" * 100_000
-    await async_sandbox.files.write("/tmp/async", iter([b"a", b"b"]))
-    assert await async_sandbox.files.read("/tmp/async") == "ab"
-    async with await async_sandbox.files.read("/tmp/async", "stream") as pieces:
-        assert b"".join([piece async for piece in pieces]) == b"ab"
-    assert await async_sandbox.files.download("/tmp/async", tmp_path / "async") == 1
-    handle = await async_sandbox.commands.run("echo x", background=True)
-    assert b"".join([piece.data async for piece in handle]) == b"x\n"
-    assert (await handle.wait()).exit_code == 0
-    results = await asyncio.gather(*(async_sandbox.commands.run(f"echo {number}") for number in range(20)))
-    assert [result.stdout for result in results] == [f"{number}\n" for number in range(20)]
 
 
 async def test_cancelled_call_ends_its_command(async_sandbox: AsyncSandbox) -> None:

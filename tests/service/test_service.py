@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -23,7 +21,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sandlot.server.__main__ import main
 from tests.support.localservice import TEMPLATE, LocalService
 from tests.support.traces import NOTHING, descriptors, settle
 
@@ -38,12 +35,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.fixture
-def http(service: LocalService) -> Iterator[httpx.Client]:
-    with client(service) as made:
-        yield made
-
-
 def test_only_the_owner_of_the_data_directory_reaches_the_socket(service: LocalService) -> None:
     path = service.data_dir / "sandlot.sock"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -56,33 +47,12 @@ def test_only_the_owner_of_the_data_directory_reaches_the_socket(service: LocalS
 
 
 def test_second_service_of_a_data_directory_names_the_first(service: LocalService) -> None:
-    second = run(service.data_dir, "--local")
+    env = {**os.environ, "SANDLOT_DATA_DIR": str(service.data_dir)}
+    command = [sys.executable, "-m", "sandlot.server", "--local"]
+    second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert second.returncode == 3
     assert f"process {service.pid}" in second.stderr
     assert service.client.version()
-
-
-def test_invalid_setting_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SANDLOT_DATA_DIR", str(folder))
-    monkeypatch.setenv("SANDLOT_MAX_SANDBOXES", "many")
-    try:
-        assert main(["--local"]) == 2
-    finally:
-        gc.enable()
-    told = capsys.readouterr().err
-    assert "SANDLOT_MAX_SANDBOXES is 'many'" in told
-    assert "Traceback" not in told
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_port_in_use_is_named(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        refused = run(folder, "--host", "127.0.0.1", "--port", str(port))
-    assert refused.returncode == 1
-    assert f"127.0.0.1 port {port}" in refused.stderr
-    assert "Traceback" not in refused.stderr
 
 
 def test_signal_ends_the_service_answers_waiting_requests_and_leaves_sandboxes_running(service: LocalService) -> None:
@@ -113,11 +83,11 @@ def test_signal_ends_the_service_answers_waiting_requests_and_leaves_sandboxes_r
 @pytest.mark.slow
 def test_every_signal_and_a_second_one_end_the_service_and_the_next_one_takes_over(service: LocalService) -> None:
     url = create(service)
-    for first, second in ((None, signal.SIGINT), (None, signal.SIGHUP), (signal.SIGTERM, signal.SIGINT)):
+    for first, second in ((None, signal.SIGINT), (signal.SIGTERM, signal.SIGHUP)):
         if first is not None:
             os.kill(service.pid, first)
         # Either of two signals that come at once may be the second.
-        statuses = {0} if first is None else {0, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+        statuses = {0} if first is None else {0, 128 + signal.SIGHUP, 128 + signal.SIGTERM}
         assert service.end(second) in statuses, service.log()
         service.start()
         assert [f"/v1/sandboxes/{sandbox.id}" for sandbox in service.client.sandboxes()] == [url]
@@ -141,70 +111,35 @@ def test_local_service_exits_when_it_had_no_sandbox_for_a_while(folder: Path) ->
         service.end(signal.SIGKILL)
 
 
-def test_log_has_events_and_no_content_of_requests(service: LocalService, http: httpx.Client) -> None:
+def test_log_has_events_and_no_content_of_requests(service: LocalService) -> None:
     word = "highly-confidential"
-    made = http.post("/v1/sandboxes", json={**CREATE, "env": {"TOKEN": word}, "metadata": {"m": word}}).json()
-    url = f"/v1/sandboxes/{made['id']}"
-    http.post(url + "/code", json={"code": f"print('{word}')", "env": {"E": word}})
-    http.post(url + "/code", json={"code": f"{word}("})
-    http.post(url + "/processes", json={"command": f"echo {word}; exit 1", "stdin": word})
-    http.put(url + "/files/content", params={"path": f"/workspace/{word}"}, content=word.encode())
-    http.post(url + "/code", json={"code": word, "unknown": word})
-    http.post("/v1/sandboxes", json={**CREATE, "env": {word: 5}})
-    http.get("/v1/sandboxes", headers={"Authorization": f"Bearer {word}"}, params={"cursor": word})
-    http.delete(url)
+    with client(service) as http:
+        made = http.post("/v1/sandboxes", json={**CREATE, "env": {"TOKEN": word}, "metadata": {"m": word}}).json()
+        url = f"/v1/sandboxes/{made['id']}"
+        http.post(url + "/code", json={"code": f"print('{word}')", "env": {"E": word}})
+        http.post(url + "/code", json={"code": f"{word}("})
+        http.post(url + "/processes", json={"command": f"echo {word}; exit 1", "stdin": word})
+        http.put(url + "/files/content", params={"path": f"/workspace/{word}"}, content=word.encode())
+        http.post(url + "/code", json={"code": word, "unknown": word})
+        http.post("/v1/sandboxes", json={**CREATE, "env": {word: 5}})
+        http.get("/v1/sandboxes", headers={"Authorization": f"Bearer {word}"}, params={"cursor": word})
+        http.delete(url)
     assert word not in (service.data_dir / "service.log").read_text()
     events = [record for record in service.records() if made["id"] in json.dumps(record)]
     assert {"sandbox.created", "sandbox.ended", "request"} <= {str(record["event"]) for record in events}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", str(record["timestamp"])) for record in events)
 
 
-def test_concurrent_creates_and_deletes_do_not_mix(service: LocalService) -> None:
-    with ThreadPoolExecutor(5) as pool:
-        urls = list(pool.map(lambda _: create(service), range(3)))
-        outputs = list(pool.map(lambda url: post(service, url + "/processes", {"command": f"echo {url}"}).json()["stdout"], urls))
-        assert outputs == [f"{url}\n" for url in urls]
-        with client(service) as http:
-            listed = {each["id"] for each in http.get("/v1/sandboxes").json()["sandboxes"]}
-        assert listed == {url.rpartition("/")[2] for url in urls}
-        assert set(pool.map(lambda url: delete(service, url), 2 * urls)) == {204}, "each is deleted twice at the same time"
-
-        creating = pool.submit(post, service, "/v1/sandboxes", CREATE)
-        with client(service) as http:
-            while not (listed := http.get("/v1/sandboxes").json()["sandboxes"]):
-                assert not creating.done()
-            assert listed[0]["state"] == "creating"
-            assert http.delete(f"/v1/sandboxes/{listed[0]['id']}").status_code == 204
-            assert http.get(f"/v1/sandboxes/{listed[0]['id']}").json()["state"] == "stopped"
-        assert creating.result().status_code == 410
-    settle(service.traces, NOTHING)
-
-
-def test_sandbox_ends_for_its_memory_or_its_timeout_and_says_so(service: LocalService) -> None:
-    timed = f"/v1/sandboxes/{post(service, '/v1/sandboxes', {**CREATE, 'timeout': 1}).json()['id']}"
-    made = post(service, "/v1/sandboxes", {**CREATE, "limits": {"memory_bytes": 200 << 20}}).json()
-    url = f"/v1/sandboxes/{made['id']}"
-    response = post(service, url + "/processes", {"argv": ["python3", "-c", "x = bytearray(10**9)\nfor i in range(0, len(x), 4096): x[i] = 1"]})
-    assert response.status_code == 410, response.text
-    assert response.json()["fields"]["reason"] == "oom"
-    with client(service) as http:
-        ended = http.get(url).json()
-        assert (ended["state"], ended["exit"]["reason"]) == ("failed", "oom")
-        settle(lambda: http.get(timed).json()["state"], "stopped")
-        assert http.get(timed).json()["exit"] == {"reason": "killed", "detail": "its timeout passed"}
-    settle(service.traces, NOTHING)
-
-
 @pytest.mark.slow
 def test_descriptors_and_threads_are_given_back(service: LocalService) -> None:
     def rounds(count: int) -> None:
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda _: use(service), range(count)))
         settle(service.traces, NOTHING)
 
-    rounds(4)  # threads, modules and pools that stay are there after the first round
+    rounds(2)  # threads, modules and pools that stay are there after the first round
     before, threads = descriptors(service.pid), threads_of(service.pid)
-    rounds(4)
+    rounds(2)
     # No more than then: a connection of the first round may still have been closing.
     settle(lambda: descriptors(service.pid) - before, Counter[str]())
     assert threads_of(service.pid) <= threads + 2
@@ -229,18 +164,6 @@ def use(service: LocalService) -> None:
 
 def threads_of(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
-def run(data_dir: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a service that is expected not to start."""
-    return subprocess.run(
-        [sys.executable, "-m", "sandlot.server", *arguments],
-        env={**os.environ, "SANDLOT_DATA_DIR": str(data_dir), **env},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
 
 
 def create(service: LocalService) -> str:

@@ -5,9 +5,8 @@ Names, owners, quotas and repeated requests are tested on the in-memory driver, 
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +26,13 @@ from sandlot.model.errors import (
 from sandlot.model.ids import SnapshotId
 from sandlot.model.ports import Change
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.specs import MIB, SnapshotKind
+from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.compose import Service
 from tests.support.saving import (
     BASE,
-    IN_CONTAINER,
     SMALL,
     State,
-    cell,
     check,
     fill,
     fill_up,
@@ -56,15 +53,8 @@ BOB = Principal(owner=OwnerId("b0bb0bb0bb0b"), name="bob")
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with place() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-async def service(folder: Path) -> AsyncGenerator[Service]:
-    async with real_service(folder) as running:
-        yield running
+def service(core_service: Service) -> Service:
+    return core_service
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +62,6 @@ async def source(service: Service) -> tuple[Sandbox, State]:
     """A sandbox with state in it, which goes on whatever is taken of it."""
     box = await make(service, replace(BASE, env={"FIRST": "1", "BOTH": "1"}, metadata={"a": "b"}))
     return box, await fill(box)
-
-
-@pytest.fixture(scope="module")
-async def taken(service: Service, source: tuple[Sandbox, State]) -> SnapshotRecord:
-    return await service.core.snapshots.take(source[0].id, OPERATOR, name="set-up")
 
 
 async def start(service: Service, snapshot: str, *, limits: Change | None = None, who: Principal = OPERATOR, **asked: object) -> Sandbox:
@@ -105,113 +90,61 @@ async def events(service: Service, type_: str) -> list[dict[str, object]]:
     return [dict(each.event.data) for each in page if each.event.type == type_]
 
 
-async def test_sandboxes_continue_from_a_snapshot_with_memory_files_and_processes(
-    service: Service, source: tuple[Sandbox, State], taken: SnapshotRecord
+async def test_snapshot_of_a_hibernated_sandbox_leaves_it_at_rest_and_may_start_with_larger_limits(
+    service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
     box, state = source
-    assert taken.ready
-    assert taken.size_bytes > MIB
-    first, second = await asyncio.gather(start(service, "set-up", env={"BOTH": "2", "SECOND": "2"}), start(service, taken.id))
-    for each in (box, first, second):
-        await check(each, state)
-    assert len({await shell(each, "hostname; head -c8 /dev/urandom | od -An -tx1") for each in (box, first, second)}) == 3
-    assert (await shell(first, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
-    assert (await shell(second, "echo $FIRST $BOTH $SECOND")).split() == ["1", "1"]
-    assert (first.spec.snapshot, first.spec.restored, first.spec.parent, first.spec.limits) == (taken.id, "memory", None, SMALL)
-    await shell(first, "echo changed > /workspace/word")
-    await cell(first, "word = 'changed'")
-    for each in (box, second):
-        await check(each, state)
-    await end(service, first, second)
-
-
-async def test_limits_may_be_larger_than_those_of_the_source_and_not_smaller(
-    service: Service, taken: SnapshotRecord, source: tuple[Sandbox, State]
-) -> None:
-    larger = await start(service, taken.id, limits=Change(memory_bytes=384 * MIB, pids=300))
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    record = await service.core.snapshots.take(box.id, OPERATOR)
+    larger = await start(service, record.id, limits=Change(memory_bytes=384 * MIB, pids=300))
     assert (larger.spec.limits.memory_bytes, larger.spec.limits.pids, larger.spec.limits.disk_bytes) == (384 * MIB, 300, SMALL.disk_bytes)
-    await check(larger, source[1])
+    await check(larger, state)
+    assert box.state is Life.HIBERNATED
     await end(service, larger)
     with pytest.raises(ConflictError) as refused:
-        await start(service, taken.id, limits=Change(memory_bytes=128 * MIB))
+        await start(service, record.id, limits=Change(memory_bytes=128 * MIB))
     assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
+    await service.core.snapshots.delete(record.id, OPERATOR)
+    await gone(state_dir, record.id)
+    await check(box, state)
 
 
-async def test_snapshot_of_a_resting_sandbox_leaves_it_at_rest(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
-    box, state = source
-    for rest, word in ((service.sandboxes.pause, Life.PAUSED), (service.sandboxes.hibernate, Life.HIBERNATED)):
-        await rest(box.id, OPERATOR)
-        record = await service.core.snapshots.take(box.id, OPERATOR)
-        assert box.state is word
-        copy = await start(service, record.id)
-        await check(copy, state)
-        assert box.state is word
-        await end(service, copy)
-        await service.core.snapshots.delete(record.id, OPERATOR)
-        await gone(folder, record.id)
-        await check(box, state)
-
-
-async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone(
-    service: Service, source: tuple[Sandbox, State], taken: SnapshotRecord, folder: Path
+async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runtime_is_gone_until_both_are_damaged(
+    service: Service, source: tuple[Sandbox, State], state_dir: Path
 ) -> None:
+    taken = await service.core.snapshots.take(source[0].id, OPERATOR, name="set-up")
     await service.core.snapshots.verifier.settled()
     record = await service.core.snapshots.look(taken.id, OPERATOR)
     assert (record.layer, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
     await until(lambda: not any(USE_WORD in box.metadata for box in service.sandboxes.all(OPERATOR)))  # the copy was for that alone
 
-    with other_runtime(folder, taken):  # as after an upgrade whose old build is gone
-        box = await start(service, "set-up")
+    layer = state_dir / "saved" / taken.id / "files.layer"
+    with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
+        box = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
         assert box.spec.restored == "files"
         await check(box, source[1], memory=False)
-        assert (await shell(box, "echo $FIRST")).split() == ["1"]
+        assert (await shell(box, "echo $FIRST $BOTH $SECOND")).split() == ["1", "2", "2"]
         told = [each for each in await events(service, "sandbox.created") if each.get("restored")]
         assert {"restored": "files", "snapshot": taken.id}.items() <= told[-1].items()
         await end(service, box)
-        layer = folder / "saved" / taken.id / "files.layer"
-        layer.rename(layer.with_name("away"))
+        layer.unlink()
         with pytest.raises(ConflictError, match="runtime") as refused:
             await start(service, "set-up")
         assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
-        layer.with_name("away").rename(layer)
-    box = await start(service, "set-up")
-    assert box.spec.restored == "memory"
-    await end(service, box)
 
-
-async def test_damaged_snapshot_is_marked_and_refused(service: Service, source: tuple[Sandbox, State], folder: Path) -> None:
-    record = await service.core.snapshots.take(source[0].id, OPERATOR, name="bad")
-    await service.core.snapshots.verifier.settled()
     await service.store.snapshots.update(replace(record, layer=False))
-    (folder / "saved" / record.id / "files.layer").unlink()
-    for image in (folder / "saved" / record.id / "image").glob("*.img"):
+    for image in (state_dir / "saved" / taken.id / "image").glob("*.img"):
         with image.open("r+b") as file:
             file.write(bytes(image.stat().st_size))
-    service.core.snapshots.verifier.put(record.id, tries=1)
+    service.core.snapshots.verifier.put(taken.id, tries=1)
     await service.core.snapshots.verifier.settled()
-    assert (await service.core.snapshots.look("bad", OPERATOR)).problem
-    assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == record.id
+    assert (await service.core.snapshots.look("set-up", OPERATOR)).problem
+    assert (await events(service, "snapshot.unusable"))[-1]["snapshot"] == taken.id
     with pytest.raises(ConflictError, match="could not be restored"):
-        await start(service, "bad")
-    await service.core.snapshots.delete("bad", OPERATOR)
-    await gone(folder, record.id)
-
-
-@pytest.mark.parametrize("asked", [BASE, pytest.param(IN_CONTAINER, marks=pytest.mark.soak)], ids=["gvisor", "container"])
-async def test_snapshot_of_files_boots_with_them(service: Service, asked: NewSandbox, folder: Path) -> None:
-    box = await make(service, asked)
-    state = await fill(box)
-    record = await service.core.snapshots.take(box.id, OPERATOR, name="files", kind=SnapshotKind.FILES)
-    assert (record.layer, (folder / "saved" / record.id / "image").exists()) == (True, False)
-    await check(box, state)
-    await end(service, box)
-    copy = await start(service, "files")
-    assert (copy.spec.restored, copy.spec.isolation) == ("files", asked.isolation if asked is IN_CONTAINER else "gvisor")
-    await check(copy, state, memory=False)
-    await end(service, copy)
-    await service.core.snapshots.delete("files", OPERATOR)
-    await gone(folder, record.id)
+        await start(service, "set-up")
+    await service.core.snapshots.delete("set-up", OPERATOR)
+    await gone(state_dir, taken.id)
 
 
 async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:

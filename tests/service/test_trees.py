@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from sandlot import Sandbox, SandlotError
@@ -27,7 +25,7 @@ from tests.support.traces import settle
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
-    with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(80 << 20)}, isolation=request.param) as running:
+    with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(52 << 20)}, isolation=request.param) as running:
         yield running
 
 
@@ -52,48 +50,24 @@ def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: P
     deep.mkdir(parents=True)
     (deep / "last").write_text("last")
     (tree / "empty").mkdir()
-    (tree / "large").write_bytes(os.urandom(3_000_000))
+    (tree / "large").write_bytes(os.urandom(1_000_000))
     (tree / "run").write_text("#!/bin/sh\necho ran\n")
     (tree / "run").chmod(0o755)
-    for number in range(300):
+    for number in range(100):
         (tree / "deep" / f"{number} ünï").write_bytes(bytes([number % 256]) * number)
     told: list[Progress] = []
-    assert sandbox.files.upload(tree, "/workspace/tree", on_progress=told.append) == 303
+    assert sandbox.files.upload(tree, "/workspace/tree", on_progress=told.append) == 103
     assert told[-1].done_bytes == told[-1].total_bytes == sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
-    assert told[-1].done_files == told[-1].total_files == 303
+    assert told[-1].done_files == told[-1].total_files == 103
     assert sandbox.commands.run("tree/run").stdout == "ran\n"
     told.clear()
-    assert sandbox.files.download("/workspace/tree", back, on_progress=told.append) == 303
+    assert sandbox.files.download("/workspace/tree", back, on_progress=told.append) == 103
     assert told[-1].done_bytes == sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
     for path in tree.rglob("*"):
         copy = back / path.relative_to(tree)
         assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
         assert os.access(copy, os.X_OK) == os.access(path, os.X_OK)
     settle(lambda: helpers(sandbox), 0)
-
-
-@pytest.mark.slow
-@ON_GVISOR
-def test_file_above_the_upload_limit_is_refused_and_smaller_ones_are_copied(sandbox: Sandbox, tmp_path: Path) -> None:
-    for name, size in (("a", 85), ("b", 1)):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(size << 20)
-    with pytest.raises(SandlotError) as refused:
-        sandbox.files.upload(tmp_path, "/workspace/parts")
-    assert refused.value.code is ErrorCode.TOO_LARGE
-    assert sandbox.files.exists("/workspace/parts/b"), "what fits was copied before"
-
-
-@pytest.mark.slow
-@ON_GVISOR
-def test_tree_that_is_too_deep_is_refused_and_can_be_removed(sandbox: Sandbox, tmp_path: Path) -> None:
-    made = sandbox.commands.run("mkdir -p pit/$(printf 'd/%.0s' $(seq 300)) && echo here > pit/$(printf 'd/%.0s' $(seq 300))file")
-    assert made.exit_code == 0
-    with pytest.raises(SandlotError) as refused:
-        sandbox.files.download("/workspace/pit", tmp_path / "pit")
-    assert refused.value.code is ErrorCode.INVALID_REQUEST
-    shutil.rmtree(tmp_path / "pit")
-    sandbox.files.remove("/workspace/pit")
 
 
 @ON_GVISOR
@@ -153,22 +127,10 @@ def test_watcher_keeps_changes_for_later(sandbox: Sandbox) -> None:
     settle(lambda: helpers(sandbox), 0)
 
 
-@ON_GVISOR
-def test_signed_url_needs_no_key(service: LocalService, sandbox: Sandbox) -> None:
-    transport = httpx.HTTPTransport(uds=str(service.data_dir / "sandlot.sock"))
-    with httpx.Client(transport=transport, base_url="http://sandlot") as anybody:
-        put = sandbox.files.sign_url("/workspace/signed", method="PUT", expires_in=60)
-        assert anybody.put(put, content=b"by URL").status_code == 200
-        assert sandbox.files.read("/workspace/signed") == "by URL"
-        got = anybody.get(sandbox.files.sign_url("/workspace/signed"))
-        assert (got.content, got.headers["content-disposition"]) == (b"by URL", "attachment; filename*=UTF-8''signed")
-        assert anybody.get(put).status_code == 403
-
-
 @pytest.mark.slow
 @ON_GVISOR
 def test_large_file_passes_through_in_bounded_memory(service: LocalService, sandbox: Sandbox, tmp_path: Path) -> None:
-    pass_through(service, sandbox, tmp_path, 64)
+    pass_through(service, sandbox, tmp_path, 48)
 
 
 @pytest.mark.soak

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
@@ -19,12 +18,12 @@ import pytest
 
 from sandlot import AsyncClient, AsyncSandbox, Sandbox
 from sandlot.cli.main import dispatch
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.specs import MIB
 from sandlot.sdk import Tunnel
 from tests.support.localservice import EVERY_DAY, ON_GVISOR, LocalService, local_service
 
-LARGE = 6 * MIB
+LARGE = 2 * MIB
 PATIENCE_S = 150
 
 INSIDE = f"""
@@ -116,24 +115,6 @@ def rest(connection: socket.socket) -> bytes:
 # ---------------------------------------------------------------------------------------------------------------- one tunnel
 
 
-def test_bytes_pass_both_ways_and_each_half_ends_by_itself(sandbox: Sandbox) -> None:
-    with say(sandbox, "echo") as tunnel:
-        tunnel.send(b"over and back")
-        heard = b""
-        while len(heard) < 13:
-            heard += tunnel.receive() or b""
-        assert heard == b"over and back"
-        tunnel.end()
-        assert tunnel.receive() is None
-        tunnel.wait()
-    with say(sandbox, "hash") as tunnel:
-        body = os.urandom(LARGE)
-        tunnel.send(body)
-        tunnel.end()
-        assert b"".join(tunnel).decode() == hashlib.sha256(body).hexdigest()
-        tunnel.wait()
-
-
 @ON_GVISOR
 def test_closing_a_tunnel_resets_the_connection_inside(sandbox: Sandbox) -> None:
     before = len(told(sandbox))
@@ -143,75 +124,7 @@ def test_closing_a_tunnel_resets_the_connection_inside(sandbox: Sandbox) -> None
     assert told(sandbox)[-1] == "reset"
 
 
-@ON_GVISOR
-def test_refused_tunnels_say_why(sandbox: Sandbox) -> None:
-    with pytest.raises(NotFoundError) as refused:
-        sandbox.tunnel(7777)
-    assert refused.value.code is ErrorCode.PORT_NOT_FOUND
-    for port in (0, 65_536):
-        with pytest.raises(InvalidRequestError):
-            sandbox.tunnel(port)
-    with say(sandbox, "echo") as tunnel:
-        tunnel._socket.send('{"resize": 1}')  # noqa: SLF001 - a message of terminals, which no client of ours sends
-        with pytest.raises(InvalidRequestError):
-            tunnel.receive()
-    opened = [sandbox.tunnel(7001) for _ in range(64)]
-    with pytest.raises(LimitError):
-        sandbox.tunnel(7001)
-    for each in opened:
-        each.close()
-    until(lambda: _opens(sandbox))
-
-
-def _opens(sandbox: Sandbox) -> bool:
-    try:
-        sandbox.tunnel(7001).close()
-    except LimitError:
-        return False
-    return True
-
-
-@ON_GVISOR
-async def test_asynchronous_client_tunnels_and_forwards(service: LocalService, sandbox: Sandbox) -> None:
-    async with AsyncClient(data_dir=service.data_dir, autostart=False) as client:
-        box = await AsyncSandbox.connect(sandbox.id, client=client)
-        async with await box.tunnel(7001) as tunnel:
-            await tunnel.send(b"send\n")
-            digest = hashlib.sha256()
-            async for piece in tunnel:
-                digest.update(piece)
-            assert digest.digest() == hashlib.sha256(bytes(range(256)) * (LARGE // 256)).digest()
-        async with await box.forward(7001) as forward:
-            readers = [await asyncio.open_connection(forward.local_host, forward.local_port) for _ in range(20)]
-            for number, (_, writer) in enumerate(readers):
-                writer.write(b"echo\n%02d" % number)
-            assert [await reader.readexactly(2) for reader, _ in readers] == [b"%02d" % number for number in range(20)]
-            for _, writer in readers[:10]:
-                writer.write_eof()
-            for reader, _ in readers[:10]:
-                assert await reader.read() == b""
-        for number, (reader, writer) in enumerate(readers):
-            with suppress(ConnectionResetError):
-                assert number < 10 or await reader.read() == b""
-            writer.close()
-            with suppress(ConnectionResetError):
-                await writer.wait_closed()
-
-
 # ------------------------------------------------------------------------------------------------------------ forwarded ports
-
-
-@ON_GVISOR
-def test_http_client_fetches_from_a_web_server_inside(sandbox: Sandbox) -> None:
-    sandbox.files.write("/workspace/index.html", "from the inside")
-    sandbox.commands.run(["python3", "-m", "http.server", "8000"], cwd="/workspace", background=True)
-    until(lambda: any(each.port == 8000 for each in sandbox.ports()))
-    with sandbox.forward(8000) as forward:
-        for _ in range(3):
-            with urllib.request.urlopen(f"http://{forward.address}/", timeout=PATIENCE_S) as answer:
-                assert answer.read() == b"from the inside"
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((forward.local_host, forward.local_port))
 
 
 def test_forwarded_bytes_pass_whole_until_the_forward_is_closed(sandbox: Sandbox) -> None:
@@ -352,11 +265,11 @@ def of_the_guest(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.slow
-def test_hundreds_of_tunnels_leave_no_descriptor(service: LocalService, sandbox: Sandbox) -> None:
+def test_a_hundred_tunnels_leave_no_descriptor(service: LocalService, sandbox: Sandbox) -> None:
     sandbox.tunnel(7001).close()
     before, inside = service.descriptors(), of_the_guest(sandbox)
     with sandbox.forward(7001) as forward:
-        for number in range(200):
+        for number in range(100):
             with closing(dial(forward.address, "echo")) as connection:
                 connection.sendall(b"x")
                 assert connection.recv(1) == b"x"

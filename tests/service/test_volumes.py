@@ -9,17 +9,15 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandlot.core.admission import NewSandbox
-from sandlot.core.pools.kinds import Sizes
 from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
-from sandlot.core.saved.forks import NewFork
 from sandlot.host.disks import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
@@ -27,7 +25,7 @@ from sandlot.model.errors import ConflictError
 from sandlot.model.specs import MIB, ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.compose import Service
 from tests.support.localservice import local_service
-from tests.support.saving import BASE, IN_CONTAINER, cell, make, place, real_service, shell
+from tests.support.saving import BASE, IN_CONTAINER, cell, make, shell
 from tests.support.traces import sandbox_pids, settle
 from tests.support.until import until
 
@@ -42,29 +40,15 @@ MOSTLY_ON_GVISOR = pytest.mark.parametrize(
 """For what src/sandlot/testing/driver_volumes.py shows of both isolations."""
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with place() as made_:
-        yield made_
-
-
-@pytest.fixture(scope="module")
-async def shared(folder: Path) -> AsyncGenerator[Service]:
-    async with real_service(folder) as started:
-        yield started
-
-
 @pytest.fixture
-async def service(shared: Service) -> AsyncGenerator[Service]:
+async def service(core_service: Service) -> AsyncGenerator[Service]:
     """The service of all tests, without what the test before made."""
-    yield shared
-    await clear(shared)
+    yield core_service
+    await clear(core_service)
 
 
 async def clear(service: Service, *kept: Sandbox) -> None:
-    """Remove all pools, snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
-    for told in service.sandboxes.pools.all(OPERATOR):
-        await service.sandboxes.pools.remove(told.pool.id, OPERATOR)
+    """Remove all snapshots, volumes and sandboxes but for the sandboxes that are kept; these have no volume afterwards."""
     for box in service.sandboxes.all(OPERATOR):
         if box not in kept:
             await service.sandboxes.kill(box.id, OPERATOR)
@@ -104,51 +88,22 @@ async def all_let_go(folder: Path) -> None:
     await until(nothing)
 
 
-@MOSTLY_ON_GVISOR
-async def test_volume_keeps_files_between_sandboxes_and_restarts(base: NewSandbox) -> None:
-    with place() as folder:
-        async with real_service(folder) as service:
-            volumes, id_ = service.core.volumes, await made(service)
-            first = await make(service, replace(base, volumes=(DATA,)))
-            assert (await shell(first, "stat -c %U:%G:%a /data; ls -A /data; echo hello > /data/word; mkdir /data/folder")).split() == [
-                "user:user:755"
-            ]
-            seen = await volumes.get(OPERATOR, "data")
-            assert (seen.attached, seen.used_bytes > 0) == ((first.id,), True)
-            with pytest.raises(ConflictError, match=first.id):
-                await volumes.remove(OPERATOR, id_)
-            await service.sandboxes.kill(first.id, OPERATOR)
-            await all_let_go(folder)
-            second = await make(service, replace(base, volumes=(replace(DATA, volume=id_, path="/srv/new/place"),)))
-            assert await shell(second, "cat /srv/new/place/word; rmdir /srv/new/place/folder") == "hello\n"
-            assert await fails(second, "ls /data")
-            await service.sandboxes.kill(second.id, OPERATOR)
-            await all_let_go(folder)
-        async with real_service(folder) as service:
-            third = await make(service, replace(base, volumes=(DATA,)))
-            assert await shell(third, "ls /data; cat /data/word") == "word\nhello\n"
-            await service.sandboxes.kill(third.id, OPERATOR)
-            await until(lambda: _unused(service))
-            await service.core.volumes.remove(OPERATOR, "data")
-        assert list((folder / "volumes").iterdir()) == []
-
-
 async def _unused(service: Service) -> bool:
     return not (await service.core.volumes.get(OPERATOR, "data")).attached
 
 
 @pytest.mark.slow
 @MOSTLY_ON_GVISOR
-async def test_volume_takes_no_more_than_its_size(service: Service, folder: Path, base: NewSandbox) -> None:
+async def test_volume_takes_no_more_than_its_size(service: Service, state_dir: Path, base: NewSandbox) -> None:
     await made(service)
     box = await make(service, replace(base, volumes=(DATA,)))
     for user in User:
-        said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=64", user)
+        said = await fails(box, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
         assert "No space left on device" in said
         written = int(await shell(box, f"stat -c %s /data/{user}; rm -f /data/{user}"))
         assert SIZE <= written < 1.1 * SIZE
     assert await shell(box, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
-    image = next((folder / "volumes").glob("*.img"))
+    image = next((state_dir / "volumes").glob("*.img"))
 
     async def given_back() -> bool:
         return image.stat().st_blocks * 512 < SIZE
@@ -164,16 +119,8 @@ async def test_read_only_volume_is_read_only_for_root_too(service: Service, base
     writer, reader = [await make(service, replace(base, volumes=(mount,))) for mount in (DATA, READ_ONLY)]
     await shell(writer, "echo one > /data/word")
     assert await shell(reader, "cat /data/word") == "one\n"
-    for user in User:
-        for command in (
-            "touch /data/x",
-            "rm /data/word",
-            "echo two > /data/word",
-            "chmod 777 /data",
-            "mkdir /data/y",
-            "mv /data/word /data/z",
-        ):
-            assert "Read-only file system" in await fails(reader, command, user)
+    for command in ("touch /data/x", "rm /data/word", "echo two > /data/word", "chmod 777 /data"):
+        assert "Read-only file system" in await fails(reader, command, User.ROOT)
     tried = "import ctypes; c = ctypes.CDLL(None); [c.mount(b'/data', b'/data', None, f, None) for f in (4096, 4096 | 32, 32)]"
     await processes.run(reader, ProcessSpec((*INTERPRETER_ARGV, "-c", tried), user=User.ROOT))
     await fails(reader, "touch /data/x", User.ROOT)
@@ -183,10 +130,10 @@ async def test_read_only_volume_is_read_only_for_root_too(service: Service, base
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, folder: Path, base: NewSandbox) -> None:
+async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(service: Service, state_dir: Path, base: NewSandbox) -> None:
     id_ = await made(service)
     box = await make(service, replace(base, volumes=(DATA,)))
-    targets = {"host": folder, "root": "/", "up": "../../../../../../etc/machine-id", "image": folder / "volumes" / f"{id_}.img"}
+    targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
     links = "; ".join(f"ln -s {target} /data/{name}" for name, target in targets.items())
     await shell(box, f"{links}; cp /usr/bin/id /data/id; chmod 6755 /data/id; mkfifo /data/pipe")
     planted = await processes.run(
@@ -201,7 +148,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(servi
     await service.sandboxes.kill(box.id, OPERATOR)
     await until(lambda: _unused(service))
     await service.core.volumes.remove(OPERATOR, id_)
-    assert folder.joinpath("sandlot.db").is_file()
+    assert state_dir.joinpath("sandlot.db").is_file()
 
 
 @pytest.mark.slow
@@ -219,48 +166,28 @@ async def test_a_sandbox_without_it_sees_nothing_of_it(service: Service, base: N
         assert await fails(box, "ls /data")
 
 
-@pytest.mark.slow
-async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, folder: Path) -> None:
-    await made(service)
+async def test_two_sandboxes_of_different_kinds_write_at_once(service: Service, state_dir: Path) -> None:
+    id_ = await made(service)
     one, other = [await make(service, replace(each, volumes=(DATA,))) for each in (BASE, IN_CONTAINER)]
-    loop = "i=0; while [ $i -lt 100 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
+    loop = "i=0; while [ $i -lt 30 ]; do echo $i > /data/{0}-$i.new; mv /data/{0}-$i.new /data/{0}-$i; i=$((i+1)); done"
     await asyncio.gather(*(shell(box, loop.format(name)) for box, name in ((one, "one"), (other, "other"))))
     for box in (one, other):
-        assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == [
-            "200",
-            "100",
-        ]
-    assert len(loops_below(folder / "volumes")) == 1
+        assert (await shell(box, "ls /data | wc -l; cat /data/one-* /data/other-* | sort -n | uniq -c | grep -c ' 2 '")).split() == ["60", "30"]
+    assert len(loops_below(state_dir / "volumes")) == 1
+    seen = await service.core.volumes.get(OPERATOR, "data")
+    assert (set(seen.attached), seen.used_bytes > 0) == ({one.id, other.id}, True)
+    with pytest.raises(ConflictError, match=one.id):
+        await service.core.volumes.remove(OPERATOR, id_)
 
 
 @pytest.mark.slow
-async def test_a_sandbox_of_a_pool_gets_its_volumes_as_it_is_claimed(service: Service) -> None:
-    await made(service)
-    await made(service, "second")
-    pools = service.sandboxes.pools
-    pool = (await pools.create(OPERATOR, BASE.template, "gvisor", BASE.limits, Sizes(warm=1, max=1))).pool
-
-    async def ready() -> bool:
-        return len(pool.ready) == 1
-
-    await until(ready)
-    asked = replace(BASE, volumes=(DATA, VolumeMount("second", "/workspace/second", read_only=True)))
-    box = await make(service, asked)
-    assert pool.claims["hot"] == 1
-    assert await shell(box, "echo 1 > /data/x; cat /data/x; ls -A /workspace/second") == "1\n"
-    assert "Read-only" in await fails(box, "touch /workspace/second/x")
-    await until(ready)
-    assert await fails(await make(service, BASE), "ls /data")
-
-
-@pytest.mark.slow
-async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, folder: Path) -> None:
+async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, state_dir: Path) -> None:
     id_ = await made(service)
     box = await make(service, WITH)
     await shell(box, "echo before > /data/word")
     await cell(box, "file = open('/data/log', 'a')\nfile.write('one\\n')\nfile.flush()")
     await service.sandboxes.hibernate(box.id, OPERATOR)
-    await all_let_go(folder)
+    await all_let_go(state_dir)
     assert (await service.core.volumes.get(OPERATOR, id_)).attached == (box.id,)
     with pytest.raises(ConflictError):
         await service.core.volumes.remove(OPERATOR, id_)
@@ -272,27 +199,8 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: Service, fol
     assert await shell(other, "cat /data/log") == "one\ntwo\n"
     await service.sandboxes.kill(other.id, OPERATOR)
     await service.sandboxes.hibernate(box.id, OPERATOR)
-    await all_let_go(folder)
+    await all_let_go(state_dir)
     assert await shell(box, "cat /data/new") == "new\n"
-
-
-@pytest.mark.slow
-async def test_forks_share_what_is_read_only_and_the_rest_where_that_is_asked_for(service: Service) -> None:
-    await made(service)
-    forks, writer = service.core.forks, await make(service, WITH)
-    await shell(writer, "echo 1 > /data/word")
-    with pytest.raises(ConflictError, match="share_volumes"):
-        await forks.fork(writer.id, OPERATOR, NewFork())
-    (child,) = await forks.fork(writer.id, OPERATOR, NewFork(share_volumes=True))
-    assert child.spec.volumes == writer.spec.volumes
-    assert await shell(child, "cat /data/word; echo 2 > /data/word") == "1\n"
-    assert await shell(writer, "cat /data/word") == "2\n"
-    reader = await make(service, replace(BASE, volumes=(READ_ONLY,)))
-    children = await forks.fork(reader.id, OPERATOR, NewFork(count=2))
-    for box in children:
-        assert await shell(box, "cat /data/word") == "2\n"
-        assert "Read-only" in await fails(box, "touch /data/x")
-    assert len((await service.core.volumes.get(OPERATOR, "data")).attached) == 5
 
 
 @pytest.mark.slow

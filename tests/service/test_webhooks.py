@@ -53,7 +53,7 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
         receiving() as before,
         receiving() as after,
         receiving() as failing,
-        tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_POOLS": "none"}) as service,
+        tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}) as service,
     ):
         before.status = after.status = 200
         key = service.key("hooked")
@@ -91,4 +91,5 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
 
 
 def _made(url: str, key: str) -> str:
-    return str(httpx.post(f"{url}/v1/sandboxes", json={"template": "base"}, headers={"X-API-Key": key}, timeout=120).json()["id"])
+    body = {"template": "base", "isolation": "container"}
+    return str(httpx.post(f"{url}/v1/sandboxes", json=body, headers={"X-API-Key": key}, timeout=120).json()["id"])

@@ -8,10 +8,12 @@ sandbox ended, and why.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.model.errors import ErrorCode
@@ -52,7 +54,6 @@ class Bomb:
         program: Python; it finds the names of :data:`PREAMBLE`.
         ends: Every word that is a right end; see :func:`set_off`.
         user: As whom.
-        timeout_s: When the guest is to kill it, where nothing else ends it.
         differs: Isolation -> its ends, where they are not those of all.
     """
 
@@ -60,7 +61,6 @@ class Bomb:
     program: str
     ends: frozenset[str]
     user: str = "user"
-    timeout_s: float = 30.0
     differs: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def ends_on(self, isolation: str) -> frozenset[str]:
@@ -73,6 +73,11 @@ def ends(*words: str) -> frozenset[str]:
     return frozenset(words)
 
 
+def parametrize(bombs: Sequence[Bomb], variants: Sequence[Bomb]) -> pytest.MarkDecorator:
+    """Run a test with ``bombs`` always, and with ``variants`` of these bombs in ``scripts/soak`` only."""
+    return pytest.mark.parametrize("bombs", [pytest.param(bombs, id="kinds"), pytest.param(variants, id="variants", marks=pytest.mark.soak)])
+
+
 def set_off(sandbox: Sandbox, bomb: Bomb) -> tuple[str, CommandHandle | None]:
     """Set a bomb off and wait for the first that can be said of it.
 
@@ -83,7 +88,7 @@ def set_off(sandbox: Sandbox, bomb: Bomb) -> tuple[str, CommandHandle | None]:
     """
     try:
         handle = sandbox.commands.run(
-            ["python3", "-SI", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=bomb.timeout_s, cwd="/tmp"
+            ["python3", "-SI", "-c", f"{PREAMBLE}\n{bomb.program}"], background=True, user=bomb.user, timeout=30, cwd="/tmp"
         )
     except SandlotError as error:
         return _word_of(error, sandbox), None

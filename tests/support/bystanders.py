@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -63,12 +62,6 @@ def end_of(sandbox: Sandbox) -> SandlotError:
         sandbox.commands.run("true")
     assert refused.value.code is ErrorCode.SANDBOX_ENDED
     return refused.value
-
-
-def memory_bytes(pid: int) -> int:
-    """What a process has in memory."""
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(text.split("VmRSS:")[1].split()[0]) * 1024
 
 
 def later(work: Callable[[], T]) -> Future[T]:

@@ -1,6 +1,6 @@
 """A host that is about to die: it holds a sandbox's link with everything under way, and waits for its SIGKILL.
 
-    python tests/support/doomed.py DATA_DIR NODE TEMPLATE [REF]
+    python tests/support/doomed.py DATA_DIR NODE ISOLATION [REF]
 
 It makes a sandbox, or takes over the one of that ref, has a flood of output, an upload, a cell and short calls in flight, and
 says on its standard output, line by line in JSON, what it has begun and how far it is.
@@ -35,12 +35,12 @@ for start in itertools.count(0, 700):
 LIMITS = Limits(memory_bytes=512 << 20, disk_bytes=256 << 20, pids=64)
 
 
-async def boot(data_dir: Path, node: NodeId, template: str) -> tuple[Instance, Link]:
+async def boot(data_dir: Path, node: NodeId, isolation: str) -> tuple[Instance, Link]:
     """Make a sandbox and wake its guest."""
-    root = ImageStore(cache_from(os.environ)).root(template)
-    driver = open_driver("gvisor", DriverSettings(node=node, data_dir=data_dir))
+    root = ImageStore(cache_from(os.environ)).root("base")
+    driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
     blank = await driver.prepare(Shape(root=root, limits=LIMITS))
-    spec = SandboxSpec(id=new_sandbox_id(node), template=template, limits=LIMITS)
+    spec = SandboxSpec(id=new_sandbox_id(node), template="base", limits=LIMITS)
     instance = await blank.boot(spec)
     link = await Link.greet(await instance.connect())
     await link.wake(identity=spec.id, hostname="inside", env={}, pids=LIMITS.pids, deadline_s=600)
@@ -71,12 +71,12 @@ async def chatter(link: Link) -> None:
         await asyncio.gather(*(link.stat("/workspace") for _ in range(20)))
 
 
-async def main(data_dir: Path, node: NodeId, template: str, ref: str | None) -> None:
+async def main(data_dir: Path, node: NodeId, isolation: str, ref: str | None) -> None:
     if ref is None:
-        instance, link = await boot(data_dir, node, template)
+        instance, link = await boot(data_dir, node, isolation)
         await (await link.execute("kept, runs = 'since the first host', 0")).result()
     else:
-        instance = await open_driver("gvisor", DriverSettings(node=node, data_dir=data_dir)).adopt(ref)
+        instance = await open_driver(isolation, DriverSettings(node=node, data_dir=data_dir)).adopt(ref)
         link = await Link.greet(await instance.connect())
     flood = await link.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     cell = await link.execute("import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('done')\nruns")

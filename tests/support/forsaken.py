@@ -2,7 +2,8 @@
 
     python -m tests.support.forsaken DATA_DIR DEED STEP
 
-It makes a sandbox with state in it, says in JSON which one, and does the deed; what that gave is said as well, where it came so far.
+It makes a sandbox with state in it, says in JSON which one, and does the deed; what that gave is said as well, where it came so far. The deeds of
+``POOL_DEEDS`` have a pool instead of a sandbox.
 """
 
 from __future__ import annotations
@@ -19,25 +20,38 @@ from typing import Any
 from sandlot.core.admission import NewSandbox
 from sandlot.core.births import Births
 from sandlot.core.content import layers
+from sandlot.core.lives import resting
 from sandlot.core.lives.images import Images
 from sandlot.core.lives.starts import Restored
+from sandlot.core.pools.asleep import Making
+from sandlot.core.pools.kinds import Sizes, Wish
+from sandlot.core.pools.starts import Claim
+from sandlot.core.pools.templates import Snapshots as Templates
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved import writing
 from sandlot.core.saved.forks import NewFork
 from sandlot.core.saved.gate import Gate
+from sandlot.drivers.oci.blank import OciBlank
 from sandlot.drivers.oci.instance import OciInstance
+from sandlot.images.store import DEFAULT_CACHE
+from sandlot.link.client import Link
 from sandlot.model.access import OPERATOR
 from sandlot.server.compose import Service
 from sandlot.store.snapshots import Snapshots
-from tests.support.saving import fill, make, real_service
+from tests.support.saving import BASE, cell, fill, make, real_service
+from tests.support.until import until
 
 MIDDLE_S = 0.03
 """Into something that takes 0.1 s and more."""
 
-COUNT = 3
+COUNT = 2
 """Children of a fork."""
+
+POOL = (Wish(BASE.template, Sizes(warm=1, max=1)),)
+POOLED = NewSandbox(template=BASE.template, network="none")
+"""A sandbox that the pool has: of default limits."""
 
 
 def die() -> None:
@@ -85,7 +99,21 @@ STEPS: dict[str, Callable[[], None]] = {
     "all are told of": lambda: after(Register, "runs", COUNT),
     "image removed": lambda: after(Images, "remove"),
     "one has ended": lambda: after(Sandboxes, "kill"),
-    "never": lambda: None,
+    "rest intended": lambda: after(Register, "rests"),
+    "at rest": lambda: after(Link, "quiesce"),
+    "rest written": lambda: after(OciInstance, "snapshot"),
+    "rest recorded": lambda: after(Register, "moved"),
+    "given back": lambda: after(resting, "destroy"),
+    "restoring memory": lambda: amid(OciBlank, "restore"),
+    "restored": lambda: after(Restored, "__call__"),
+    "recorded as woken": lambda: after(Register, "rests"),
+    "thawed": lambda: after(OciInstance, "resume"),
+    "claimed": lambda: after(Claim, "_become"),
+    "frozen": lambda: after(OciInstance, "pause"),
+    "rehearsed": lambda: after(Making, "rehearse"),
+    "snapshot of the template": lambda: amid(OciInstance, "snapshot"),
+    "snapshot to be proved": lambda: after(OciInstance, "snapshot"),
+    "snapshot published": lambda: after(Templates, "_make"),
 }
 """Where to die."""
 
@@ -119,16 +147,66 @@ async def fork(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
 
 
 async def promote(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
-    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(COUNT))
+    made = await service.core.forks.fork(box.id, OPERATOR, NewFork(3))
     say(children=[child.id for child in made])
     arm()
     promoted = await service.core.forks.promote(made[0].id, OPERATOR)
     say(ended=list(promoted.ended))
 
 
+def own_cache(folder: Path) -> Path:
+    """A cache with the machine's images and no template snapshot."""
+    cache = folder / "cache"
+    if not cache.exists():
+        cache.mkdir()
+        for entry in DEFAULT_CACHE.iterdir():
+            if entry.name not in {"snapshots", "tmp"}:
+                (cache / entry.name).symlink_to(entry)
+    return cache
+
+
+async def stocked(service: Service) -> None:
+    """Return once the pool has one that waits."""
+    await until(lambda: any(told.pool.ready for told in service.sandboxes.pools.all(OPERATOR)))
+
+
+async def hibernate(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
+    arm()
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    say(hibernated=True)
+
+
+async def wake(service: Service, box: Sandbox, arm: Callable[[], None]) -> None:
+    await service.sandboxes.hibernate(box.id, OPERATOR)
+    say(hibernated=True)
+    arm()
+    await service.sandboxes.resume(box.id, OPERATOR)
+    say(woken=True)
+
+
 DEEDS: dict[str, Callable[[Service, Sandbox, Callable[[], None]], Coroutine[Any, Any, None]]] = {
-    each.__name__: each for each in (take, delete, create, fork, promote)
+    each.__name__: each for each in (take, delete, create, fork, promote, hibernate, wake)
 }
+
+
+async def claim(data_dir: Path, step: str) -> None:
+    async with real_service(data_dir, keep=True, pools=POOL) as service:
+        await stocked(service)
+        STEPS[step]()
+        box = await make(service, POOLED)
+        say(made=box.id)
+        await cell(box, "used = True")
+        await asyncio.Event().wait()
+
+
+async def refill(data_dir: Path, step: str) -> None:
+    STEPS[step]()
+    cache = own_cache(data_dir) if step.startswith("snapshot") else DEFAULT_CACHE
+    async with real_service(data_dir, keep=True, pools=POOL, cache_dir=cache):
+        await asyncio.Event().wait()
+
+
+POOL_DEEDS: dict[str, Callable[[Path, str], Coroutine[Any, Any, None]]] = {each.__name__: each for each in (claim, refill)}
 
 
 def say(**fields: object) -> None:
@@ -137,6 +215,8 @@ def say(**fields: object) -> None:
 
 
 async def main(data_dir: Path, deed: str, step: str) -> None:
+    if deed in POOL_DEEDS:
+        await POOL_DEEDS[deed](data_dir, step)
     async with real_service(data_dir, keep=True) as service:
         box = await make(service)
         state = await fill(box)

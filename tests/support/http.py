@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,9 @@ import httpx
 
 Told = tuple[str, dict[str, Any]]
 """An event: its name and its data."""
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of ``http://`` and of Unix sockets: without it each client reads all certificates of the system, for 60 ms."""
 
 
 def short(value: object) -> str:

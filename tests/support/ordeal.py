@@ -22,7 +22,7 @@ import httpx
 PATIENCE_S = 90.0
 """Until a service that does not answer counts as one that hangs."""
 AGAIN_S = 0.02
-PAUSE_S = 0.05
+PAUSE_S = 0.2
 """Between two steps of a client: what is killed is under load, not starved."""
 AWAY = "service_unavailable"
 

@@ -20,7 +20,7 @@ from tests.support.ordeal import PATIENCE_S, Client, Cut, Ordeal, Wrong, expect,
 MIB = 1 << 20
 PIECE_BYTES = 1 << 16
 SMALL_BYTES = 2 * MIB
-LARGE_BYTES = 100 * MIB
+LARGE_BYTES = 20 * MIB
 BEHIND_S = 3.0
 """The log is written at most 1 s behind, and an answer may be read a while after its service was killed; the rest is for a busy machine."""
 LINE_BYTES = 10

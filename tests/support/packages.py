@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from sandlot.egress.cache import PackageCache
 from sandlot.egress.sources.machine import Sources
 from sandlot.egress.sources.values import Debian, Npm, Pypi
 from sandlot.model.errors import SandlotError
+from tests.support.http import NO_TLS
 
 MIB = 1024 * 1024
 
@@ -74,6 +77,9 @@ class Served:
     @property
     def port(self) -> int:
         return int(self.origin.rpartition(":")[2])
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.origin, timeout=60, trust_env=False, verify=NO_TLS)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ def plant(*near: Path) -> Iterator[Planted]:
         near: Folders that are a service's or a sandbox's.
     """
     token = secrets.token_hex(16)
-    folders = [Path(tempfile.mkdtemp(prefix="sandlot-planted-", dir=parent)) for parent in ("/tmp", "/var/tmp", "/dev/shm", Path.home())]
+    folders = [Path(tempfile.mkdtemp(prefix="sandlot-planted-", dir=parent)) for parent in ("/tmp", "/var/tmp", "/dev/shm", "/run", Path.home())]
     files = [folder / f"planted-{token}" for folder in (*folders, *near)]
     try:
         for file in files:

@@ -51,6 +51,14 @@ class Roots:
         tree.link(self.image / GUEST, root / GUEST)
         return root
 
+    def add_image(self, name: str) -> None:
+        """Add the usual template itself: a link, where :meth:`add` makes 13,000 hard links.
+
+        Args:
+            name: Name of the template.
+        """
+        (self.folder / name).symlink_to(self.image)
+
     def add_impostor(self, name: str, before: str = "", image: Path | None = None) -> Path:
         """Add a root whose guest is hostile (``impostor.py``).
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sandlot.core.admission import NewSandbox
 from sandlot.core.runs import code, processes
 from sandlot.core.runs.code import Cell
@@ -36,11 +38,10 @@ SMALL = Limits(memory_bytes=256 * MIB, disk_bytes=128 * MIB)
 BASE = NewSandbox(template="base", limits=SMALL, network="none")
 IN_CONTAINER = replace(BASE, isolation="container")
 
-TICKING = """
-(i=0; while true; do i=$((i+1)); echo $i > /workspace/ticks.new; mv /workspace/ticks.new /workspace/ticks; sleep 0.05; done) > /dev/null 2>&1 &
-echo $!
-"""
-"""A process in the background that is seen to go on."""
+TICKING = "(while true; do echo >> /workspace/ticks; sleep 0.2; done) > /dev/null 2>&1 & echo $!"
+"""A process in the background that is seen to go on. It prints its id."""
+TICKED = "before=$(wc -c < /workspace/ticks); while [ $(wc -c < /workspace/ticks) = $before ]; do sleep 0.1; done"
+"""Waits until it has gone on."""
 
 
 @contextmanager
@@ -160,12 +161,7 @@ async def check(box: Sandbox, state: State, *, memory: bool = True) -> None:
     )
     whole = bytearray(range(256)) * (state.size // 256)
     assert told == [state.word, state.size // 256 * 256, hashlib.sha256(whole).hexdigest(), state.word]
-    first = int(await shell(box, f"kill -0 {state.ticker}; cat /workspace/ticks"))
-
-    async def ticked() -> bool:
-        return int(await shell(box, "cat /workspace/ticks")) > first
-
-    await until(ticked)
+    await shell(box, f"kill -0 {state.ticker}; {TICKED}")
 
 
 def saved(folder: Path) -> list[str]:
@@ -198,3 +194,8 @@ def killed_at(program: str, deed: str, step: str) -> Iterator[tuple[Path, dict[s
                     told |= json.loads(line)
         assert service.returncode == -9, told
         yield folder, told
+
+
+def soaks(*steps: str) -> list[Any]:
+    """Steps that only ``scripts/soak`` kills a service at."""
+    return [pytest.param(step, marks=pytest.mark.soak) for step in steps]

@@ -1,6 +1,6 @@
 """The service as it is, with templates of a test's own: ``python -m tests.support.served`` is ``python -m sandlot.server --local``.
 
-``SANDLOT_TEST_ROOTS`` names a folder; each folder in it is a template, ready to be a sandbox's root. Nothing else differs.
+``SANDLOT_TEST_ROOTS`` names a folder; each folder in it, or link to a folder, is a template, ready to be a sandbox's root. Nothing else differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Folders:
     def base(self, name: str) -> Base:
         if name not in self.names():
             raise NotFoundError(f"There is no template {name!r}.", code=ErrorCode.TEMPLATE_NOT_FOUND)
-        return Base(root=RootFs(self._folder / name, self._digest(name)), env={})
+        return Base(root=RootFs((self._folder / name).resolve(), self._digest(name)), env={})
 
     def at(self, name: str, digest: str) -> Base | None:
         return self.base(name) if name in self.names() and self._digest(name) == digest else None

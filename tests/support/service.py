@@ -30,6 +30,7 @@ from sandlot.web import listen
 from tests.support import marks
 from tests.support.bare import BareDriver
 from tests.support.clock import ManualClock
+from tests.support.http import NO_TLS
 from tests.support.node import MemoryTemplates, NoPackages
 
 BASE = NewSandbox(template="base", limits=Limits(pids=32768))
@@ -156,9 +157,9 @@ async def tcp_client(service: Service, key: str | None = None) -> AsyncIterator[
     """The service's HTTP on TCP, and a client of it; without a key unless one is given."""
     listener = listen.tcp_socket("127.0.0.1", 0)
     base, headers = f"http://127.0.0.1:{listener.getsockname()[1]}", {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with answering(service, [listener]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False) as http:
+    async with answering(service, [listener]), httpx.AsyncClient(base_url=base, headers=headers, timeout=60, trust_env=False, verify=NO_TLS) as http:
         yield http
 
 
 def unix_client(path: Path) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://sandlot", timeout=60)
+    return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path), verify=NO_TLS), base_url="http://sandlot", timeout=60)

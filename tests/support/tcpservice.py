@@ -74,11 +74,17 @@ class TcpService(LocalService):
 
 
 @contextmanager
-def tcp_service(env: Mapping[str, str] | None = None) -> Iterator[TcpService]:
-    """A service for some tests, with these settings; afterwards it must have ended well and left nothing on the host."""
+def tcp_service(env: Mapping[str, str] | None = None, *, isolation: str = "gvisor") -> Iterator[TcpService]:
+    """Run a service for some tests. Afterwards it must have ended well and left nothing on the host.
+
+    Args:
+        env: Settings and anything else for its environment.
+        isolation: The only isolation that its sandboxes have.
+    """
+    own = {"SANDLOT_ISOLATION_DEFAULT": isolation, "SANDLOT_ISOLATION_ALLOWED": isolation}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    service = TcpService(folder, env)
+    service = TcpService(folder, {**own, **(env or {})})
     try:
         service.start()
         yield service

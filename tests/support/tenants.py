@@ -1,4 +1,7 @@
-"""Two tenants of one service, and the routes on which one asks for what is the other's."""
+"""Two tenants of one service, and the routes on which one asks for what is the other's.
+
+:func:`memory_tenants` is a service on the in-memory driver. Its guests have the programs that routes of files and packages start.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,10 +19,20 @@ from fastapi.routing import APIWebSocketRoute, iter_route_contexts
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from sandlot.link.payload import program_argv
+from sandlot.protocol import values
+from sandlot.protocol.schema import STDERR
 from sandlot.server.app import create_routes
 from sandlot.server.compose import Service
 from sandlot.server.serve import answering
+from sandlot.testing.memory.driver import MemoryDriver
+from sandlot.testing.memory.guest import PortConnection
+from sandlot.testing.memory.process import ProgramContext
 from sandlot.web import listen
+from tests.support.service import serving
+
+PORT = 7000
+"""A port on which a program listens in every sandbox of :func:`memory_tenants`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,44 @@ async def tenants(service: Service) -> AsyncIterator[Two]:
             for secret in secrets
         ]
         yield Two(owner, stranger, port)
+
+
+@asynccontextmanager
+async def memory_tenants(folder: Path) -> AsyncIterator[Two]:
+    """Two tenants of a service on the in-memory driver, whose sandboxes have all abilities.
+
+    Args:
+        folder: The service's data.
+    """
+    driver = MemoryDriver()
+    driver.scripts.programs[program_argv("")[0]] = _guest_program
+    driver.scripts.ports[PORT] = _silent
+    async with serving(folder, driver) as service, tenants(service) as two:
+        yield two
+    assert driver.leftovers() == []
+
+
+async def _guest_program(context: ProgramContext) -> None:
+    """A program of ``guest/programs``: one that watches goes on until its input ends, any other succeeds at once."""
+
+    async def tell(message: dict[str, Any]) -> None:
+        raw = values.encode(message)
+        await context.write(len(raw).to_bytes(4, "big") + raw, STDERR)
+
+    assert context.stdin is not None
+    await context.stdin.read()  # the request
+    if "watching" in context.argv[-1]:
+        await tell({"by": "inotify"})
+        await context.read_all()
+    elif "unpacking" in context.argv[-1]:
+        await context.read_all()
+    await tell({"result": {}})
+
+
+async def _silent(connection: PortConnection) -> None:
+    """A program that listens and says nothing."""
+    while await connection.read():
+        pass
 
 
 def all_routes() -> Iterable[tuple[str, str]]:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from sandlot.core import notes
 from sandlot.core.activity import Activity, Hold, Presence
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.lives.orders import Orders, Work
 from sandlot.core.node.budget import Budget
 from sandlot.core.notes import Note
@@ -178,7 +179,7 @@ class Sandbox:
         self.wanted = asyncio.Event()
         self.wanted_exit: Exit | None = None
         self.ended = asyncio.Event()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = TaskSet("sandbox.defect", sandbox=self.id)
         self.background: set[ProcessId] = set()
         """Cells in the background that are attended to."""
         self.begun: dict[ProcessId, None] = {}
@@ -383,12 +384,6 @@ class Sandbox:
         self.background.clear()
         self.contexts.clear()
 
-    def keep(self, task: asyncio.Task[None]) -> None:
-        """Hold on to a task of this sandbox until it is done; its end cancels what is left."""
-        self.tasks.add(task)
-        task.add_done_callback(self._let_go)
-
-    def _let_go(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("sandbox.defect", sandbox=self.id, exc_info=task.exception())
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task of this sandbox. It is cancelled when the sandbox is removed."""
+        self.tasks.spawn(work)

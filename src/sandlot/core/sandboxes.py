@@ -15,14 +15,14 @@ import asyncio
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import structlog
 
 from sandlot.core.admission import NewSandbox, Rules
 from sandlot.core.births import Births, Inject, Injects
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lives import adoption, ending, life, resting
 from sandlot.core.lives.images import Images
 from sandlot.core.lives.life import Course, live
@@ -32,13 +32,14 @@ from sandlot.core.lives.starts import Source, Start, boot
 from sandlot.core.lives.updates import Hands, Update, update
 from sandlot.core.node.budget import Budget
 from sandlot.core.node.capacity import Figures
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.idle import Reaper
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools.owners import Owners
 from sandlot.core.pools.pools import Pooling, Pools
 from sandlot.core.ports import Clock, Greet, Packages, Templates
 from sandlot.core.records import quotas
-from sandlot.core.records.once import Once, check_key, digest_of, made_before
+from sandlot.core.records.once import check_key, digest_of, made_before
 from sandlot.core.records.register import Register
 from sandlot.core.roster import REMEMBERED, Roster
 from sandlot.core.runs import inherited
@@ -101,8 +102,9 @@ class Sandboxes(Roster):
     ) -> None:
         super().__init__(register, budget, clock)
         self._services = functools.partial(services_of, packages)
-        self._once = Once()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._idempotency_locks = KeyedLock()
+        self._tasks = TaskSet("service.defect")
+        self._disposer = Disposer(clock)
         self.supply = self._supply = Supply(drivers, templates)
         """What sandboxes are made of."""
         self._greet, self._rules = greet, rules
@@ -161,13 +163,8 @@ class Sandboxes(Roster):
             else:
                 self._begin(self._revived(record), adoption.take_over, boot)
         for work in (adoption.tidy(self.living(), self._supply.drivers.values(), kept), Reaper(self.living, self._clock).run(), self.pools.run()):
-            self._work(work)
+            self._tasks.spawn(work)
         return len(self._lives)
-
-    def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def refuse(self) -> None:
         """Let nothing be created any more, because the service is about to stop."""
@@ -183,8 +180,7 @@ class Sandboxes(Roster):
             keep: Whether those that run live on.
         """
         self.refuse()
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         tasks = [*(task for _, task in self._lives.values()), asyncio.create_task(self.pools.aclose())]
         for box, _ in self._lives.values():
             if keep and box.told:
@@ -230,7 +226,7 @@ class Sandboxes(Roster):
         if key is None:
             return await self._create(asked, who, None, None, source)
         digest = digest_of(asked) if source is None or source.digest is None else source.digest
-        async with self._once.turn(who.owner, check_key(key)):
+        async with self._idempotency_locks.hold(who.owner, check_key(key)):
             before = await made_before(self._register.store.sandboxes, who.owner, key, digest, self._known, self._revived)
             return before or await self._create(asked, who, key, digest, source)
 
@@ -272,6 +268,7 @@ class Sandboxes(Roster):
             prepare=functools.partial(self.pools.prepare, box.spec.isolation),
             greet=self._greet,
             clock=self._clock,
+            disposer=self._disposer,
             turns=self._turns,
             register=self._register,
             images=self._images,

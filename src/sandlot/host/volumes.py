@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sandlot.host import disks
+from sandlot.host import disks, durable
 from sandlot.host.own import let_go
 from sandlot.host.stage import operations
 from sandlot.model.errors import ErrorCode, HostError
@@ -83,11 +83,7 @@ class VolumeFiles:
             os.fsync(handle)
         finally:
             os.close(handle)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.fsync_folder(self.folder)
 
     def mount(self, volume: str) -> Path:
         """Where it is mounted, from now on where it was not.

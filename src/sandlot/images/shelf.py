@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sandlot.host import durable
 from sandlot.images import tree
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
@@ -79,8 +80,7 @@ class Shelf:
                     fresh.mkdir(mode=0o755)
                     build(fresh, descriptor)
                     tree.sync(fresh)
-                    fresh.rename(self._folder / key)
-                    _sync_folder(self._folder)
+                    durable.publish_folder(fresh, self._folder / key)
         return self._folder / key
 
     def remove(self, key: str) -> bool:
@@ -157,14 +157,6 @@ class Shelf:
             yield
         finally:
             os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

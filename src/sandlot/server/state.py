@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from sandlot.host import durable
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.ids import NODE_ID, NodeId, new_node_id
 
@@ -95,11 +96,7 @@ def node(folder: Path) -> NodeId:
         text = file.read_text("ascii").strip()
     except FileNotFoundError:
         made = new_node_id()
-        beside = folder / f".{NODE}"
-        beside.write_text(f"{made}\n", "ascii")
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(file)
+        durable.write_file(file, f"{made}\n".encode())
         return made
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_node(file) from error
@@ -122,11 +119,7 @@ def belongs(folder: Path, identity: str) -> None:
     try:
         found = file.read_text("ascii", "replace").strip() if file.exists() else None
         if found is None:
-            beside = folder / f".{STORE}"
-            beside.write_text(f"{identity}\n", "ascii")
-            with beside.open("rb") as written:
-                os.fsync(written.fileno())
-            beside.replace(file)
+            durable.write_file(file, f"{identity}\n".encode())
             return
     except OSError as error:
         raise HostError(
@@ -154,14 +147,7 @@ def secret(folder: Path) -> bytes:
         found = file.read_bytes()
     except FileNotFoundError:
         made = os.urandom(_SECRET_BYTES)
-        beside = folder / f".{SIGNING}"
-        beside.unlink(missing_ok=True)
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as written:
-            written.write(made)
-            written.flush()
-            os.fsync(fd)
-        beside.replace(file)
+        durable.write_file(file, made)
         return made
     except OSError as error:
         raise _bad_secret(file) from error

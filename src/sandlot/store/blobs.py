@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
+from sandlot.host import durable
 from sandlot.model.errors import ErrorCode, HostError, LimitError, NotFoundError, SandlotError
 from sandlot.model.records import FileId
 
@@ -156,9 +156,5 @@ def _prepare(folder: Path) -> None:
 
 
 def _sync(folder: Path, file: FileId) -> None:
-    for path, flags in ((folder / file, os.O_RDONLY), (folder, os.O_RDONLY | os.O_DIRECTORY)):
-        fd = os.open(path, flags | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    durable.fsync_file(folder / file)
+    durable.fsync_folder(folder)

@@ -1,6 +1,6 @@
 """AgentSandbox's own client against a real service: every program of its documentation, and what these do not show.
 
-The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real, on gVisor.
+The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import pytest
 from agentsandbox import AgentSandbox, AsyncAgentSandbox, Language
 
 from tests.compat.agentsandbox import programs
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 SESSION_ID = re.compile(r"sb-[a-z0-9]{4}-[a-z0-9]{16}")
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
+@pytest.fixture(scope="module", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service(isolation=request.param) as running:
         yield running
 
 

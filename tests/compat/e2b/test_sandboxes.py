@@ -40,7 +40,7 @@ from e2b.api.client_sync import get_api_client
 from e2b.connection_config import ConnectionConfig
 
 from tests.support.cases import cases
-from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.tcpservice import TcpService
 from tests.support.traces import settle
 
 Opts = dict[str, Any]
@@ -50,9 +50,8 @@ INDEX = "exec 3<>/dev/tcp/127.0.0.1/4479 && printf 'GET /pypi/simple/six/ HTTP/1
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
+def service(gvisor_service: TcpService) -> TcpService:
+    return gvisor_service
 
 
 def opts_of(service: TcpService, key: str) -> Opts:
@@ -61,7 +60,7 @@ def opts_of(service: TcpService, key: str) -> Opts:
 
 @pytest.fixture(scope="module")
 def opts(service: TcpService) -> Opts:
-    return opts_of(service, service.key("compat"))
+    return opts_of(service, service.key("sandboxes"))
 
 
 @pytest.fixture(scope="module")

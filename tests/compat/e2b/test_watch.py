@@ -107,7 +107,7 @@ def test_volumes_can_be_watched(options: Options, service: TcpService) -> None:
 
 
 def test_watcher_ends_with_the_service_and_can_be_recreated() -> None:
-    with tcp_service() as service:
+    with tcp_service(isolation="container") as service:
         url = f"{service.url}/e2b"
         sandbox = Sandbox.create(template="base", api_key=service.key("mine"), api_url=url, sandbox_url=url)
         sandbox.files.make_dir("w")

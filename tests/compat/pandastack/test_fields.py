@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from pandastack import Client
 
-from tests.support.tcpservice import tcp_service
+from tests.compat.pandastack.conftest import client_of
+from tests.support.tcpservice import TcpService
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with tcp_service() as service:
-        yield Client(api_url=f"{service.url}/pandastack", api_key=service.key("compat"), max_create_retry_seconds=0)
+def client(service: TcpService) -> Client:
+    return client_of(service, "fields")
 
 
 def test_template_determines_the_image(client: Client) -> None:

@@ -1,6 +1,6 @@
 """PandaStack's own client against a real service: the programs of its guide, and every call that COVERAGE.md says there is.
 
-It is the package from PyPI, as it is, over TCP with a key; sandboxes are real, on gVisor.
+It is the package from PyPI, as it is, over TCP with a key; sandboxes are real.
 """
 
 from __future__ import annotations
@@ -19,14 +19,9 @@ import pytest
 from pandastack import Client, Sandbox
 from pandastack.exceptions import AuthError, BadRequestError, CommandFailed, NotFoundError, SandboxTimeout, ServerError
 
+from tests.compat.pandastack.conftest import client_of
 from tests.compat.pandastack.programs import AGENT, MODEL, RUN_CODE, SESSION, TOOL
-from tests.support.tcpservice import TcpService, tcp_service
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
+from tests.support.tcpservice import TcpService
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +37,11 @@ def url(service: TcpService) -> str:
 @pytest.fixture(scope="module")
 def client(key: str, url: str) -> Client:
     return Client(api_url=url, api_key=key, max_create_retry_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def gvisor_client(gvisor_service: TcpService) -> Client:
+    return client_of(gvisor_service, "gvisor")
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,9 @@ def test_paused_sandbox_continues_where_it_was(client: Client, sb: Sandbox) -> N
     assert sb.exec("echo awake").stdout == "awake\n"
 
 
-def test_hibernated_sandbox_wakes_on_request_and_by_itself(client: Client) -> None:
-    with client.sandboxes.create() as made:
+def test_hibernated_sandbox_wakes_on_request_and_by_itself(gvisor_client: Client) -> None:
+    client = gvisor_client
+    with client.sandboxes.create(template="base") as made:
         context = made.create_code_context()
         context.run_code("x = 41")
         made.hibernate()
@@ -177,7 +178,8 @@ def test_hibernated_sandbox_wakes_on_request_and_by_itself(client: Client) -> No
         assert context.run_code("x").text == "41"
 
 
-def test_snapshot_is_created_restored_and_deleted(client: Client) -> None:
+def test_snapshot_is_created_restored_and_deleted(gvisor_client: Client) -> None:
+    client = gvisor_client
     with client.sandboxes.create(template="base") as made:
         made.exec("echo kept > /root/note")
         taken = made.snapshot()
@@ -197,7 +199,8 @@ def test_snapshot_is_created_restored_and_deleted(client: Client) -> None:
         client.sandboxes.create(from_snapshot=taken)
 
 
-def test_forks_continue_from_the_parent_and_one_is_promoted(client: Client) -> None:
+def test_forks_continue_from_the_parent_and_one_is_promoted(gvisor_client: Client) -> None:
+    client = gvisor_client
     with client.sandboxes.create(template="base", metadata={"of": "parent"}) as parent:
         parent.exec("echo 1 > /tmp/state")
         child = parent.fork(metadata={"branch": "x"})
@@ -222,7 +225,8 @@ def test_forks_continue_from_the_parent_and_one_is_promoted(client: Client) -> N
             each.kill()
 
 
-def test_volume_contents_outlive_sandboxes(client: Client) -> None:
+def test_volume_contents_outlive_sandboxes(gvisor_client: Client) -> None:
+    client = gvisor_client
     made = client.volumes.create("models", 64)
     assert (made["name"], made["size_mb"]) == ("models", 64)
     assert [each["name"] for each in client.volumes.list()] == ["models"]
@@ -249,15 +253,17 @@ def test_volume_contents_outlive_sandboxes(client: Client) -> None:
     assert client.volumes.list() == []
 
 
-def test_best_of_several_forks_is_kept(client: Client, sb: Sandbox) -> None:
-    found = sb.explore(["exit 1", "echo PASS > /root/way", "sleep 1; echo PASS"], score_fn=lambda _box, done: 2.0 if done.files_changed else 1.0)
+def test_best_of_several_forks_is_kept(gvisor_client: Client) -> None:
+    parent = gvisor_client.sandboxes.create(template="base")
+    found = parent.explore(["exit 1", "echo PASS > /root/way", "sleep 1; echo PASS"], score_fn=lambda _box, done: 2.0 if done.files_changed else 1.0)
     assert found.winner is not None
     assert found.winner.exec("cat /root/way").stdout == "PASS\n"
     assert (len(found.reaped), found.reap_failures, found.errors) == (2, {}, [])
     assert next(done.label for done in found.outcomes if done.ok).endswith("/root/way")
     assert len([done for done in found.outcomes if done.ok]) == 2
     found.winner.kill()
-    assert [each.id for each in client.sandboxes.list()] == [sb.id]
+    assert [each.id for each in gvisor_client.sandboxes.list()] == [parent.id]
+    parent.kill()
 
 
 # ------------------------------------------------------------------------------------------------------------------------ commands

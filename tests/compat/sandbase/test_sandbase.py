@@ -1,6 +1,6 @@
 """Sandbase's documentation against a real service: its programs, and the rest of its calls, with ``requests`` as it shows them.
 
-The vendor publishes no client. Sandboxes are real, on gVisor, and reached over TCP with a key.
+The vendor publishes no client. Sandboxes are real, and reached over TCP with a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,13 +22,7 @@ import pytest
 import requests
 
 from tests.compat.sandbase import programs
-from tests.support.tcpservice import TcpService, tcp_service
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}) as running:
-        yield running
+from tests.support.tcpservice import TcpService
 
 
 @pytest.fixture(scope="module")

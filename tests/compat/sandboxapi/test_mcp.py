@@ -9,13 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.tcpservice import TcpService, tcp_service
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
+from tests.support.tcpservice import TcpService
 
 
 class Model:

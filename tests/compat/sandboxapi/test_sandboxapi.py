@@ -1,6 +1,6 @@
 """SandboxAPI's surface against a real service: the program of its guide for agents, and what that does not show.
 
-The vendor publishes no client, so it is Sandlot's own module with the surface of the guide, over TCP with a key; sandboxes are real, on gVisor.
+The vendor publishes no client, so it is Sandlot's own module with the surface of the guide, over TCP with a key; sandboxes are real.
 """
 
 from __future__ import annotations
@@ -21,16 +21,10 @@ from sandlot.sdk.compat.sandboxapi import KEY_VARIABLE, URL_VARIABLE, SandboxAPI
 from tests.compat.sandboxapi.program import AGENT
 from tests.support.cases import cases
 from tests.support.chatting import Call, Message, Say, model
-from tests.support.tcpservice import TcpService, tcp_service
+from tests.support.tcpservice import TcpService
 
 ABSENT = "prettytable"
 """A package that no image has."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[TcpService]:
-    with tcp_service() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,16 @@ from tensorlake.sandbox import (
     AsyncSandboxClient,
     PoolInUseError,
     PoolNotFoundError,
+    RemoteAPIError,
     Sandbox,
+    SandboxClient,
     SandboxError,
     SandboxNotFoundError,
     SandboxStatus,
     SnapshotType,
 )
 
-from tests.compat.tensorlake.asking import MIB, exit_code_of, status_of, until_so_there
+from tests.compat.tensorlake.asking import MIB, exit_code_of, status, status_of, until_so_there
 from tests.support.tcpservice import TcpService
 
 Here = dict[str, str]
@@ -63,6 +65,13 @@ async def test_process_is_found_read_and_followed(same: AsyncSandbox) -> None:
     found = await same.get_process("async-both")
     assert (found.pid, found.args, found.status.value, found.exit_code) == (started.pid, ["-c", script], "exited", 0)
     assert await status_of(same.get_process("async-nobody")) == 404
+    fed = await same.start_process("cat", stdin_mode="pipe", name="kitty")
+    await same.write_stdin("kitty", b"one\n")
+    await same.close_stdin(fed.pid)
+    assert [event.line for event in await same.follow_output("kitty")] == ["one"]
+    assert (await same.get_stdout("kitty")).lines == ["one"]
+    done = await asyncio.gather(*(same.run("echo", [str(number)]) for number in range(5)))
+    assert [each.stdout for each in done] == list("01234")
 
 
 async def test_process_is_signalled_restarted_and_killed(same: AsyncSandbox) -> None:
@@ -96,6 +105,7 @@ async def test_terminal_is_reached_at_its_address(same: AsyncSandbox, key: str) 
     await pty.send_input("it\n")
     assert await exit_code_of(pty) == 3
     assert b"got-it" in b"".join(seen)
+    assert await exit_code_of(await same.create_pty("sh", ["-c", "exit 4"])) == 4
 
 
 # ----------------------------------------------------------------------------------------------------- files and tunnels
@@ -154,7 +164,9 @@ async def test_health_info_and_logs_are_read(same: AsyncSandbox, box: Sandbox) -
 async def test_named_sandbox_is_reconnected_and_woken(here: Here) -> None:
     box = await AsyncSandbox.get_or_create("async-worker", memory_mb=256, timeout_secs=300, **here)
     try:
-        assert box.bind_outcome == "created"
+        assert (box.bind_outcome, bool(box.trace_id), await box.list_file_systems()) == ("created", True, [])
+        changed = await box.update(memory_mb=320)
+        assert (await box.wait_for_resource_resize(changed.resource_resize.generation)).resources.memory_mb == 320
         await box.run("sh", ["-c", "echo here > state"])
         other = await AsyncSandbox.get_or_create("async-worker", **here)
         assert (other.bind_outcome, (await other.run("cat", ["state"])).stdout) == ("attached", "here")
@@ -187,8 +199,16 @@ async def test_client_creates_lists_updates_and_deletes_sandboxes(client_there: 
         resized = await client.wait_for_resource_resize(id_, changed.resource_resize.generation, timeout=5)
         assert (resized.resources.memory_mb, service.client.sandbox(id_).limits.memory_bytes) == (320, 320 * MIB)
         assert (await client.update_sandbox(id_, name="async-renamed")).name == "async-renamed"
+        assert (await client.get("async-renamed")).sandbox_id == id_
         assert (await (await client.connect("async-renamed")).run("cat", ["state"])).stdout == "kept"
-        assert await status_of(client.expose_ports(id_, [8080])) == 400
+        assert [line.body for line in (await client.get_logs(id_, head=1)).logs] == ["written"]
+        (copied,) = (await client.copy(id_)).sandboxes
+        await client.delete(copied.sandbox_id)
+        await client.suspend(id_)
+        await client.resume(id_)
+        assert (await client.get_port_access(id_)).exposed_ports == []
+        with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
+            await client.expose_ports(id_, [8080])
         assert (await client.unexpose_ports(id_, [8080])).exposed_ports == []
     finally:
         await client.delete(id_)
@@ -198,14 +218,21 @@ async def test_client_creates_lists_updates_and_deletes_sandboxes(client_there: 
 
     await until_so_there(archived)
     assert id_ not in {each.sandbox_id for each in await client.list()}
+    assert (await client.get_archived(id_)).sandbox_id == id_
+    with pytest.raises(SandboxNotFoundError):
+        await client.get("async-renamed")
     assert await status_of(client.list_archived(direction="backward")) == 400
 
 
-async def test_snapshots_are_created_awaited_listed_and_restored(client_there: AsyncSandboxClient) -> None:
+async def test_snapshots_are_created_awaited_listed_and_restored(client_there: AsyncSandboxClient, here: Here) -> None:
     client = client_there
     async with await client.create_and_connect(memory_mb=256) as box:
         await box.run("sh", ["-c", "echo kept > state"])
         begun = await client.snapshot(box.sandbox_id, snapshot_type=SnapshotType.MEMORY)
+        checkpoint = await box.checkpoint()
+        assert checkpoint is not None
+        assert sorted(each.snapshot_id for each in await box.list_snapshots()) == sorted([begun.snapshot_id, checkpoint.snapshot_id])
+        await client.delete_snapshot(checkpoint.snapshot_id)
         waited = await client.snapshot_and_wait(box.sandbox_id, snapshot_type=SnapshotType.FILESYSTEM)
         assert (waited.snapshot_type, waited.sandbox_id) == (SnapshotType.FILESYSTEM, box.sandbox_id)
         taken = [begun.snapshot_id, waited.snapshot_id]
@@ -214,6 +241,9 @@ async def test_snapshots_are_created_awaited_listed_and_restored(client_there: A
     assert (await client.get_snapshot(begun.snapshot_id)).snapshot_type == SnapshotType.MEMORY
     async with await client.create_and_connect(snapshot_id=waited.snapshot_id) as again:
         assert (await again.run("cat", ["state"])).stdout == "kept"
+    restored = await AsyncSandbox.create(snapshot_id=begun.snapshot_id, **here)
+    assert (await restored.run("cat", ["state"])).stdout == "kept"
+    await restored.terminate()
     for id_ in taken:
         await client.delete_snapshot(id_)
         assert await status_of(client.get_snapshot(id_)) == 404
@@ -222,15 +252,10 @@ async def test_snapshots_are_created_awaited_listed_and_restored(client_there: A
 async def test_pool_is_created_inspected_updated_claimed_and_deleted(client_there: AsyncSandboxClient, service: TcpService) -> None:
     client = client_there
     asked = {"image": "base", "cpus": 1.0, "memory_mb": 208}
-    pool = (await client.create_pool(**asked, timeout_secs=88, warm_containers=1, max_containers=1)).pool_id
-
-    async def waits() -> bool:
-        return [each.state for each in (await client.get_pool(pool)).containers or ()] == ["Idle"]
-
-    await until_so_there(waits)
+    pool = (await client.create_pool(**asked, timeout_secs=88, warm_containers=0, max_containers=1)).pool_id
+    assert (await client.get_pool(pool)).max_containers == 1
     assert pool in {each.pool_id for each in await client.list_pools()}
     claimed = (await client.claim(pool)).sandbox_id
-    assert service.client.pools.get(pool).claims["hot"] == 1
     told = await client.get(claimed)
     assert (told.pool_id, told.timeout_secs, told.image, told.resources.memory_mb) == (pool, 88, "base", 208)
     assert (await (await client.connect(claimed)).run("hostname")).stdout == claimed
@@ -249,14 +274,16 @@ async def test_pool_is_created_inspected_updated_claimed_and_deleted(client_ther
 # ---------------------------------------------------------------------------------------------------------------- clients
 
 
-async def test_client_is_created_for_localhost_or_a_service(url: str, key: str) -> None:
+async def test_client_is_created_for_localhost_or_a_service(url: str, key: str, box: Sandbox) -> None:
     program = f"""
 import asyncio, os
-from tensorlake.sandbox import AsyncSandboxClient
+from tensorlake.sandbox import AsyncSandboxClient, SandboxClient
+for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cloud(api_url={url!r}):
+    print(client.connect({box.sandbox_id!r}).run("echo", ["there"]).stdout, flush=True)
 async def main():
     for client in AsyncSandboxClient.for_localhost(api_url={url!r}), AsyncSandboxClient.for_cloud(api_url={url!r}):
-        async with client, await client.create_and_connect(memory_mb=256) as box:
-            print((await box.run("echo", ["there"])).stdout, flush=True)
+        async with client:
+            print((await (await client.connect({box.sandbox_id!r})).run("echo", ["there"])).stdout, flush=True)
 asyncio.run(main())
 os._exit(0)  # its threads outlive its sessions, and may abort an interpreter that ends in order (PyGILState_Release)
 """
@@ -264,7 +291,9 @@ os._exit(0)  # its threads outlive its sessions, and may abort an interpreter th
     pipe = asyncio.subprocess.PIPE
     done = await asyncio.create_subprocess_exec(sys.executable, "-c", program, env=env, stdout=pipe, stderr=pipe)
     out, err = await done.communicate()
-    assert (done.returncode, out) == (0, b"there\nthere\n"), err
+    assert (done.returncode, out) == (0, b"there\n" * 4), err
+    with pytest.deprecated_call():
+        assert status(lambda: SandboxClient.for_localhost(api_url=url).list()) == 401
     for stranger in (AsyncSandboxClient.for_localhost(api_url=url), AsyncSandboxClient.for_cloud(api_key="wrong", api_url=url)):
         assert await status_of(stranger.list()) == 401
         await stranger.close()

@@ -6,10 +6,7 @@ Each public method of its classes is called by some test of this folder; what th
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -27,7 +24,7 @@ from tensorlake.sandbox import (
     SnapshotType,
 )
 
-from tests.compat.tensorlake.asking import MIB, exit_code_of, status, until_so
+from tests.compat.tensorlake.asking import MIB, until_so
 from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
@@ -157,20 +154,6 @@ def test_desktop_of_a_program_is_seen_and_controlled(box: Sandbox) -> None:
         until_so(lambda: "key 97" in box.get_stdout(server.pid).lines)
 
 
-def test_client_is_created_for_localhost_or_a_service(url: str, key: str) -> None:
-    program = f"""
-from tensorlake.sandbox import SandboxClient
-for client in SandboxClient.for_localhost(api_url={url!r}), SandboxClient.for_cloud(api_url={url!r}):
-    with client.create_and_connect(memory_mb=256) as box:
-        print(box.run("echo", ["there"]).stdout)
-"""
-    env = {**os.environ, "TENSORLAKE_API_KEY": key, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "there\nthere\n"), done.stderr
-    with pytest.deprecated_call():
-        assert status(lambda: SandboxClient.for_localhost(api_url=url).list()) == 401
-
-
 def test_create_without_waiting_is_polled_until_ready(client: SandboxClient) -> None:
     pending = client.create(memory_mb=256, wait=False)
     assert pending.status().status in {SandboxStatus.PENDING, SandboxStatus.RUNNING}
@@ -187,39 +170,3 @@ def test_polling_calls_of_older_clients_are_served(box: Sandbox, service: TcpSer
         assert http.get(f"{inside}/{pid}").json()["exit_code"] == 3
         read = [http.get(f"{inside}/{pid}/{which}").json() for which in ("stdout", "stderr", "output")]
         assert [sorted(each["lines"]) for each in read] == [["out"], ["err"], ["err", "out"]]
-
-
-async def test_async_classes_do_the_same(url: str, key: str) -> None:
-    with pytest.deprecated_call():
-        client = AsyncSandboxClient(api_url=url, api_key=key)
-    async with client:
-        box = await client.create_and_connect(memory_mb=256, name="asynchronous")
-        id_ = box.sandbox_id
-        assert (await client.get("asynchronous")).sandbox_id == id_
-        assert (await box.status(), await box.list_file_systems(), bool(box.trace_id)) == (SandboxStatus.RUNNING, [], True)
-        changed = await box.update(memory_mb=320)
-        waited = await box.wait_for_resource_resize(changed.resource_resize.generation)
-        assert waited.resources.memory_mb == 320
-        process = await box.start_process("cat", stdin_mode="pipe", name="kitty")
-        await box.write_stdin("kitty", b"one\n")
-        await box.close_stdin(process.pid)
-        assert [event.line for event in await box.follow_output("kitty")] == ["one"]
-        assert (await box.get_stdout("kitty")).lines == ["one"]
-        assert [line.body for line in (await client.get_logs(id_)).logs] == ["one"]
-        assert (await client.get_port_access(id_)).exposed_ports == []
-        with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
-            await client.expose_ports(id_, [80])
-        taken = await box.checkpoint()
-        assert taken is not None
-        assert [each.snapshot_id for each in await box.list_snapshots()] == [taken.snapshot_id]
-        await client.delete_snapshot(taken.snapshot_id)
-        (copied,) = (await client.copy(id_)).sandboxes
-        await client.delete(copied.sandbox_id)
-        await client.suspend(id_)
-        await client.resume(id_)
-        made = (await box.create_pty_session("sh", ["-c", "exit 4"])).value
-        assert await exit_code_of(await box.connect_pty(made["session_id"], made["token"])) == 4
-        await box.terminate()
-        assert (await client.get_archived(id_)).sandbox_id == id_
-        with pytest.raises(SandboxNotFoundError):
-            await client.get("asynchronous")

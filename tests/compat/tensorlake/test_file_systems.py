@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from tensorlake.sandbox import AsyncSandboxClient, RemoteAPIError, SandboxClient, SandboxNotFoundError
+from tensorlake.sandbox import AsyncSandboxClient, RemoteAPIError, Sandbox, SandboxClient, SandboxNotFoundError
 from tensorlake.sandbox.models import FileSystemMount
 
 from sandlot.model.specs import MIB
@@ -42,40 +42,41 @@ def test_volumes_are_file_systems(client: SandboxClient, service: TcpService, ke
         assert http.delete("/v1/volumes/shelf").status_code == 204
 
 
-def test_file_system_is_attached_to_and_detached_from_a_running_sandbox(client: SandboxClient, shelf: str) -> None:
-    with client.create_and_connect(memory_mb=256) as box:
-        told = box.attach_file_system(shelf, "/mnt/shelf")
-        assert [(each.file_system_id, each.mount_path, each.read_only) for each in told.file_systems] == [(shelf, "/mnt/shelf", False)]
-        assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file; cat /mnt/shelf/file"]).stdout == "kept"
-        assert [each.file_system_id for each in box.list_file_systems()] == [shelf]
-        assert box.detach_file_system("/mnt/shelf").file_systems == []
-        assert box.run("ls", ["-A", "/mnt/shelf"]).stdout == ""
-        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/proc/x")) == 400
-        assert box.attach_file_system(shelf, "/mnt/other", read_only=True).file_systems[0].read_only
-        done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
-        assert (done.stdout, done.exit_code != 0) == ("kept", True)
+def test_file_system_is_attached_to_and_detached_from_a_running_sandbox(client: SandboxClient, box: Sandbox, shelf: str) -> None:
+    told = box.attach_file_system(shelf, "/mnt/shelf")
+    assert [(each.file_system_id, each.mount_path, each.read_only) for each in told.file_systems] == [(shelf, "/mnt/shelf", False)]
+    assert box.run("sh", ["-c", "echo kept > /mnt/shelf/file; cat /mnt/shelf/file"]).stdout == "kept"
+    assert [each.file_system_id for each in box.list_file_systems()] == [shelf]
+    assert box.detach_file_system("/mnt/shelf").file_systems == []
+    assert box.run("ls", ["-A", "/mnt/shelf"]).stdout == ""
+    assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/proc/x")) == 400
+    assert box.attach_file_system(shelf, "/mnt/other", read_only=True).file_systems[0].read_only
+    done = box.run("sh", ["-c", "cat /mnt/other/file; echo x > /mnt/other/file"], user="root")
+    assert (done.stdout, done.exit_code != 0) == ("kept", True)
+    box.detach_file_system("/mnt/other")
 
 
-def test_file_system_in_use_is_not_detached(client: SandboxClient, shelf: str) -> None:
-    with client.create_and_connect(memory_mb=256) as box:
-        box.attach_file_system(shelf, "/mnt/shelf")
-        box.attach_file_system(shelf, "/mnt/shelf")
-        holder = box.start_process("sh", ["-c", "exec 3>>/mnt/shelf/file; echo held; sleep 1000"])
-        until_so(lambda: "held" in "".join(box.get_stdout(holder.pid).lines))
-        assert status(lambda: client.detach_file_system(box.sandbox_id, "/mnt/shelf")) == 409
-        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/elsewhere")) == 409
-        assert [each.mount_path for each in box.list_file_systems()] == ["/mnt/shelf"]
+def test_file_system_in_use_is_not_detached(client: SandboxClient, box: Sandbox, shelf: str) -> None:
+    box.attach_file_system(shelf, "/mnt/shelf")
+    box.attach_file_system(shelf, "/mnt/shelf")
+    holder = box.start_process("sh", ["-c", "exec 3>>/mnt/shelf/file; echo held; sleep 1000"])
+    until_so(lambda: "held" in "".join(box.get_stdout(holder.pid).lines))
+    assert status(lambda: client.detach_file_system(box.sandbox_id, "/mnt/shelf")) == 409
+    assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/elsewhere")) == 409
+    assert [each.mount_path for each in box.list_file_systems()] == ["/mnt/shelf"]
+    box.kill_process(holder.pid)
+    box.follow_output(holder.pid)
+    assert box.detach_file_system("/mnt/shelf").file_systems == []
 
 
 @cases("field", [{"prefetch": True}, {"owner": "root"}, {"read_only": True, "snapshot_id": "s"}])
-def test_unsupported_mount_options_are_refused(client: SandboxClient, shelf: str, field: dict[str, object]) -> None:
-    with client.create_and_connect(memory_mb=256) as box:
-        assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/shelf", **field)) == 400
-        assert box.list_file_systems() == []
+def test_unsupported_mount_options_are_refused(client: SandboxClient, box: Sandbox, shelf: str, field: dict[str, object]) -> None:
+    assert status(lambda: client.attach_file_system(box.sandbox_id, shelf, "/mnt/shelf", **field)) == 400
+    assert box.list_file_systems() == []
 
 
-def test_missing_and_foreign_file_systems_are_not_found(client: SandboxClient, stranger: SandboxClient, shelf: str) -> None:
-    with client.create_and_connect(memory_mb=256) as box, stranger.create_and_connect(memory_mb=256) as theirs:
+def test_missing_and_foreign_file_systems_are_not_found(client: SandboxClient, stranger: SandboxClient, box: Sandbox, shelf: str) -> None:
+    with stranger.create_and_connect(memory_mb=256) as theirs:
         works: tuple[Callable[[], object], ...] = (
             lambda: client.attach_file_system(box.sandbox_id, "nowhere", "/mnt/x"),
             lambda: client.detach_file_system(box.sandbox_id, "/mnt/x"),
@@ -88,8 +89,8 @@ def test_missing_and_foreign_file_systems_are_not_found(client: SandboxClient, s
                 work()
 
 
-def test_file_systems_work_from_another_host(client: SandboxClient, url: str, key: str, shelf: str) -> None:
-    with client.create_and_connect(memory_mb=256) as box, httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
+def test_file_systems_work_from_another_host(box: Sandbox, url: str, key: str, shelf: str) -> None:
+    with httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
         place = f"{url}/sandboxes/{box.sandbox_id}/file_systems"
         put = http.post(place, json={"file_system_id": shelf, "mount_path": "/mnt/shelf"})
         assert (put.status_code, put.json()["file_systems"][0]["mount_path"]) == (200, "/mnt/shelf")
@@ -98,13 +99,13 @@ def test_file_systems_work_from_another_host(client: SandboxClient, url: str, ke
         assert (taken.status_code, taken.json()["file_systems"]) == (200, [])
 
 
-async def test_async_classes_handle_file_systems(url: str, key: str, shelf: str) -> None:
+async def test_async_classes_handle_file_systems(url: str, key: str, box: Sandbox, shelf: str) -> None:
     with pytest.deprecated_call():
         client = AsyncSandboxClient(api_url=url, api_key=key)
-    async with client, await client.create_and_connect(memory_mb=256) as box:
+    async with client, await client.connect(box.sandbox_id) as same:
         assert [each.mount_path for each in (await client.attach_file_system(box.sandbox_id, shelf, "/mnt/a")).file_systems] == ["/mnt/a"]
-        assert (await box.run("sh", ["-c", "echo kept > /mnt/a/file"])).exit_code == 0
+        assert (await same.run("sh", ["-c", "echo kept > /mnt/a/file"])).exit_code == 0
         assert (await client.detach_file_system(box.sandbox_id, "/mnt/a")).file_systems == []
-        assert [each.mount_path for each in (await box.attach_file_system(shelf, "/mnt/b", read_only=True)).file_systems] == ["/mnt/b"]
-        assert (await box.run("cat", ["/mnt/b/file"])).stdout == "kept"
-        assert (await box.detach_file_system("/mnt/b")).file_systems == []
+        assert [each.mount_path for each in (await same.attach_file_system(shelf, "/mnt/b", read_only=True)).file_systems] == ["/mnt/b"]
+        assert (await same.run("cat", ["/mnt/b/file"])).stdout == "kept"
+        assert (await same.detach_file_system("/mnt/b")).file_systems == []

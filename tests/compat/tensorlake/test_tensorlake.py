@@ -5,7 +5,6 @@ The client is the vendor's package from PyPI, unmodified, over TCP with a key; s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -20,7 +19,6 @@ from pathlib import Path
 import pytest
 import websocket
 from tensorlake.sandbox import (
-    AsyncSandbox,
     RemoteAPIError,
     Sandbox,
     SandboxClient,
@@ -31,7 +29,7 @@ from tensorlake.sandbox import (
 )
 from tensorlake.sandbox.models import CLEAR_NETWORK_POLICY, CommandExitReason, NetworkConfig, SandboxStatus
 
-from tests.compat.tensorlake.asking import MIB, exit_code_of, status, until_so
+from tests.compat.tensorlake.asking import MIB, status, until_so
 from tests.support.cases import cases
 from tests.support.tcpservice import TcpService
 
@@ -311,18 +309,6 @@ def test_sandboxes_of_another_owner_are_not_found(stranger: SandboxClient, clien
         assert status(told) == 404
     assert list(stranger.list()) == list(stranger.list_snapshots()) == []
     assert stranger.create(name="shared-by-tests", memory_mb=256).name == "shared-by-tests"
-
-
-async def test_async_client_does_the_same(url: str, key: str) -> None:
-    box = await AsyncSandbox.create(memory_mb=256, api_url=url, api_key=key)
-    try:
-        done = await asyncio.gather(*(box.run("echo", [str(number)]) for number in range(5)))
-        assert [each.stdout for each in done] == list("01234")
-        await box.write_file("/workspace/x", b"y")
-        assert bytes((await box.read_file("/workspace/x")).value) == b"y"
-        assert await exit_code_of(await box.create_pty("sh", ["-c", "exit 3"])) == 3
-    finally:
-        await box.terminate()
 
 
 ELSEWHERE = """

@@ -1,4 +1,4 @@
-"""A real sandbox on gVisor with the real guest, spoken to over the link: no service in between."""
+"""A real sandbox with the real guest, spoken to over the link: no service in between."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Blank, Instance
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 from tests.support.lives import PIDS, Inside
+from tests.support.localservice import EVERY_DAY
 
 SMALL = Limits(memory_bytes=512 << 20, disk_bytes=64 << 20, pids=PIDS)
 
 
 @asynccontextmanager
 async def open_sandbox(
-    data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None, template: str = "base", isolation: str = "gvisor"
+    data_dir: Path, *, limits: Limits = SMALL, services: Mapping[str, Service] | None = None, template: str = "base", isolation: str
 ) -> AsyncIterator[Inside]:
     """A sandbox of its own, awake; gone again in the end, whatever happened."""
     store = ImageStore(cache_from(os.environ))
@@ -51,8 +52,13 @@ async def open_sandbox(
         await held.destroy()
 
 
+@pytest.fixture(scope="module", params=EVERY_DAY)
+def isolation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-async def inside(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(isolation: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox that the tests of a module share."""
-    async with open_sandbox(tmp_path_factory.mktemp("data")) as sandbox:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=isolation) as sandbox:
         yield sandbox

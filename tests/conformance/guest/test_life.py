@@ -1,4 +1,4 @@
-"""A guest's life on gVisor: services that it dials, rest and another waking, its deadline, and its end."""
+"""A guest's life: services that it dials, rest and another waking, its deadline, and its end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def echo(stream: GuestStream, args: Mapping[str, Any]) -> None:
     stream.end()
 
 
-async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path: Path) -> None:
-    async with open_sandbox(tmp_path, services={"echo": echo}) as inside:
+async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path: Path, isolation: str) -> None:
+    async with open_sandbox(tmp_path, isolation=isolation, services={"echo": echo}) as inside:
         code = (
             DIAL + "import hashlib, threading\n"
             "body = bytes(range(256)) * 8000\n"
@@ -59,7 +59,7 @@ async def test_code_inside_reaches_a_service_of_the_host_over_a_stream(tmp_path:
 
 
 async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: Path) -> None:
-    async with open_sandbox(tmp_path) as inside:
+    async with open_sandbox(tmp_path, isolation="gvisor") as inside:
         await inside.cell("import os, random\nkept = 'kept'")
         process = await inside.link.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
         await inside.link.quiesce()
@@ -81,16 +81,16 @@ async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: P
         assert await inside.link.signal(process.id, 9)
 
 
-async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path) -> None:
-    async with open_sandbox(tmp_path) as inside:
+async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path, isolation: str) -> None:
+    async with open_sandbox(tmp_path, isolation=isolation) as inside:
         await inside.link.set_deadline(1000)
         await inside.link.set_deadline(0.2)
         assert (await inside.instance.wait()).reason is ExitReason.EXITED
         assert (await inside.link.wait_lost()).reason is LostReason.EOF
 
 
-async def test_guest_with_little_memory_works_and_ends_with_all_processes_when_asked(tmp_path: Path) -> None:
-    async with open_sandbox(tmp_path, limits=Limits(memory_bytes=96 << 20, disk_bytes=32 << 20, pids=32)) as inside:
+async def test_guest_with_little_memory_works_and_ends_with_all_processes_when_asked(tmp_path: Path, isolation: str) -> None:
+    async with open_sandbox(tmp_path, isolation=isolation, limits=Limits(memory_bytes=96 << 20, disk_bytes=32 << 20, pids=32)) as inside:
         assert await inside.sh("echo small") == "small\n"
         await inside.link.start(ProcessSpec(shell_argv("trap '' TERM; sleep 300"), timeout_s=None))
         await inside.link.shutdown()

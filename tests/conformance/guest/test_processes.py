@@ -8,11 +8,16 @@ import hashlib
 import pytest
 
 from sandlot.link.types import Output
-from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
-from sandlot.model.ids import new_process_id
+from sandlot.model.errors import ConflictError
 from sandlot.model.ports import Change
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from tests.support.lives import PIDS, Inside
+
+
+@pytest.fixture(scope="module")
+def isolation() -> str:
+    """GVisor, where the guest alone counts processes. In a container the kernel of the host refuses them first."""
+    return "gvisor"
 
 
 async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(inside: Inside) -> None:
@@ -67,12 +72,6 @@ async def test_what_sudo_started_ends_with_it(inside: Inside) -> None:
     pytest.fail("root's sleep outlived the sudo that started it")
 
 
-async def test_exit_codes_come_through(inside: Inside) -> None:
-    for code in (0, 7, 255):
-        _, _, result = await inside.run(*shell_argv(f"exit {code}"))
-        assert (result.reason, result.exit_code, result.signal) == ("exited", code, None)
-
-
 async def test_stdout_and_stderr_stay_apart_and_binary_stays_binary(inside: Inside) -> None:
     every_byte = bytes(range(256))
     script = "import sys; sys.stdout.buffer.write(bytes(range(256))); sys.stderr.write('e')"
@@ -85,20 +84,6 @@ async def test_megabytes_of_output_arrive_whole_and_in_order(inside: Inside) -> 
     assert result.exit_code == 0
     expected = "".join(f"{number}\n" for number in range(1, 1_000_001)).encode()
     assert hashlib.sha256(out).digest() == hashlib.sha256(expected).digest()
-
-
-async def test_stdin_is_written_and_closed(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(("sha256sum",), stdin=True))
-    body = bytes(range(256)) * 20_000
-    for at in range(0, len(body), 100_000):
-        await call.write(body[at : at + 100_000])
-    call.close_stdin()
-    output = b"".join([item.data async for item in call if isinstance(item, Output)])
-    assert output.split()[0].decode() == hashlib.sha256(body).hexdigest()
-
-
-async def test_without_stdin_a_program_reads_nothing_instead_of_waiting(inside: Inside) -> None:
-    assert await inside.sh("cat; echo done") == "done\n"
 
 
 async def test_a_timeout_kills_the_whole_family(inside: Inside) -> None:
@@ -126,43 +111,6 @@ async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offs
     output = b"".join([item.data async for item in again if isinstance(item, Output)])
     assert output == b"two\nthree\n"
     assert (await again.result()).exit_code == 0
-
-
-async def test_the_same_id_is_the_same_process(inside: Inside) -> None:
-    id_ = new_process_id()
-    spec = ProcessSpec(shell_argv("echo x >> /tmp/once; cat /tmp/once"))
-    first = await inside.link.start(spec, id=id_)
-    await first.result()
-    second = await inside.link.start(spec, id=id_)
-    assert b"".join([item.data async for item in second if isinstance(item, Output)]) == b"x\n"
-    assert (await second.result()).pid == (await first.result()).pid
-
-
-async def test_signals_reach_the_group(inside: Inside) -> None:
-    call = await inside.link.start(ProcessSpec(shell_argv("trap 'echo caught; exit 5' USR1; echo up; while :; do sleep 0.05; done")))
-    output = b""
-    async for item in call:
-        assert isinstance(item, Output)
-        output += item.data
-        if item.data == b"up\n":
-            assert await inside.link.signal(call.id, 10)
-    assert output.endswith(b"caught\n")
-    assert (await call.result()).exit_code == 5
-    assert not await inside.link.signal(call.id, 10), "it has ended"
-
-
-async def test_programs_that_cannot_run_have_their_code_and_the_next_call_works(inside: Inside) -> None:
-    for argv, cwd, code in (
-        (("no-such-program",), None, ErrorCode.PATH_NOT_FOUND),
-        (("/etc/passwd",), None, ErrorCode.PERMISSION_DENIED),
-        (("true",), "/no/such/folder", ErrorCode.PATH_NOT_FOUND),
-        (("true",), "/root/x", ErrorCode.PATH_INVALID),
-    ):
-        with pytest.raises(SandlotError) as refused:
-            await inside.run(*argv, cwd=cwd)
-        assert refused.value.code == code, (argv, cwd)
-        assert refused.value.message
-    assert await inside.sh("echo fine") == "fine\n"
 
 
 async def test_a_fork_bomb_of_the_user_hits_its_limit(inside: Inside) -> None:
@@ -260,10 +208,3 @@ async def test_who_limits_itself_to_less_stays_there(inside: Inside) -> None:
     await inside.link.set_limits(pids=PIDS)
     await call.write(b"\n")
     assert [item.data async for item in output if isinstance(item, Output)] == [b"40\n"]
-
-
-async def test_many_at_once(inside: Inside) -> None:
-    async def one(number: int) -> str:
-        return await inside.sh(f"sleep 0.1; echo {number}")
-
-    assert await asyncio.gather(*(one(number) for number in range(20))) == [f"{number}\n" for number in range(20)]

@@ -90,8 +90,8 @@ def host() -> Host:
 
 
 @pytest.fixture(scope="module")
-async def relayed(host: Host, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
-    async with open_sandbox(tmp_path_factory.mktemp("data"), services={schema.PACKAGES: host.serve}) as sandbox:
+async def relayed(host: Host, isolation: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=isolation, services={schema.PACKAGES: host.serve}) as sandbox:
         yield sandbox
 
 
@@ -213,10 +213,10 @@ for turn in range(2):
 )
 
 
-async def test_rest_and_another_link_reset_what_was_carried_and_the_port_goes_on(tmp_path: Path) -> None:
+async def test_rest_and_another_link_reset_what_was_carried_and_the_port_goes_on(tmp_path: Path, isolation: str) -> None:
     host = Host()
     services = {schema.PACKAGES: host.serve}
-    async with open_sandbox(tmp_path, services=services) as inside:
+    async with open_sandbox(tmp_path, isolation=isolation, services=services) as inside:
         call = await inside.link.start(ProcessSpec(("python3", "-c", SURVIVOR), timeout_s=None))
         await host.heard.wait()
         host.heard.clear()

@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.conformance.guest.conftest import open_sandbox
 
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 """Signals that shells and nohup(1) set to be ignored."""
 
 
-@pytest.mark.parametrize("isolation", ["gvisor", "container"])
 async def test_programs_do_not_inherit_ignored_signals_of_the_service(tmp_path: Path, isolation: str) -> None:
     dispositions = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
     try:

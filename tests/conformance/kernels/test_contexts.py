@@ -80,15 +80,6 @@ async def test_each_has_its_own_state_folder_and_environment(inside: Inside) -> 
         await run(inside, one, "x")
 
 
-async def test_a_default_one_comes_back_anew(inside: Inside) -> None:
-    await run(inside, "default", "gone = 1")
-    await inside.link.remove_kernel("default")
-    _, others, result = await run(inside, "default", "gone")
-    assert result.status == "error"
-    assert isinstance(others[0], CellError)
-    assert others[0].name == "NameError"
-
-
 async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
     for language in ("bash", "cobol"):
         with pytest.raises(ConflictError):
@@ -219,16 +210,6 @@ async def test_what_is_written_and_shown_comes_in_its_order(inside: Inside, cont
     assert [word for word in words if word[0] != "c"] == [f"{kind}{n}" for n in range(50) for kind in "oed"]
     for n in range(49):
         assert words.index(f"c{n}") < words.index(f"d{n + 1}")
-
-
-async def test_a_threads_output_goes_to_the_cell_that_started_it(inside: Inside, context: str) -> None:
-    late = "def late():\n    go.wait(); print('late'); done.set()"
-    code = f"import threading\ngo, done = threading.Event(), threading.Event()\n{late}\nthreading.Thread(target=late).start()"
-    first = await inside.link.execute(code, kernel=context)
-    assert (await told(first))[0] == ""
-    text, _, result = await run(inside, context, "go.set(); done.wait(); print('second')")
-    assert (text, result.status) == ("second\n", "ok")
-    assert (await told(await inside.link.attach_cell(first.id)))[0] == "late\n"
 
 
 async def test_who_does_not_read_stops_his_own_kernel_and_nothing_else(inside: Inside, context: str) -> None:

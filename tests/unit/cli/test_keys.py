@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.cli.keys import _spelled
 from sandlot.cli.main import dispatch
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.specs import GIB
-from sandlot.sdk import AsyncClient, Client, ConflictError, ForbiddenError, NotFoundError
+from sandlot.sdk import Client, ForbiddenError
 from sandlot.server.compose import open_service
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
@@ -113,20 +112,6 @@ async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> N
     assert at.service.keys.verify(secret) is None
 
 
-async def test_the_client_has_the_same_verbs(at: Bench) -> None:
-    async with AsyncClient(url=f"unix://{at.service.settings.socket}") as client:
-        made = await client.keys.create("mine", quota=BOUND)
-        assert made.quota == BOUND
-        assert [each.name for each in await client.keys.list()] == ["mine"]
-        me = await client.keys.whoami()
-        assert (me.id, me.operator, me.quota, me.used.sandboxes) == ("local", True, UNBOUNDED, 0)
-        with pytest.raises(ConflictError):
-            await client.keys.create("mine")
-        await client.keys.revoke(made.id)
-        with pytest.raises(NotFoundError):
-            await client.keys.revoke("mine")
-
-
 async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -159,7 +144,3 @@ def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Pa
                 await asyncio.sleep(0.01)
 
     asyncio.run(seen())
-
-
-def test_a_quota_of_none_is_a_dash() -> None:
-    assert _spelled(UNBOUNDED) == "-"

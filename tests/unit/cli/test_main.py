@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from sandlot import __version__
 from sandlot.cli.main import app, dispatch
 from sandlot.model.errors import InvalidRequestError
 
@@ -56,11 +55,6 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], subtests: py
         with subtests.test(command=command):
             assert dispatch([command, "--help"]) == 0
             assert "Usage" in capsys.readouterr().out
-
-
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["version"]) == 0
-    assert capsys.readouterr().out == f"sandlot {__version__}\n"
 
 
 def test_an_error_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:

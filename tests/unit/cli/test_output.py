@@ -15,11 +15,6 @@ from sandlot.model.specs import Limits
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def test_pairs() -> None:
-    assert pairs(["A=1", "B=", "C=x=y"], "--env") == {"A": "1", "B": "", "C": "x=y"}
-    assert pairs(None, "--env") == {}
-
-
 def test_what_is_no_pair_is_refused_by_the_options_name(subtests: pytest.Subtests) -> None:
     for word in ("A", "=1", ""):
         with subtests.test(word=word), pytest.raises(typer.BadParameter, match="--env"):
@@ -63,10 +58,6 @@ def test_what_a_guest_wrote_is_one_line_of_text(capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert (len(out.splitlines()), len(err.splitlines())) == (2, 1)
     assert [each for each in COMMANDS if each != "\n" and each in out + err] == []
-
-
-def test_no_moment_has_no_age() -> None:
-    assert age(None) == "-"
 
 
 def test_a_table_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:

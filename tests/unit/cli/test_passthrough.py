@@ -75,13 +75,6 @@ async def test_a_file_and_a_device_are_read_although_nobody_can_wait_for_them(tm
         os.close(descriptor)
 
 
-async def test_a_closed_standard_input_is_an_end() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    os.close(write)
-    assert await collected(read) == b""
-
-
 async def test_writing_waits_for_a_slow_reader_without_stopping_the_loop() -> None:
     read, write = os.pipe()
     data = os.urandom(1_000_000)
@@ -124,15 +117,6 @@ def reading_in_the_background() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTTIN)
     yield
     signal.signal(signal.SIGTTIN, before)
-
-
-@pytest.mark.usefixtures("reading_in_the_background")
-def test_coroutine_that_ends_by_itself_gives_the_status() -> None:
-    async def main() -> int:
-        await asyncio.sleep(0)
-        return 3
-
-    assert run_until_signal(main()) == 3
 
 
 @pytest.mark.usefixtures("reading_in_the_background")

@@ -7,17 +7,8 @@ import json
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.operating.test_pools import POOL
 from tests.unit.sdk.scripted import Reply, Script
-
-__all__ = ["service"]
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
 
 
 def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +52,3 @@ def test_set_needs_something_to_set(there: Script, capsys: pytest.CaptureFixture
     assert there.seen[-1].json() == {"metadata": {"team": "red", "for": "tests"}}
     assert dispatch(["pool", "set", "base", "--metadata", "team"]) == 2
     assert len(there.seen) == 2
-
-
-def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(204, None), Reply(204, None))
-    assert dispatch(["pool", "rm", "base", "pool-abcdefghijkl"]) == 0
-    assert capsys.readouterr().out == "base\npool-abcdefghijkl\n"
-    assert [seen.path for seen in there.seen] == ["/v1/pools/base", "/v1/pools/pool-abcdefghijkl"]

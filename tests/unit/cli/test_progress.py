@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import subprocess
-import sys
-from collections.abc import Iterator
-
 import pytest
 
 from sandlot.cli.progress import Waiting, announce_build, unbuilt
@@ -37,24 +30,3 @@ def test_without_a_terminal_every_step_is_one_line_once(capsys: pytest.CaptureFi
         for step in ("one", "one", "two\x1b[2J"):
             waiting.at(step)
     assert capsys.readouterr() == ("", "sandlot: building it\nsandlot:   one\nsandlot:   two\\x1b[2J\n")
-
-
-def _read(terminal: int) -> Iterator[bytes]:
-    """All that was written to a terminal that nobody has open any more: it comes in pieces, and then EIO (pty(7))."""
-    with contextlib.suppress(OSError):
-        while piece := os.read(terminal, 65536):
-            yield piece
-
-
-def test_on_a_terminal_it_is_one_line_that_moves_and_is_gone_in_the_end() -> None:
-    ours, theirs = pty.openpty()
-    program = "from sandlot.cli.progress import Waiting\nwith Waiting('building it') as w:\n w.at('step [bold]one')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, check=True, env={**os.environ, "TERM": "xterm"}
-    )
-    os.close(theirs)
-    told = "".join(piece.decode() for piece in _read(ours))
-    os.close(ours)
-    assert done.stdout == b""
-    assert "step [bold]one" in told
-    assert told.rstrip().endswith("\x1b[2K"), "the line is still there"

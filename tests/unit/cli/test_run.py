@@ -70,11 +70,6 @@ def test_nothing_to_run_is_said(subtests: pytest.Subtests) -> None:
             planned(file)
 
 
-def test_a_folder_is_no_program(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="folder"):
-        planned(str(tmp_path))
-
-
 def test_a_file_to_copy_has_to_be_there() -> None:
     with pytest.raises(typer.BadParameter, match="/no/such"):
         planned(None, "1", files=("/no/such:x",))

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
+from functools import cache as cached
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sandlot.egress import upstream as module
+from sandlot.egress.sources.values import Access
+from sandlot.egress.upstream import tls
 from tests.support.packages import Served, served, sources_of
 from tests.support.upstream import Upstream, upstream
+
+
+def _tls(access: Access, *, verify: bool) -> ssl.SSLContext:
+    """The certificates of the system are read once: it takes 100 ms."""
+    return _of_the_system() if verify and access == Access() else tls(access, verify=verify)
+
+
+@cached
+def _of_the_system() -> ssl.SSLContext:
+    return tls(Access(), verify=True)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACKOFF_S", 0.001)
+    monkeypatch.setattr(module, "tls", _tls)
 
 
 @pytest.fixture
@@ -32,5 +47,5 @@ async def cache(tmp_path: Path, registry: Upstream) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def client(cache: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=cache.origin, trust_env=False) as found:
+    async with cache.client() as found:
         yield found

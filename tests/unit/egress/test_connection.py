@@ -49,15 +49,6 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(cache: Served)
     assert answer.index(b"404") < answer.index(PONG)
 
 
-async def test_a_request_may_come_byte_by_byte(cache: Served) -> None:
-    async with opened(cache) as (reader, writer):
-        for _ in range(2):
-            for byte in PING:
-                writer.write(bytes([byte]))
-                await writer.drain()
-            assert await reader.readexactly(len(PONG)) == PONG
-
-
 async def test_who_says_close_is_closed(cache: Served) -> None:
     assert (await said(cache, PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + PING)).count(b"200") == 1
     assert (await said(cache, b"GET /npm/-/ping HTTP/1.0\r\n\r\n" + PING)).count(b"200") == 1
@@ -68,14 +59,6 @@ async def test_only_reading_is_there(cache: Served, method: str) -> None:
     answer = await said(cache, f"{method} /pypi/simple/pkg/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode() + PING)
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert answer.endswith(PONG) or method == "CONNECT"
-
-
-async def test_an_audit_of_npm_is_told_that_there_is_none(cache: Served) -> None:
-    body = json.dumps({"x": ["1.0"] * 1000}).encode()
-    head = f"POST /npm/-/npm/v1/security/advisories/bulk HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    answer = await said(cache, head + body + PING)
-    assert answer.startswith(b"HTTP/1.1 404 ")
-    assert answer.endswith(PONG)
 
 
 async def test_a_body_is_bounded(cache: Served) -> None:
@@ -114,7 +97,7 @@ async def test_no_path_leads_out(cache: Served, registry: Upstream, target: str)
     assert registry.asked == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from([PING, PING[:-2], b"\r\n", b"GET ", b"\x00", b"Host: x\r\n", b"0\r\n\r\n", b"/"]) | st.binary(max_size=20), max_size=8)
 )
@@ -221,7 +204,7 @@ async def test_a_sandbox_that_asks_for_much_at_once_waits_for_itself_alone(clien
     asked = [asyncio.create_task(client.get(f"/pypi/simple/held{number}/")) for number in range(turns.AT_ONCE * 2)]
     await until(lambda: len(registry.asked) == turns.AT_ONCE)
     cache.sandbox = "another"
-    async with httpx.AsyncClient(base_url=cache.origin, trust_env=False) as other:
+    async with cache.client() as other:
         assert (await other.get("/npm/pkg")).status_code == 200
     assert len(registry.asked) == turns.AT_ONCE + 1
     held.set()

@@ -43,9 +43,9 @@ def project(files: int) -> Got:
 
 async def test_what_it_makes_is_what_is_made_here() -> None:
     for make, got in (
-        (partial(packuments.make, name="pkg", origin="http://127.0.0.1:4479", short=True), packument(2000)),
+        (partial(packuments.make, name="pkg", origin="http://127.0.0.1:4479", short=True), packument(500)),
         (partial(packuments.make, name="pkg", origin="http://127.0.0.1:4479", short=False), packument(3)),
-        (partial(rendering.make, project="pkg"), project(2000)),
+        (partial(rendering.make, project="pkg"), project(500)),
     ):
         assert await make_apart(make, [got]) == make([got])
 

@@ -46,13 +46,6 @@ def secret(origin: str, path: str = "/") -> Access:
     return Access(credentials=(Credential("http", place(origin), path, "Bearer secret"),))
 
 
-async def test_a_credential_goes_with_requests_to_its_place(threads: Threads, registry: fake.Upstream) -> None:
-    registry.says |= {"/private/x": Said(b"one"), "/x": Said(b"two")}
-    for path, expected in (("/private/x", "Bearer secret"), ("/x", None)):
-        await get(threads, registry.origin + path, secret(registry.origin, "/private"))
-        assert registry.asked[-1].headers.get("authorization") == expected
-
-
 async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_along(
     threads: Threads, registry: fake.Upstream, other: fake.Upstream
 ) -> None:
@@ -63,13 +56,6 @@ async def test_a_redirect_to_another_host_takes_no_credential_and_no_cookie_alon
     assert [each.headers.get("authorization") for each in registry.asked] == ["Bearer secret", "Bearer secret"]
     assert "authorization" not in other.asked[0].headers
     assert all("cookie" not in each.headers for each in (*registry.asked, *other.asked))
-
-
-async def test_a_redirect_that_names_a_user_names_nobody(threads: Threads, registry: fake.Upstream, other: fake.Upstream) -> None:
-    registry.says["/a"] = Said(status=302, headers={"Location": other.origin.replace("//", "//user:word@") + "/b"})
-    other.says["/b"] = Said(b"there")
-    assert await get(threads, f"{registry.origin}/a") == (200, b"there")
-    assert "authorization" not in other.asked[0].headers
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://host/x", "/a", "//", "http://[bad/", "unix:///x"])
@@ -160,18 +146,6 @@ def test_how_certificates_are_checked(tmp_path: Path, caplog: pytest.LogCaptureF
     alone = tls(Access(ca_system=False, ca_files=(str(tmp_path / "none.pem"),)), verify=True)
     assert alone.get_ca_certs() == []
     assert "is left out" in caplog.text
-
-
-async def test_a_file_is_another_one_when_it_has_changed(threads: Threads, tmp_path: Path) -> None:
-    path, found = tmp_path / "x", set()
-    asking = Upstream(Access(), threads, asyncio.Semaphore(1), Counters())
-    for text in ("one", "three", "3"):
-        path.write_text(text, encoding="utf-8")
-        async with asking.get(path.as_uri(), {}) as reply:
-            found.add(reply.headers["etag"])
-        async with asking.get(path.as_uri(), {"If-None-Match": reply.headers["etag"]}) as again:
-            assert again.status == 304
-    assert len(found) == 3
 
 
 async def test_connections_are_closed_when_nobody_has_asked_for_a_while(

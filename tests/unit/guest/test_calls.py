@@ -75,11 +75,6 @@ def answer(told: list[events.Event]) -> object:
     return answers[0]
 
 
-def test_a_call_is_done_and_answered_and_absent_arguments_are_none(pair: Pair) -> None:
-    assert answer(pair.ask("guest.deadline", {})[1]) == {}
-    assert pair.done == [{"deadline_s": None}]
-
-
 @pytest.mark.parametrize(
     "name,args,id_,code",
     [
@@ -156,20 +151,6 @@ def test_a_cancelled_call_is_told_so_once(pair: Pair) -> None:
     pair.greet()
     assert gone == ["gone"]
     assert pair.calls.open_streams == 0
-
-
-def test_a_call_that_is_answered_late_is_forgotten_like_any_other(pair: Pair) -> None:
-    pair.ask("process.signal", {"process": "x", "signal": 9})
-    assert pair.calls.open_streams == 1
-    pair.waiting[0].result(running=True)
-    assert answer(pair.move()) == {"running": True}
-    assert pair.calls.open_streams == 0
-
-
-def test_asleep_nothing_is_served(pair: Pair) -> None:
-    pair.connection.asleep = True
-    assert answer(pair.ask("guest.deadline", {})[1]) == "conflict"
-    assert not pair.done
 
 
 def test_what_was_done_and_dropped_is_refused_not_done_again(pair: Pair) -> None:

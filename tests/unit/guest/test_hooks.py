@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.guest import hooks as module
 from sandlot.guest.flow.loop import Loop
-from sandlot.guest.hooks import LOG_BYTES, MOST, Hooks, programs
+from sandlot.guest.hooks import LOG_BYTES, Hooks, programs
 
 
 class Machine:
@@ -129,14 +129,8 @@ def test_a_link_in_the_place_of_the_log_is_not_followed(machine: Machine, tmp_pa
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_there_are_not_more_than_may_be(machine: Machine) -> None:
-    for number in range(MOST + 5):
-        machine.put(f"{number:02}", "true")
-    assert machine.live().count(" as root:") == MOST
-
-
 def test_another_life_in_the_middle_begins_them_anew(machine: Machine) -> None:
-    machine.put("1", "echo begun; sleep 1")
+    machine.put("1", "echo begun; sleep 0.2")
     machine.hooks.begin()
     first = machine.hooks.pid
     machine.hooks.begin()

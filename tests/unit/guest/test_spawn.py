@@ -28,11 +28,6 @@ def run(argv: list[str], env: dict[str, str], cwd: str = "/", who: Account = ME)
     return text, os.waitpid(pid, 0)[1]
 
 
-def test_a_program_gets_its_arguments_environment_and_folder_and_nothing_else() -> None:
-    text, status = run([sys.executable, "-c", "import os,sys; print(sys.argv[1], os.environ['A'], os.getcwd())", "é x"], {"A": "ü=1"}, "/usr")
-    assert (text.decode(), status) == ("é x ü=1 /usr\n", 0)
-
-
 def test_a_program_runs_as_whom_it_is_for_with_no_capability_left_and_the_guest_is_root_again() -> None:
     text, status = run(["/bin/grep", "-E", "^(Uid|Gid|Groups|CapEff|CapPrm)", "/proc/self/status"], {}, who=NOBODY)
     assert status == 0

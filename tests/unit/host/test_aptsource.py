@@ -74,18 +74,6 @@ def test_only_debians_own_main_of_the_suite_is_taken(other: Target) -> None:
     assert chosen(other, MAIN) == [("http://a/debian/", "bookworm")]
 
 
-def test_the_first_of_two_mirrors_is_taken() -> None:
-    assert chosen(MAIN, replace(MAIN, uri="http://b/")) == [("http://a/debian/", "bookworm")]
-
-
-def test_a_suite_that_is_named_by_its_role_is_known_by_its_code_name() -> None:
-    assert chosen(replace(MAIN, release="oldstable")) == [("http://a/debian/", "bookworm")]
-
-
-def test_before_the_first_update_the_release_as_written_counts() -> None:
-    assert chosen(replace(MAIN, codename="", origin="")) == [("http://a/debian/", "bookworm")]
-
-
 def test_a_machine_of_another_release_lends_its_mirrors() -> None:
     trixie = replace(MAIN, release="trixie", codename="trixie")
     security = replace(SECURITY, release="trixie-security", codename="trixie-security")
@@ -139,8 +127,3 @@ DPkg::Post-Invoke:: "rm -f /x";
     assert aptsource.options_text(dump) == (
         'Acquire::http::Proxy "http://proxy.example:3142";\nAcquire::https::CAInfo "/etc/ssl/own.pem";\nAcquire::Check-Valid-Until "false";\n'
     )
-
-
-def test_credentials_are_pointed_at_where_they_lie() -> None:
-    assert aptsource.credentials_text({"netrc": "/etc/apt/auth.conf"}) == 'Dir::Etc::netrc "/etc/apt/auth.conf";\n'
-    assert aptsource.credentials_text({}) == ""

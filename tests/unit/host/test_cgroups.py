@@ -99,39 +99,6 @@ def test_nothing_can_fork_its_way_out_of_a_kill(group: Cgroup) -> None:
     assert group.pids() == set()
 
 
-def test_the_limits_of_a_group_in_use_are_moved_up_and_down(group: Cgroup, process: subprocess.Popen[bytes]) -> None:
-    assert process.poll() is None
-    for limits in (GroupLimits(512 << 20, 2.5, 400), GroupLimits(64 << 20, 0.1, 20), LIMITS):
-        for _ in range(2):
-            group.change(limits)
-            assert _values(group, "memory.limit_in_bytes", "memory.max") == [str(limits.memory_bytes)]
-            assert _values(group, "memory.memsw.limit_in_bytes", "memory.swap.max")[:1] in ([], ["0"], [str(limits.memory_bytes)])
-            assert _values(group, "cpu.cfs_quota_us", "cpu.max")[0].split(" ")[0] == str(round(limits.cpus * 100_000))
-            assert _values(group, "pids.max") == [str(limits.pids)]
-
-
-def test_what_is_in_use_is_not_taken_away_and_nothing_is_changed(group: Cgroup) -> None:
-    group.create(LIMITS)
-    holds = f"{ENTER}\nheld = b'x' * (80 << 20)\nprint('held', flush=True)\nimport time\ntime.sleep(600)"
-    holder = subprocess.Popen(["python3", "-c", holds, *map(str, group.doors)], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    assert holder.stdout.read(8) == b"in\nheld\n"
-    before = _all_limits(group)
-    with pytest.raises(ConflictError) as refused:
-        group.change(GroupLimits(memory_bytes=64 << 20, cpus=2, pids=99))
-    assert refused.value.fields["field"] == "memory_bytes"
-    assert refused.value.fields["in_use"] > 80 << 20
-    assert _all_limits(group) == before
-    with pytest.raises(ConflictError) as refused:
-        group.change(GroupLimits(memory_bytes=512 << 20, cpus=2, pids=0))
-    assert refused.value.fields == {"field": "pids", "in_use": 1, "wanted": 0}
-    assert _all_limits(group) == before
-    assert group.oom_kills() == 0
-    group.change(GroupLimits(memory_bytes=100 << 20, cpus=2, pids=99))
-    holder.kill()
-    holder.communicate()
-
-
 def _all_limits(group: Cgroup) -> list[str]:
     return _values(group, *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "memory.max", "cpu.max"))
 
@@ -148,15 +115,6 @@ def test_a_change_that_fails_half_way_is_taken_back(group: Cgroup, tmp_path: Pat
         gone.change(LIMITS)
 
 
-def test_a_memory_hog_is_killed_and_counted(group: Cgroup) -> None:
-    group.create(LIMITS)
-    hog = f"{ENTER}\nheld = bytearray(1 << 30)"
-    done = subprocess.run(["python3", "-c", hog, *map(str, group.doors)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert group.oom_kills() == 1
-    assert group.usage().memory_peak_bytes <= 1.01 * LIMITS.memory_bytes
-
-
 def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
     layout, node = detect_layout(), new_node_id()
     names = [PurePosixPath(f"/sandlot/{node}/{node}-{letter * 16}") for letter in "abcd"]
@@ -164,7 +122,7 @@ def test_many_groups_of_one_parent_come_and_go_at_once() -> None:
     for name in names:
         if (pid := os.fork()) == 0:
             try:
-                for _ in range(100):
+                for _ in range(30):
                     Cgroup(layout, name).create(LIMITS)
                     Cgroup(layout, name).remove()
             except BaseException:  # noqa: BLE001 - this is a forked test

@@ -35,15 +35,6 @@ def test_a_stamped_disk_is_a_clean_file_system_with_that_much_room(tmp_path: Pat
         disks.stamp(template, image)
 
 
-def test_stamps_are_independent(tmp_path: Path) -> None:
-    template = disks.make_template(16 * MIB, tmp_path)
-    for name in ("one", "other"):
-        disks.stamp(template, tmp_path / name)
-    with (tmp_path / "one").open("r+b") as image:
-        image.write(bytes(MIB))
-    assert (tmp_path / "other").read_bytes()[1024:2048] == dict(template.pieces)[0][1024:2048]
-
-
 def test_a_failure_of_mkfs_is_told(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"mkfs\.ext4 failed"):
         disks.make_template(-disks.OVERHEAD_BYTES + 4096, tmp_path)

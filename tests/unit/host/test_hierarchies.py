@@ -14,7 +14,6 @@ from sandlot.host.hierarchies import (
     cpu_quota_us,
     missing,
     read_layout,
-    read_pairs,
     resettings,
     settings,
 )
@@ -112,7 +111,3 @@ def test_the_order_of_a_change_is_what_the_kernel_takes_and_what_may_be_refused_
 @pytest.mark.parametrize("cpus, quota", [(0.05, 5000), (1, 100_000), (64, 6_400_000), (0.001, 1000)])
 def test_a_quota_is_what_the_kernel_takes(cpus: float, quota: int) -> None:
     assert cpu_quota_us(cpus) == quota
-
-
-def test_pairs_are_read_and_the_rest_is_left() -> None:
-    assert read_pairs("oom_kill_disable 0\nunder_oom 0\noom_kill 3\nmax max\n\nlone") == {"oom_kill_disable": 0, "under_oom": 0, "oom_kill": 3}

@@ -43,12 +43,6 @@ def test_what_is_given_back_is_free_and_giving_back_twice_is_no_error(tmp_path: 
     assert ranges.take("/b", lambda _: True) == FIRST_ID
 
 
-def test_giving_back_where_nobody_ever_took_makes_nothing(tmp_path: Path) -> None:
-    IdRanges(tmp_path / "none").release("/a")
-    assert IdRanges(tmp_path / "none").owners() == set()
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_range_of_one_that_is_gone_is_taken_over(tmp_path: Path) -> None:
     ranges = IdRanges(tmp_path)
     ranges.take("/dead", lambda _: True)

@@ -13,7 +13,7 @@ import pytest
 
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.hierarchies import Hierarchy, Layout
-from sandlot.host.own import OOM_SCORE, PREFIX, Setting, let_go, moves, read_score, weight
+from sandlot.host.own import OOM_SCORE, PREFIX, moves
 from sandlot.model.ids import NodeId, new_node_id
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,11 +102,6 @@ def test_a_group_of_the_operators_is_gone_back_to_whatever_its_name(group: str) 
     assert str(moves(V1, NodeId("abcd"), f"3:memory:/{group}\n")[1].before) == group
 
 
-def test_the_weight_is_ten_times_that_of_all_sandboxes_of_the_node() -> None:
-    assert weight(1) == Setting("cpu.shares", "10240")
-    assert weight(2) == Setting("cpu.weight", "1000")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may")
 def test_it_is_there_while_it_is_open_and_nothing_is_left_of_it() -> None:
     node = new_node_id()
@@ -168,10 +163,3 @@ def test_without_the_right_it_says_what_is_missing() -> None:
     assert "an out-of-memory score" in done.stdout
     assert "the control group /sys/fs/cgroup" in done.stdout
     assert "the host has none" in done.stdout
-
-
-def test_letting_go_of_what_has_ended_is_no_error() -> None:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    let_go(child.pid)
-    assert read_score(Path(f"/proc/{child.pid}")) is None

@@ -15,13 +15,6 @@ WAYS = pytest.mark.parametrize("way", [run_blocking, run_apart])
 
 
 @WAYS
-async def test_the_result_and_the_error_come_back(way: Any) -> None:  # noqa: ANN401 - two generic functions
-    assert await way(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await way(divmod, 7, 0)
-
-
-@WAYS
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_cancelled_caller_is_told_when_the_work_is_done(fails: bool, way: Any) -> None:  # noqa: FBT001, ANN401
     begun, may_end, done = threading.Event(), threading.Event(), threading.Event()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sandlot.host.disks import loops_below
-from sandlot.host.volumes import MANY, VolumeFiles, attach, detach
+from sandlot.host.volumes import VolumeFiles, attach
 from sandlot.model.ports import Attachment
-from sandlot.model.specs import MIB, MOST_MOUNTS
+from sandlot.model.specs import MIB
 
 SIZE = 16 * MIB
 ONE, OTHER = "vol-aaaa-aaaaaaaaaaaaaaaa", "vol-aaaa-bbbbbbbbbbbbbbbb"
@@ -84,54 +82,3 @@ def test_a_process_that_has_ended_gets_nothing(files: VolumeFiles) -> None:
             attach(process, "/nowhere", Attachment(0, source, "/data"))
     finally:
         os.close(process)
-
-
-HOLDER = """
-import os, sys
-from sandlot.host.stage import operations
-top, count = sys.argv[1], int(sys.argv[2])
-operations.private_mounts()
-operations.tmpfs(top, "mode=0700")
-operations.hub(f"{top}/hub", count + 1)
-held = []
-print("up", flush=True)
-for line in sys.stdin:
-    print(eval(line), flush=True)
-"""
-"""A view with a hub, in which it does what it is told, line by line."""
-
-
-def test_what_is_in_use_there_is_not_taken_away(files: VolumeFiles, tmp_path: Path) -> None:
-    files.make(ONE, SIZE)
-    top = tmp_path / "view"
-    top.mkdir()
-    hub, volume = f"{top}/hub", Attachment(0, files.mount(ONE), "/data")
-    with subprocess.Popen([sys.executable, "-c", HOLDER, top, str(MOST_MOUNTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "up\n"
-
-        def ask(text: str) -> str:
-            assert holder.stdin is not None
-            assert holder.stdout is not None
-            holder.stdin.write(text + "\n")
-            holder.stdin.flush()
-            return holder.stdout.readline().strip()
-
-        process = os.pidfd_open(holder.pid)
-        try:
-            attach(process, hub, volume)
-            attach(process, hub, volume)  # by a service that was killed before it could say so
-            assert ask(f"open('/proc/self/mountinfo').read().count('{hub}/0 ')") == "1"
-            ask(f"held.append(open('{hub}/0/file', 'w'))")
-            with pytest.raises(OSError, match="busy"):
-                detach(process, hub, 0)
-            assert ask(f"os.listdir('{hub}/0')") == "['file']"
-            ask("held.pop().close()")
-            detach(process, hub, 0)
-            detach(process, hub, 0)
-            assert ask(f"os.listdir('{hub}/0')") == "[]"
-            assert ask(f"len(os.listdir('{hub}/{MOST_MOUNTS}'))") == str(MANY)
-        finally:
-            os.close(process)
-            holder.stdin.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.images import furnish, recipe, tree
+from sandlot.images import furnish, recipe
 from sandlot.model.errors import InvalidRequestError
 
 
@@ -41,20 +41,6 @@ def test_sudo_of_an_image_belongs_to_one_generation() -> None:
         2,
         '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/programs/sudo.py "$@"\n',
     )
-
-
-def test_doing_it_twice_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/bash").touch()
-    (tmp_path / "etc/skel").mkdir(parents=True)
-    (tmp_path / "etc/skel/.profile").write_text("p\n", encoding="utf-8")
-    (tmp_path / "usr/lib/python3.11").mkdir(parents=True)
-    furnish.furnish(tmp_path, {})
-    tree.settle_times(tmp_path, since_s=0, to_s=1)
-    before = tree.summary(tmp_path)
-    furnish.furnish(tmp_path, {})
-    tree.settle_times(tmp_path, since_s=0, to_s=1)
-    assert tree.summary(tmp_path) == before
 
 
 def test_what_the_image_has_is_kept(tmp_path: Path) -> None:

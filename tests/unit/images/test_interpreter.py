@@ -28,18 +28,6 @@ def test_what_only_a_type_checker_imports_does_not_count() -> None:
     assert found(source) == {"real": ["x.py"]}
 
 
-def test_every_file_that_imports_it_is_named() -> None:
-    assert unknown_imports({"b.py": b"import x", "a.py": b"import x"}, []) == {"x": ["a.py", "b.py"]}
-
-
-def test_a_submodule_needs_its_own_name() -> None:
-    assert found("import importlib.metadata", "importlib") == {"importlib.metadata": ["x.py"]}
-
-
-def test_the_key_depends_on_the_machine() -> None:
-    assert interpreter.key("amd64") != interpreter.key("arm64")
-
-
 def test_the_key_depends_on_what_the_guest_may_import(monkeypatch: pytest.MonkeyPatch) -> None:
     before = interpreter.key("amd64")
     monkeypatch.setattr(interpreter, "ROOTS", (*ROOTS, "argparse"))

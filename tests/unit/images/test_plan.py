@@ -44,10 +44,6 @@ def test_mmdebstrap_gets_what_the_recipe_says_and_where_the_machine_says() -> No
     )
 
 
-def test_without_a_mirror_of_the_machine_mmdebstrap_takes_its_own() -> None:
-    assert mmdebstrap(Debian("bookworm"), sources=None)[-2:] == ("bookworm", "/t")
-
-
 def test_a_mirror_in_a_folder_is_seen_inside() -> None:
     assert any(word.endswith("file-mirror-automount") for word in mmdebstrap(Debian("bookworm"), file_mirrors=True))
     assert not any(word.startswith("--hook-dir") for word in mmdebstrap(Debian("bookworm")))
@@ -81,18 +77,8 @@ def test_of_the_machines_environment_only_the_way_to_the_packages_is_taken() -> 
     assert "PIP_INDEX_URL" not in plan.mmdebstrap_env(MACHINE)
 
 
-def test_nothing_makes_byte_code_that_reads_its_source() -> None:
-    for env in (plan.mmdebstrap_env(MACHINE), plan.inside_env()):
-        assert "SOURCE_DATE_EPOCH" not in env
-
-
 def test_only_wheels_with_known_hashes_are_downloaded_and_nothing_at_all_while_installing() -> None:
     download = plan.download_argv(("/t/ld.so", "/t/python3"), Path("/s/x.lock"), Path("/w"))
     assert download[3:5] == ("/t/ld.so", "/t/python3")
     assert {"--require-hashes", "--only-binary=:all:", "--no-deps", "--dest=/w", "--requirement=/s/x.lock"} <= set(download)
     assert {"--require-hashes", "--no-index", "--no-deps", "--no-compile"} <= set(plan.install_argv("/x.lock"))
-
-
-def test_a_trees_own_python_runs_by_its_own_loader() -> None:
-    argv = plan.own_python_argv(Path("/t"), Path("/t/lib/ld.so"), [Path("/t/lib"), Path("/t/usr/lib")], Path("usr/bin/python3"))
-    assert argv == ("/t/lib/ld.so", "--library-path", "/t/lib:/t/usr/lib", "/t/usr/bin/python3")

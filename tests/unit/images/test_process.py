@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -39,11 +38,6 @@ def test_a_failure_shows_the_end_of_the_output_and_where_all_of_it_is(tmp_path: 
     assert caught.value.code is ErrorCode.HOST_NOT_READY
 
 
-def test_a_signal_is_told(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="signal 9"):
-        Runner(tmp_path / "log").run("it", ("sh", "-c", "kill -9 $$"), env=ENV)
-
-
 def test_a_full_disk_is_told_as_one_however_long_ago_it_was_said(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match="SANDLOT_CACHE_DIR") as caught:
         Runner(tmp_path / "log").run("it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV)
@@ -73,16 +67,3 @@ def test_an_error_of_the_caller_ends_the_command_and_all_that_it_started(tmp_pat
     assert seen == ["started"]
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert b"sleep\x004711\0" not in commands
-
-
-def test_what_is_to_be_inherited_is_and_nothing_else(tmp_path: Path) -> None:
-    lines: list[str] = []
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    other = os.open(tmp_path, os.O_RDONLY)
-    try:
-        Runner(tmp_path / "log", inherit=[descriptor]).run("it", ("ls", "/proc/self/fd"), env=ENV, on_line=lines.append)
-    finally:
-        os.close(descriptor)
-        os.close(other)
-    assert str(descriptor) in lines
-    assert str(other) not in lines

@@ -28,20 +28,3 @@ def test_packages_are_counted_against_what_apt_announced() -> None:
     assert meter.feed("Setting up libc6:amd64 (2.36-9) ...") == "setting up Debian packages, 1 of 2"
     meter.feed("0 upgraded, 7 newly installed, 0 to remove and 0 not upgraded.")
     assert meter.feed(PACKAGE) == "downloading Debian packages, 1 of 7"
-
-
-def test_package_lists_are_not_packages() -> None:
-    assert Meter(5).feed("Get:3 http://mirror.example/debian bookworm/main amd64 Packages [8790 kB]") is None
-    assert Meter(5).feed("Get:1 http://mirror.example/debian bookworm InRelease [151 kB]") is None
-
-
-def test_more_than_was_announced_is_not_counted() -> None:
-    assert Meter().feed("Collecting six==1.17.0") == "downloading Python packages"
-
-
-def test_pip_is_understood() -> None:
-    meter = Meter(2)
-    assert meter.feed("Collecting six==1.17.0") == "downloading Python packages, 1 of 2"
-    assert meter.feed("Processing /wheels/numpy-2.whl") == "downloading Python packages, 2 of 2"
-    assert meter.feed("Installing collected packages: six, numpy") == "installing Python packages"
-    assert meter.feed("  Downloading six.whl (11 kB)") is None

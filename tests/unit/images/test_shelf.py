@@ -51,11 +51,6 @@ def test_a_thing_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
     assert left_in(tmp_path / "cache") == []
 
 
-def test_only_root_looks_in(tmp_path: Path) -> None:
-    Shelf(tmp_path, "things").ensure(KEY, fill(), nobody)
-    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("things", "tmp", "locks")} == {0o700}
-
-
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "things")
 
@@ -68,33 +63,6 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert shelf.find(KEY) is None
     assert left_in(tmp_path) == []
     assert shelf.ensure(KEY, fill(), nobody).is_dir()
-
-
-def test_while_it_is_built_it_is_not_there(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
-
-    def build(_folder: Path, _lock: int) -> None:
-        assert shelf.find(KEY) is None
-        assert shelf.held() == []
-
-    shelf.ensure(KEY, build, nobody)
-
-
-def test_the_second_builder_waits_says_so_and_takes_what_the_first_made(tmp_path: Path) -> None:
-    building, waiting = threading.Event(), threading.Event()
-    shelf = Shelf(tmp_path, "things")
-
-    def slow(folder: Path, _lock: int) -> None:
-        building.set()
-        assert waiting.wait(30)
-        (folder / "file").write_text("first", encoding="utf-8")
-
-    first = threading.Thread(target=shelf.ensure, args=(KEY, slow, nobody))
-    first.start()
-    assert building.wait(30)
-    folder = shelf.ensure(KEY, never, waiting.set)
-    first.join()
-    assert (folder / "file").read_text(encoding="utf-8") == "first"
 
 
 def test_the_second_builder_builds_when_the_first_failed(tmp_path: Path) -> None:
@@ -181,15 +149,6 @@ def test_a_killed_builders_folder_stays_while_a_command_of_its_still_writes_ther
     assert left_in(tmp_path) == []
 
 
-def test_removing_takes_the_thing_away(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "things")
-    assert shelf.remove(KEY) is False
-    shelf.ensure(KEY, fill(), nobody)
-    assert shelf.remove(KEY) is True
-    assert shelf.find(KEY) is None
-    assert left_in(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     "number, kind, code",
     [
@@ -206,9 +165,3 @@ def test_what_the_system_refuses_is_told_with_what_to_do(tmp_path: Path, number:
         Shelf(tmp_path, "things").ensure(KEY, build, nobody)
     assert getattr(caught.value, "code", None) is code
     assert left_in(tmp_path) == []
-
-
-def test_a_cache_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()
-    with pytest.raises(OSError, match="cache"):
-        Shelf(tmp_path / "cache", "things").ensure(KEY, fill(), nobody)

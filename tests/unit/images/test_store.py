@@ -8,15 +8,9 @@ import pytest
 
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.shelf import Shelf
-from sandlot.images.store import DEFAULT_CACHE, ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import RootFs
-
-
-def test_the_cache_directory_comes_from_the_environment() -> None:
-    assert cache_from({"SANDLOT_CACHE_DIR": "/x"}) == Path("/x")
-    assert cache_from({"SANDLOT_CACHE_DIR": ""}) == DEFAULT_CACHE
-    assert cache_from({}) == DEFAULT_CACHE
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:
@@ -35,11 +29,6 @@ def test_an_unknown_template_is_refused_before_anything_is_done(tmp_path: Path, 
         getattr(store, verb)("nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
     assert not (tmp_path / "cache").exists()
-
-
-def test_removing_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="aaaa"):
-        ImageStore(tmp_path / "cache").remove("a" * 64)
 
 
 def test_prune_keeps_named_roots_that_no_recipe_leads_to(tmp_path: Path) -> None:

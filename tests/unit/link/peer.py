@@ -279,6 +279,11 @@ async def ended(call: PeerCall) -> None:
     await call.over.wait()
 
 
+async def stat(call: PeerCall) -> None:
+    """A handler that describes a file."""
+    call.result(**ENTRY)
+
+
 def pipes() -> tuple[Pipes, Pipes]:
     """The host's end and the guest's."""
     to_guest, to_host = os.pipe(), os.pipe()

@@ -12,7 +12,7 @@ from sandlot.link.pump import Pump
 from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol import events, frames
-from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, until
+from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat, until
 
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, fcntl(2); the name came with Python 3.10 on some builds only
 PAGE = 4096
@@ -34,27 +34,11 @@ async def test_every_frame_is_one_write_of_at_most_a_page() -> None:
 
 
 async def test_a_call_and_its_end_are_one_write() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     async with linked({"file.stat": stat}) as (link, _):
         sent = link._pump._stream.frames  # type: ignore[attr-defined]  # noqa: SLF001
         before = len(sent)
         await link.stat("/f")
         assert len(sent) == before + 1
-
-
-async def test_a_full_pipe_holds_nobody_up_and_is_written_when_there_is_room() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
-    async with linked({"file.stat": stat}) as (link, peer):
-        peer.reads.clear()
-        asking = [asyncio.create_task(link.stat("/f" + "x" * 3000)) for _ in range(100)]
-        await until(link._pump._full.is_set)  # noqa: SLF001
-        assert not any(task.done() for task in asking)
-        peer.reads.set()
-        assert {entry.path for entry in await asyncio.gather(*asking)} == {"/f"}
 
 
 class Recorder:
@@ -71,9 +55,6 @@ class Recorder:
 
 
 async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     async with linked({"file.stat": stat}) as (link, _):
         owner = Recorder()
         with caplog.at_level(logging.ERROR):
@@ -86,9 +67,6 @@ async def test_a_defect_of_ours_ends_this_link_only_and_is_logged(caplog: pytest
 
 
 async def test_link_whose_bytes_took_long_waits_as_long_as_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     loop, real_sleep = asyncio.get_running_loop(), asyncio.sleep
     real_time = loop.time
     spent_s, waits_s = 0.0, [0.0]
@@ -124,14 +102,5 @@ async def test_the_first_reason_stays_and_owners_are_told_once() -> None:
     assert [str(error) for error in owner.errors] == ["The sandbox has ended: it no longer reads. Create a new one."]
     with pytest.raises(SandboxEndedError):
         pump.open({}, owner)
-    await pump.aclose()
-    await guest_end.aclose()
-
-
-async def test_before_the_greeting_nothing_can_be_opened() -> None:
-    host_end, guest_end = pipes()
-    pump = Pump(host_end, lambda _: None)
-    with pytest.raises(UnavailableError, match="takes no calls"):
-        pump.open({}, Recorder())
     await pump.aclose()
     await guest_end.aclose()

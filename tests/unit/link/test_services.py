@@ -47,17 +47,6 @@ async def collected(peer: Peer, stream: int) -> list[object]:
         peer.flush()
 
 
-async def test_a_service_talks_with_the_guest_until_both_end() -> None:
-    async with linked(services={"echo": echo}) as (_, peer):
-        stream = peer.open_service({"service": "echo", "args": {"a": 1}})
-        peer.connection.send_bytes(stream, 0, b"hello")
-        peer.connection.send(stream, {"b": [2]})
-        peer.connection.end(stream)
-        peer.flush()
-        assert await collected(peer, stream) == [{"args": {"a": 1}}, b"hello", {"b": [2]}]
-        assert peer.connection.streams == 0
-
-
 async def test_an_unknown_service_is_refused_and_the_link_goes_on() -> None:
     async with linked(services={"echo": echo}) as (link, peer):
         streams = [peer.open_service({"service": "none", "args": {}}) for _ in range(20)]
@@ -99,24 +88,6 @@ async def test_a_service_that_fails_resets_its_stream_only() -> None:
             assert await collected(peer, stream) == [code]
         assert not link.closed
         assert peer.connection.streams == 0
-
-
-async def test_large_bodies_pass_both_ways_with_a_window_of_memory() -> None:
-    async with linked(services={"echo": echo}) as (_, peer):
-        stream = peer.open_service({"service": "echo", "args": {}})
-        collecting = asyncio.create_task(collected(peer, stream))
-        sent = 0
-        while sent < 8 * MIB:
-            room = peer.connection.room(stream)
-            if room:
-                peer.connection.send_bytes(stream, 0, bytes(min(room, 8 * MIB - sent)))
-                sent += min(room, 8 * MIB - sent)
-                peer.flush()
-            await asyncio.sleep(0)
-        peer.connection.end(stream)
-        peer.flush()
-        got = await collecting
-        assert sum(len(item) for item in got if isinstance(item, bytes)) == 8 * MIB
 
 
 async def test_a_service_that_does_not_read_holds_a_window_at_most() -> None:
@@ -191,22 +162,6 @@ async def test_opening_and_resetting_without_end_keeps_nothing_alive() -> None:
         await until(lambda: not running)
         stream = peer.open_service({"service": "stubborn", "args": {}})
         assert isinstance(await peer.services[stream].get(), events.Received)
-
-
-async def test_what_comes_after_the_service_is_done_is_dropped() -> None:
-    async def quick(stream: GuestStream, _args: Mapping[str, Any]) -> None:
-        await stream.write(b"done")
-
-    async with linked(services={"quick": quick}) as (link, peer):
-        stream = peer.open_service({"service": "quick", "args": {}})
-        assert await collected(peer, stream) == [b"done"]
-        for _ in range(100):
-            peer.connection.send_bytes(stream, 0, bytes(10_000))
-            peer.flush()
-            await asyncio.sleep(0)
-        peer.connection.end(stream)
-        peer.flush()
-        await until(lambda: not link._pump.handlers)  # noqa: SLF001 - otherwise they would be there for as long as the link
 
 
 async def test_closing_the_link_ends_every_service() -> None:

@@ -15,7 +15,7 @@ from sandlot.link.types import LinkLost, LostReason
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import frames, greeting
-from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, until
+from tests.unit.link.peer import ENTRY, Peer, PeerCall, Pipes, ended, linked, pipes, stat, until
 
 
 async def wake(link: Link) -> str | None:
@@ -47,18 +47,6 @@ async def test_a_guest_is_greeted_woken_and_asked() -> None:
         assert (told.identity, told.uptime_s, told.processes, told.tasks, told.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):
             await wake(link)
-
-
-async def test_every_call_has_an_id_of_its_own() -> None:
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
-    async with linked({"file.stat": stat}) as (link, peer):
-        for _ in range(5):
-            await link.stat("/f")
-        ids = {call.id for call in peer.calls}
-        assert len(ids) == 5
-        assert {len(id_) for id_ in ids} == {16}
 
 
 async def test_a_guest_that_does_not_answer_the_greeting_is_given_up() -> None:
@@ -142,9 +130,6 @@ async def test_a_second_service_takes_the_guest_over_from_a_dead_one() -> None:
     second = await Link.greet(Pipes(to_host[0], to_guest[1]))
     assert peer.connection.streams == 0
 
-    async def stat(call: PeerCall) -> None:
-        call.result(**ENTRY)
-
     peer.handlers["file.stat"] = stat
     assert (await second.stat("/f")).path == "/f"
     await second.aclose()
@@ -191,16 +176,6 @@ async def test_a_guest_that_does_not_come_to_rest_ends_the_wait_and_takes_no_cal
         await link.aclose()
         with pytest.raises(UnavailableError):
             await pending
-
-
-async def test_death_during_the_rest_is_told() -> None:
-    async with linked() as (link, peer):
-        peer.quiesces = False
-        rest = asyncio.create_task(link.quiesce())
-        await asyncio.sleep(0.01)
-        peer.close()
-        with pytest.raises(SandboxEndedError):
-            await rest
 
 
 @pytest.mark.parametrize("code", ["path_not_found", "process_not_found"])
@@ -273,10 +248,6 @@ async def test_the_end_is_told_once_and_to_everyone() -> None:
         assert (await link.wait_lost()).reason is LostReason.EOF, "the first reason stays"
 
 
-async def stat(call: PeerCall) -> None:
-    call.result(**ENTRY)
-
-
 async def checkpoint(call: PeerCall) -> None:
     call.result()
 
@@ -338,13 +309,6 @@ async def test_a_checkpoint_that_is_refused_holds_nothing_up() -> None:
         assert (await link.stat("/f")).path == "/f"
 
 
-async def test_a_guest_that_stands_still_for_a_checkpoint_can_be_brought_to_rest() -> None:
-    async with linked({"guest.checkpoint": checkpoint}) as (link, _):
-        await link.checkpoint(armed=True)
-        await link.quiesce()
-        assert state(link) == "asleep"
-
-
 async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_words() -> None:
     async def stat(call: PeerCall) -> None:
         nothing = os.open("/dev/null", os.O_RDONLY)
@@ -357,18 +321,6 @@ async def test_a_guest_that_closes_only_its_ears_is_gone_too_after_its_last_word
         with pytest.raises(SandboxEndedError):
             await link.stat("/f")
         assert (await link.wait_lost()).reason is LostReason.BROKEN
-
-
-async def test_asking_a_guest_to_end_succeeds_when_it_does() -> None:
-    async def polite(call: PeerCall) -> None:
-        call.result()
-
-    async def abrupt(call: PeerCall) -> None:
-        call.peer.close()
-
-    for shutdown in (polite, abrupt):
-        async with linked({"guest.shutdown": shutdown}) as (link, _):
-            await link.shutdown()
 
 
 async def test_closing_is_idempotent_and_says_so_to_callers() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from sandlot.link.client import Tunnel
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandboxEndedError
+from sandlot.model.errors import ConflictError, SandboxEndedError
 from tests.unit.link.peer import PeerCall, linked, until
 
 
@@ -32,34 +32,6 @@ async def test_what_is_sent_comes_back_and_each_half_ends() -> None:
         assert tunnel.program_ended
         assert [piece async for piece in tunnel] == []
         await tunnel.wait()
-
-
-async def test_a_program_that_ends_first_still_hears() -> None:
-    async def early(call: PeerCall) -> None:
-        call.event("connected", address="::1")
-        call.event("end")
-        await call.ended.wait()
-        call.result()
-
-    async with linked({"port.connect": early}) as (link, peer):
-        tunnel = await link.connect(1)
-        assert [piece async for piece in tunnel] == []
-        await tunnel.send(b"still")
-        tunnel.end()
-        await tunnel.wait()
-        assert peer.calls[-1].input == b"still"
-        with pytest.raises(ConflictError):
-            await tunnel.send(b"no more")
-
-
-async def test_nobody_listens() -> None:
-    async def refuse(call: PeerCall) -> None:
-        call.reset("port_not_found", "Nothing listens on port 9.")
-
-    async with linked({"port.connect": refuse}) as (link, _):
-        with pytest.raises(NotFoundError) as refused:
-            await link.connect(9)
-        assert refused.value.code is ErrorCode.PORT_NOT_FOUND
 
 
 async def test_what_is_broken_off_is_no_end() -> None:

@@ -47,18 +47,6 @@ def test_what_was_kept_of_the_tail_before_a_second_gap_is_counted_too() -> None:
     assert capture.content() == b"ab\n[... 9 bytes omitted ...]\nxyz"
 
 
-def test_the_gap_stands_on_a_line_of_its_own() -> None:
-    capture = Capture(2, 0)
-    capture.add(b"a\nb")
-    assert capture.content() == b"a\n[... 1 bytes omitted ...]\n"
-
-
-def test_text_that_is_not_utf_8_is_shown_as_well_as_it_can_be() -> None:
-    capture = Capture()
-    capture.add(b"\xffa\xc3")
-    assert capture.text() == "\ufffda\ufffd"
-
-
 def test_memory_stays_bounded_however_much_comes() -> None:
     capture = Capture(1000, 1000)
     for _ in range(10000):

@@ -20,9 +20,3 @@ def test_ids_have_their_form_and_carry_their_node(random: object) -> None:
     assert len(sandbox) == 24
     assert node_of(sandbox) == node
     assert PROCESS_ID.fullmatch(new_process_id(source))
-
-
-def test_ids_are_not_given_twice() -> None:
-    node = new_node_id()
-    assert len({new_sandbox_id(node) for _ in range(1000)}) == 1000
-    assert len({new_process_id() for _ in range(1000)}) == 1000

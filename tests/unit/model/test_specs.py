@@ -72,11 +72,6 @@ def test_a_path_that_open_would_refuse_is_refused(path: str) -> None:
         check_path(path)
 
 
-def test_paths_may_be_odd_but_absolute() -> None:
-    for path in ("/", "/a/../b", "/ä ö\n", "/" + "x" * 4094):
-        assert check_path(path) == path
-
-
 def test_a_shell_command_line_is_one_argument() -> None:
     assert shell_argv("echo $HOME; 'x'") == ("/bin/bash", "-c", "echo $HOME; 'x'")
     for empty in ("", "  \n"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandlot.model.states import SETTLEMENT, TRANSITIONS, Settlement, State, is_half_done, is_terminal, may_follow
+from sandlot.model.states import SETTLEMENT, TRANSITIONS, Settlement, State, is_half_done, is_terminal
 
 
 def test_the_table_is_total() -> None:
@@ -17,13 +17,6 @@ def test_every_life_ends_and_nothing_follows_the_end() -> None:
             front = {after for before in front for after in TRANSITIONS[before]} - seen
             seen |= front
         assert any(is_terminal(reached) for reached in seen)
-
-
-def test_no_state_is_skipped() -> None:
-    assert not may_follow(State.CREATING, State.STOPPED)
-    assert not may_follow(State.RUNNING, State.STOPPED)
-    assert not may_follow(State.STOPPED, State.RUNNING)
-    assert may_follow(State.CREATING, State.RUNNING)
 
 
 def test_what_is_half_done_says_so_and_leads_somewhere() -> None:

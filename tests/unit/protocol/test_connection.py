@@ -11,7 +11,7 @@ import pytest
 from sandlot.protocol import events, frames, greeting, values
 from sandlot.protocol.connection import GENERATION, GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
-from sandlot.protocol.streams import COST_MIN, QUEUE_BYTES, WINDOW_BYTES
+from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
 from sandlot.protocol.table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
 from tests.unit.protocol.ends import NONCE, Ends
 
@@ -71,48 +71,6 @@ def test_a_repeated_hello_is_echoed_again_and_changes_nothing() -> None:
     assert ends.host.next_frame() is None, "nobody greets who was answered"
 
 
-def test_a_new_hello_ends_everything_of_the_old_connection() -> None:
-    ends = Ends.greeted()
-    old = ends.host.open({"old": b"x" * 100_000})
-    ends.host_writes(3)
-    ends.guest_reads()
-    ends.guest.open({"service": "old"})
-    ends.guest_writes(7)
-    ends.host.hello(OTHER)
-    assert not ends.host.is_open(old)
-    ends.settle()
-    assert ends.guest.streams == ends.host.streams == 0
-    assert ends.host.open({}) == 1
-    ends.settle()
-    assert [event.head for event in ends.of(events.Opened, GUEST) if isinstance(event, events.Opened)] == [{}]
-
-
-def test_what_an_old_host_said_just_before_the_hello_is_not_told_any_more() -> None:
-    ends = Ends.greeted()
-    ends.host.open({"old": 1})
-    ends.host.quiesce()
-    ends.host_writes(5)
-    ends.kill_host()
-    ends.host.hello(OTHER)
-    ends.host_writes(1)
-    assert said(ends.guest_reads()) == [events.Greeted]
-    assert not ends.guest.quiesced()
-
-
-def test_the_host_discards_everything_up_to_the_echo() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.guest.send_bytes(stream, 1, b"old" * 50_000)
-    ends.guest_writes(100_000)
-    ends.kill_host(half_read=12345)
-    ends.host.hello(OTHER)
-    ends.host_writes(1)
-    ends.guest_reads()
-    ends.guest_writes(1 << 20)
-    assert said(ends.host_reads()) == [events.Ready]
-
-
 def test_an_echo_of_another_nonce_is_not_believed() -> None:
     host = Connection(HOST)
     host.hello(NONCE)
@@ -131,44 +89,6 @@ def test_a_guest_of_another_generation_is_refused(generation: int) -> None:
     assert not host.is_ready
 
 
-def test_a_guest_that_reads_garbage_says_lost_and_is_found_again() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.guest.send_bytes(stream, 1, b"x" * 1000)
-    ends.guest_writes(500)
-    ends.to_guest += b"garbage......"
-    ends.guest_reads()
-    assert said(ends.guest_events)[-1] is events.Lost
-    assert ends.guest.streams == 0
-    assert not ends.guest.is_ready
-    with pytest.raises(ProtocolError, match="the guest lost the connection"):
-        ends.settle()
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert ends.host.is_ready
-    assert ends.guest.is_ready
-
-
-def test_a_false_hello_in_the_garbage_does_not_keep_the_true_one_away() -> None:
-    ends = Ends.greeted()
-    false = greeting.hello(b"false nonce.....", 1, 1)
-    ends.to_guest += b"\0" + false[:3000] + frames.encode(frames.DATA, 1, b"x" * 4000)[:90]
-    for _ in range(3):
-        ends.host.hello(OTHER)
-        ends.host_writes(1)
-        ends.guest_reads()
-        ends.guest_writes(1 << 20)
-        try:
-            ends.host_reads()
-        except ProtocolError:  # LOST, before this host had greeted anew
-            pytest.fail("a LOST of the old connection was told to the new one")
-        if ends.host.is_ready:
-            break
-    assert ends.host.is_ready
-    assert ends.guest.is_ready
-
-
 def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
     ends = Ends.greeted()
     ends.host.open({})
@@ -183,29 +103,6 @@ def test_a_host_that_saw_a_violation_says_and_hears_nothing_more() -> None:
 
 
 # -- calls --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_goes_there_and_its_answer_comes_back() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({"call": "x", "id": b"1" * 16})
-    ends.host.send_bytes(stream, 0, b"input")
-    ends.host.end(stream)
-    ends.settle()
-    assert said(ends.guest_events) == [events.Opened, events.Bytes, events.Ended]
-    ends.guest.send(stream, {"event": "started"})
-    ends.guest.send_bytes(stream, 1, b"out")
-    ends.guest.send_bytes(stream, 2, b"err")
-    ends.guest.send(stream, {"result": {}})
-    ends.guest.end(stream)
-    ends.settle()
-    happened = ends.host_events
-    assert said(happened) == [events.Received, events.Bytes, events.Bytes, events.Received, events.Ended]
-    assert [(event.channel, event.data, event.credit) for event in happened if isinstance(event, events.Bytes)] == [
-        (1, b"out", COST_MIN),
-        (2, b"err", COST_MIN),
-    ]
-    assert not ends.host.is_open(stream)
-    assert not ends.guest.is_open(stream)
 
 
 def test_the_largest_messages_pass_both_ways_and_larger_ones_are_refused_before_they_are_sent() -> None:
@@ -260,181 +157,10 @@ def test_as_many_streams_as_are_allowed() -> None:
     assert ends.host.streams == ends.guest.streams == HOST_STREAMS_MAX + GUEST_STREAMS_MAX
 
 
-def test_room_is_what_a_polite_sender_may_queue_and_writable_comes_when_half_is_gone() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.host.send_bytes(stream, 0, b"x" * ends.host.room(stream))
-    assert ends.host.room(stream) == 0
-    ends.host_writes(QUEUE_BYTES // 2 // 4084)
-    assert list(ends.of(events.Writable)) == []
-    ends.host_writes(1)
-    assert [event.stream for event in ends.of(events.Writable) if isinstance(event, events.Writable)] == [stream]
-    assert ends.host.room(stream) >= QUEUE_BYTES // 2
-    ends.host.end(stream)
-    assert ends.host.room(stream) == 0
-
-
-def test_a_consumer_that_does_nothing_stops_its_own_stream_at_the_window() -> None:
-    ends = Ends.greeted()
-    slow, quick = ends.host.open({}), ends.host.open({})
-    ends.settle()
-    for stream in (slow, quick):
-        for _ in range(100):
-            ends.guest.send_bytes(stream, 1, b"x" * 10_000)
-    got = {slow: 0, quick: 0}
-    while ends.guest_writes(1 << 20) or ends.to_host:
-        for event in ends.host_reads():
-            assert isinstance(event, events.Bytes)
-            got[event.stream] += len(event.data)
-            if event.stream == quick:
-                ends.host.consumed(quick, event.credit)
-        ends.host_writes(1 << 20)
-        ends.guest_reads()
-    assert got[quick] == 1_000_000
-    assert WINDOW_BYTES <= got[slow] < WINDOW_BYTES + 10_000
-
-
 # -- ends and resets ----------------------------------------------------------------------------------------------------
 
 
-def test_ending_twice_and_sending_after_the_end_do_nothing() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.host.end(stream)
-    ends.host.end(stream)
-    ends.host.send(stream, {})
-    ends.host.send_bytes(stream, 0, b"x")
-    ends.settle()
-    assert said(ends.guest_events) == [events.Opened, events.Ended]
-
-
-def test_both_ends_may_reset_at_once() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.host.reset(stream, "cancelled", "host")
-    ends.guest.reset(stream, "conflict", "guest")
-    ends.settle()
-    assert list(ends.of(events.WasReset)) == list(ends.of(events.WasReset, GUEST)) == []
-    assert ends.host.streams == ends.guest.streams == 0
-
-
-def test_what_was_under_way_on_a_reset_stream_is_ignored() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.settle()
-    ends.guest.send_bytes(stream, 1, b"x" * 1000)
-    ends.guest.send(stream, b"x" * 300_000)
-    ends.guest_writes(150_000, batch=1)
-    ends.host_reads()
-    ends.host.reset(stream, "cancelled", "no")
-    ends.host_events.clear()
-    other = ends.host.open({})
-    ends.settle()
-    assert ends.host_events == []
-    ends.guest.send(other, b"y" * 300_000)
-    ends.settle()
-    assert said(ends.host_events) == [events.Received]
-
-
-def test_a_reset_within_a_message_leaves_room_for_the_next_one() -> None:
-    ends = Ends.greeted()
-    first = ends.host.open({"big": b"x" * 100_000})
-    ends.host_writes(4)
-    ends.guest_reads()
-    ends.host.reset(first, "cancelled", "no")
-    second = ends.host.open({"big": b"y" * 100_000})
-    ends.settle()
-    assert said(ends.guest_events) == [events.WasReset, events.Opened]
-    assert ends.guest.is_open(second)
-
-
-def test_a_guest_may_reset_what_still_arrives_in_pieces() -> None:
-    ends = Ends.greeted()
-    first = ends.host.open({"big": b"x" * 100_000})
-    ends.host_writes(4)
-    ends.guest_reads()
-    ends.guest.reset(first, "busy", "no")
-    second = ends.host.open({"big": b"y" * 100_000})
-    ends.settle()
-    assert [type(event) for event in ends.host_events] == [events.WasReset]
-    assert ends.guest.is_open(second)
-
-
-def test_a_stream_that_was_reset_before_it_left_was_never_there() -> None:
-    ends = Ends.greeted()
-    first = ends.host.open({})
-    ends.host.reset(first, "cancelled", "no")
-    second = ends.host.open({})
-    ends.settle()
-    assert [event.stream for event in ends.guest_events if isinstance(event, events.Opened)] == [second]
-    assert ends.guest.is_ready
-
-
-def test_a_reset_after_an_end_still_arrives() -> None:
-    ends = Ends.greeted()
-    stream = ends.host.open({})
-    ends.host.end(stream)
-    ends.settle()
-    ends.host.reset(stream, "cancelled", "no", process="p")
-    ends.settle()
-    (was_reset,) = ends.of(events.WasReset, GUEST)
-    assert isinstance(was_reset, events.WasReset)
-    assert was_reset.reason == {"code": "cancelled", "message": "no", "process": "p"}
-
-
 # -- rest ---------------------------------------------------------------------------------------------------------------
-
-
-def test_rest_comes_at_a_frame_boundary_whatever_was_under_way() -> None:
-    ends = Ends.greeted()
-    streams = [ends.host.open({"n": number}) for number in range(3)]
-    served = ends.guest.open({"service": "x"})
-    ends.settle()
-    ends.guest.send_bytes(streams[0], 1, b"x" * 200_000)
-    ends.guest.send(streams[1], b"x" * 200_000)
-    ends.host.send_bytes(streams[2], 0, b"x" * 100_000)
-    ends.host.send(served, b"x" * 100_000)
-    ends.host_writes(5)
-    ends.guest_writes(100_001)
-    unborn = ends.host.open({})
-    ends.host.quiesce()
-    ends.host.quiesce()
-    ends.host.reset(streams[0], "cancelled", "no")
-    ends.host.reset(unborn, "cancelled", "no")
-    ends.host.consumed(streams[1], WINDOW_BYTES)
-    with pytest.raises(ProtocolError, match="rest"):
-        ends.host.open({})
-    assert ends.host_writes(100) == 1, "QUIESCE is the last frame"
-    ends.guest_reads()
-    assert said(ends.guest_events)[-1] is events.QuiesceAsked
-    ends.guest.send_bytes(streams[1], 1, b"a last word")
-    assert ends.guest.quiesced()
-    assert not ends.guest.quiesced()
-    ends.settle()
-    assert said(ends.host_events)[-1] is events.Quiesced
-    assert not ends.to_guest
-    assert not ends.to_host
-    assert ends.host.streams == ends.guest.streams == 0
-    assert ends.host.asleep
-    assert ends.guest.asleep
-    assert ends.host.open({"call": "guest.wake"}) == 1
-    ends.settle()
-    assert ends.guest.is_open(1)
-
-
-def test_a_hello_takes_back_the_wish_for_rest() -> None:
-    ends = Ends.greeted()
-    ends.host.quiesce()
-    ends.host_writes(1)
-    ends.guest_reads()
-    ends.kill_host()
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert not ends.guest.quiesced()
-    assert not ends.guest.asleep
-    assert not ends.host.asleep
 
 
 def test_an_armed_guest_goes_on_and_falls_asleep_at_the_next_greeting() -> None:
@@ -475,30 +201,6 @@ def test_a_guest_that_was_disarmed_stays_awake() -> None:
     ends.host.hello(OTHER)
     ends.settle()
     assert not ends.host.asleep
-
-
-def test_rest_disarms() -> None:
-    ends = Ends.greeted()
-    ends.arm(armed=True)
-    ends.host.quiesce()
-    ends.host_writes(1)
-    ends.guest_reads()
-    assert ends.guest.quiesced()
-    assert ends.guest.asleep
-    assert not ends.guest.armed
-
-
-def test_a_guest_that_came_to_rest_for_a_dead_host_tells_the_next_one() -> None:
-    ends = Ends.greeted()
-    ends.host.quiesce()
-    ends.host_writes(1)
-    ends.guest_reads()
-    assert ends.guest.quiesced()
-    ends.guest_writes(5)
-    ends.kill_host(half_read=3)
-    ends.host.hello(OTHER)
-    ends.settle()
-    assert ends.host.asleep
 
 
 def test_a_repeated_hello_that_waits_in_the_pipe_survives_the_rest() -> None:

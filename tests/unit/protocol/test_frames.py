@@ -77,10 +77,6 @@ def test_there_is_a_vector_of_every_type() -> None:
     assert {vector.values[2].type for vector in VECTORS if isinstance(vector.values[2], frames.Frame)} == set(frames.NAMES)
 
 
-def test_a_hello_fills_the_largest_frame_that_a_pipe_takes_whole() -> None:
-    assert len(greeting.hello(NONCE, 1, 1)) == frames.HOST_FRAME_MAX == 4096
-
-
 FRAMES = st.lists(
     st.one_of(
         st.builds(

@@ -51,8 +51,3 @@ def test_the_search_keeps_no_more_than_a_greeting() -> None:
 def test_what_is_no_greeting_is_none(payload: bytes) -> None:
     assert greeting.parse_welcome(payload) is None
     assert greeting.parse_hello(payload[:20]) is None
-
-
-def test_both_greetings_are_read_as_they_were_written() -> None:
-    assert greeting.parse_hello(greeting.hello(NONCE, 3, 9)[frames.HEADER_BYTES :]) == (NONCE, 3, 9)
-    assert greeting.parse_welcome(greeting.welcome(NONCE, 7, asleep=True)[frames.HEADER_BYTES :]) == (NONCE, 7, True)

@@ -68,7 +68,7 @@ def tags(happened: list[events.Event]) -> set[str]:
 # -- law 1 --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(WORK)
 def test_1_every_frame_of_the_host_is_whole_and_fits_a_pipes_atomic_write(work: list[tuple[str, str, int]]) -> None:
     ends = Ends.greeted()
@@ -87,7 +87,7 @@ def test_1_every_frame_of_the_host_is_whole_and_fits_a_pipes_atomic_write(work: 
 # -- law 2 --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     before=WORK,
     after=WORK,
@@ -136,7 +136,7 @@ def test_2_after_any_cut_a_new_host_sees_nothing_of_the_old_connection(
     assert tags(ends.host_events) | tags(ends.guest_events) <= {"new"}
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.binary(max_size=200), max_size=5), st.lists(st.integers(1, 5000), min_size=1, max_size=5))
 def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]) -> None:
     guest = Connection(GUEST)
@@ -154,7 +154,7 @@ def test_2_a_guest_greets_out_of_any_garbage(noise: list[bytes], cuts: list[int]
 # -- law 4 --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.integers(1, 20), st.integers(0, 19), st.integers(1, 5))
 def test_4_among_floods_a_quiet_stream_waits_for_one_frame_of_each(floods: int, position: int, later: int) -> None:
     ends = Ends.greeted()
@@ -172,7 +172,7 @@ def test_4_among_floods_a_quiet_stream_waits_for_one_frame_of_each(floods: int, 
     assert turns.index(quiet) <= floods
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([frames.DATA, frames.MESSAGE]), SIZES), min_size=1, max_size=40))
 def test_4_nothing_is_sent_beyond_the_credit_and_nobody_waits_for_another(sent: list[tuple[int, int, int]]) -> None:
     ends = Ends.greeted()
@@ -197,7 +197,7 @@ def test_4_nothing_is_sent_beyond_the_credit_and_nobody_waits_for_another(sent: 
         assert held[stream] >= min(wanted, WINDOW_BYTES), "credit was left, and it was not used"
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(SIZES, min_size=1, max_size=30))
 def test_4_a_polite_sender_queues_no_more_than_its_queue(sizes: list[int]) -> None:
     ends = Ends.greeted()
@@ -227,7 +227,7 @@ def test_4_a_polite_sender_queues_no_more_than_its_queue(sizes: list[int]) -> No
 # -- law 5 --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from([HOST, GUEST]), SIZES), min_size=1, max_size=60))
 def test_5_either_end_opens_streams_and_both_agree_on_them(opened: list[tuple[str, int]]) -> None:
     ends = Ends.greeted()
@@ -245,7 +245,7 @@ def test_5_either_end_opens_streams_and_both_agree_on_them(opened: list[tuple[st
 # -- law 7 --------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(before=WORK, between=WORK, host_frames=st.integers(0, 40), guest_bytes=st.integers(0, 300_000), read=st.integers(0, 300_000))
 def test_7_rest_is_at_a_frame_boundary_with_empty_pipes(
     before: list[tuple[str, str, int]], between: list[tuple[str, str, int]], host_frames: int, guest_bytes: int, read: int
@@ -280,7 +280,7 @@ def test_7_rest_is_at_a_frame_boundary_with_empty_pipes(
 # -- every byte of a guest is hostile -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.one_of(GARBAGE, st.binary(max_size=100)), max_size=10), st.integers(1, 5000))
 def test_a_host_raises_one_kind_of_error_only_and_a_guest_none(noise: list[bytes], chunk: int) -> None:
     raw = b"".join(noise)

@@ -254,5 +254,5 @@ class Both(RuleBasedStateMachine):
             assert id_ in self.resets or self.joined(self.got[side, id_]) == self.joined(sent)
 
 
-Both.TestCase.settings = hypothesis.settings(max_examples=100, stateful_step_count=50, deadline=None)
+Both.TestCase.settings = hypothesis.settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestBoth = Both.TestCase

@@ -54,7 +54,7 @@ def _reference(raw: bytes) -> object:
     return msgpack.unpackb(raw, raw=False, strict_map_key=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(VALUES)
 def test_what_is_encoded_is_decoded_and_the_reference_reads_it_and_writes_the_same_bytes(value: object) -> None:
     raw = values.encode(value)
@@ -168,10 +168,6 @@ def test_what_is_only_announced_takes_no_memory() -> None:
 
 def test_lone_surrogates_become_question_marks() -> None:
     assert values.decode(values.encode({"name\udcff": "\ud800x"})) == {"name?": "?x"}
-
-
-def test_bytes_like_things_travel_as_bytes() -> None:
-    assert values.decode(values.encode([bytearray(b"a"), memoryview(b"b"), (1, 2)])) == [b"a", b"b", [1, 2]]
 
 
 def test_the_module_stands_alone_and_is_python_3_8(tmp_path: Path) -> None:

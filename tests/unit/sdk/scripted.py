@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
+
 
 @dataclass(slots=True)
 class Seen:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,54 +10,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.model.errors import ErrorCode, ForbiddenError, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.protocol import tar
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Limits, Output, Sandbox, retries
+from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.sdk import AsyncSandbox, Client, Sandbox, retries
 from tests.support.archives import archive, entry
-from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
-SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration": 0.1}
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
-
-
-@pytest.fixture
-def sandbox(service: Script, client: Client) -> Sandbox:
-    service.say(Reply(201, SANDBOX))
-    sandbox = Sandbox.create(client=client)
-    service.seen.clear()
-    return sandbox
-
-
-@pytest.fixture
-async def async_sandbox(service: Script) -> AsyncIterator[AsyncSandbox]:
-    service.say(Reply(201, SANDBOX))
-    async with AsyncClient(url=service.url) as client:
-        sandbox = await AsyncSandbox.create(client=client)
-        service.seen.clear()
-        yield sandbox
-
-
-def test_many_calls_take_one_connection(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.say(Reply(200, {"version": "1"}))
-    connected: list[object] = []
-    connect = socket.socket.connect
-
-    def counting(self: socket.socket, address: str) -> None:
-        connected.append(address)
-        connect(self, address)
-
-    client.version()
-    monkeypatch.setattr(socket.socket, "connect", counting)
-    for _ in range(5):
-        client.version()
-    assert len(service.seen) == 6
-    assert connected == []
 
 
 def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
@@ -103,13 +59,6 @@ def test_nothing_else_is_repeated(service: Script, client: Client, subtests: pyt
             assert len(service.seen) == 1
 
 
-def test_repetition_has_an_end(service: Script, client: Client) -> None:
-    service.say(problem(503, "busy", retryable=True, retry_after=0))
-    with pytest.raises(UnavailableError):
-        client.version()
-    assert len(service.seen) == 5
-
-
 def test_an_upload_that_cannot_be_sent_twice_is_not(service: Script, sandbox: Sandbox) -> None:
     service.say(problem(503, "busy", retryable=True, retry_after=0))
     with pytest.raises(UnavailableError):
@@ -144,19 +93,6 @@ def test_an_answer_that_is_no_json_is_refused(service: Script, client: Client) -
 def test_nobody_there_is_said_with_the_address(tmp_path: Path) -> None:
     with Client(url=f"unix://{tmp_path}/none") as client, pytest.raises(UnavailableError, match="none"):
         client.version()
-
-
-def test_nobody_on_tcp_is_said_with_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with Client(url=f"http://127.0.0.1:{port}") as client, pytest.raises(UnavailableError, match=str(port)):
-        client.version()
-
-
-def test_a_closed_client_opens_again(service: Script, client: Client) -> None:
-    service.say(Reply(200, {"version": "1"}))
-    client.close()
-    assert client.version() == {"version": "1"}
 
 
 def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Client) -> None:
@@ -227,16 +163,6 @@ def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> No
     assert len(service.seen) == 2
 
 
-def test_what_a_sandbox_is_made_with_is_sent(service: Script, client: Client) -> None:
-    service.say(Reply(201, {**SANDBOX, "persistent": True, "idle_timeout": 60.0, "metadata": {"a": "b"}, "timeout": None}))
-    sandbox = Sandbox.create(client=client, persistent=True, idle_timeout=60, metadata={"a": "b"}, files=["file-1"], name="n", network="none")
-    assert service.seen[-1].json() == {
-        "persistent": True, "idle_timeout": 60, "metadata": {"a": "b"}, "files": ["file-1"], "name": "n", "network": "none",
-    }  # fmt: skip
-    info = sandbox.info()
-    assert (info.persistent, info.idle_timeout_s, info.timeout_s, info.metadata) == (True, 60.0, None, {"a": "b"})
-
-
 def test_a_name_is_asked_for_as_the_only_one_and_found_and_a_process_started_again(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"process": "new", "pid": 7}))
     Sandbox.create(name="n", unique_name=True, url=service.url).close()
@@ -247,53 +173,10 @@ def test_a_name_is_asked_for_as_the_only_one_and_found_and_a_process_started_aga
     assert service.seen[-1].path.endswith("/processes/old/restart")
 
 
-def test_what_a_sandbox_is_changed_to_is_sent(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, {**SANDBOX, "metadata": {"c": "d"}}))
-    sandbox.set_timeout(9)
-    sandbox.set_timeout(None)
-    sandbox.set_idle_timeout(5)
-    sandbox.set_idle_timeout(None)
-    assert sandbox.update_metadata({"c": "d"}) == {"c": "d"} == sandbox.metadata
-    sandbox.rename("n", unique=True)
-    assert [seen.json() for seen in service.seen] == [
-        {"timeout": 9}, {"persistent": True}, {"idle_timeout": 5}, {"idle_timeout": 0}, {"metadata": {"c": "d"}},
-        {"name": "n", "unique_name": True},
-    ]  # fmt: skip
-
-
 def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client) -> None:
     service.say(Reply(200, {**SANDBOX, "state": "failed", "exit": {"reason": "oom", "detail": "it used all of its memory"}}))
     with pytest.raises(SandboxEndedError, match="all of its memory"):
         Sandbox.connect("x", client=client)
-
-
-def test_the_context_ends_the_sandbox_also_after_an_error(service: Script, client: Client) -> None:
-    service.say(Reply(201, SANDBOX), Reply(204))
-    with pytest.raises(KeyError), Sandbox.create(client=client):
-        raise KeyError
-    assert [(seen.method, seen.path) for seen in service.seen] == [("POST", "/v1/sandboxes"), ("DELETE", f"/v1/sandboxes/{SANDBOX['id']}")]
-
-
-def test_raw_output_is_given_as_bytes(service: Script, sandbox: Sandbox) -> None:
-    service.say(
-        events(
-            ("started", {"process": "p1"}),
-            ("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="}),
-            ("lost", {"stream": "stdout", "bytes": 7}),
-            ("exit", DONE),
-        )
-    )
-    pieces: list[Output] = []
-    result = sandbox.commands.run(["x"], on_output=pieces.append)
-    assert pieces == [Output("stdout", b"\xff"), Output("stdout", b"", 7)]
-    assert result.stdout_omitted == 7
-
-
-def test_a_failure_in_the_middle_is_raised(service: Script, sandbox: Sandbox) -> None:
-    ended = {"code": "sandbox_ended", "detail": "out of memory", "fields": {"reason": "oom"}}
-    service.say(events(("started", {"process": "p1"}), ("failure", ended)))
-    with pytest.raises(SandboxEndedError, match="out of memory"):
-        sandbox.commands.run("x", on_stdout=lambda _: None)
 
 
 def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
@@ -368,18 +251,6 @@ def test_a_command_that_takes_no_more_input_is_no_error(service: Script, sandbox
     assert fed == [b"a", b"<end>"]
 
 
-async def test_async_standard_input_is_fed_and_its_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"a"
-        raise ZeroDivisionError
-
-    fed: list[bytes] = []
-    feeding(service, fed)
-    with pytest.raises(ZeroDivisionError):
-        await async_sandbox.commands.run("cat", stdin=pieces())
-    assert fed == [b"a", b"<end>"]
-
-
 async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(service: Script, async_sandbox: AsyncSandbox) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b"a"
@@ -390,31 +261,6 @@ async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(servic
     assert (await async_sandbox.commands.run("cat", stdin=pieces())).exit_code == 0
     assert fed == [b"a", b"bc", b"<end>"]
     assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
-
-
-async def test_async_callbacks_may_be_coroutines_and_their_errors_come_out_as_they_are(service: Script, async_sandbox: AsyncSandbox) -> None:
-    service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "x"}), ("exit", DONE)))
-    told: list[str] = []
-
-    async def tell(text: str) -> None:
-        told.append(text)
-
-    await async_sandbox.commands.run("x", on_stdout=tell)
-    assert told == ["x"]
-
-    async def fail(_: str) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await async_sandbox.commands.run("x", on_stdout=fail)
-
-
-def test_small_text_on_standard_input_travels_with_the_request(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, DONE))
-    sandbox.commands.run("cat", stdin="héllo")
-    body = service.seen[0].json()
-    assert body["stdin"] == "héllo"
-    assert "stdin_open" not in body
 
 
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:
@@ -468,15 +314,6 @@ def test_text_that_is_none_is_refused_with_the_way_out(service: Script, sandbox:
     assert sandbox.files.read("/x", "bytes") == b"\xff\xfe"
 
 
-def test_a_download_that_breaks_off_leaves_nothing(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
-    entry = {"name": "x", "path": "/x", "kind": "file", "mode": 0o644}
-    service.say(Reply(200, entry), Reply(200, b"half", cut=True))
-    folder = tmp_path / "here"
-    with pytest.raises(UnavailableError):
-        sandbox.files.download("/x", folder / "x")
-    assert list(folder.iterdir()) == []
-
-
 def test_a_folder_from_a_hostile_sandbox_stays_in_its_folder(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
     folder = {"name": "d", "path": "/d", "kind": "directory"}
     service.say(Reply(200, folder), Reply(200, archive(entry("../../evil", content=b"evil"))))
@@ -485,46 +322,7 @@ def test_a_folder_from_a_hostile_sandbox_stays_in_its_folder(service: Script, sa
     assert not list(tmp_path.rglob("*evil*"))
 
 
-def test_a_folder_that_breaks_off_is_told_with_the_sandboxs_own_word_for_it(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
-    folder = {"name": "d", "path": "/d", "kind": "directory"}
-    begun = archive(entry("a", content=b"a"), entry("b", content=b"b"))[:1800]
-    service.say(Reply(200, folder), Reply(200, begun, cut=True))
-    with pytest.raises(UnavailableError):
-        sandbox.files.download("/d", tmp_path / "d")
-    assert (tmp_path / "d/a").read_text() == "a"
-    said = tar.message("SANDLOT.code", "permission_denied") + tar.message("SANDLOT.error", "not that one")
-    service.say(Reply(200, folder), Reply(200, begun[:1024] + said, cut=True))
-    with pytest.raises(ForbiddenError, match="not that one"):
-        sandbox.files.download("/d", tmp_path / "d")
-
-
 def test_a_signed_url_over_a_socket_is_as_the_service_gave_it(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, {"url": "/v1/signed/files/content?a=b", "method": "GET", "expires_at": "2026-01-01T00:00:00Z"}))
     assert sandbox.files.sign_url("/workspace/a") == "/v1/signed/files/content?a=b"
     assert service.seen[0].json() == {"path": "/workspace/a", "method": "GET", "expires_in": 3600.0}
-
-
-def test_a_file_is_sent_in_pieces_and_never_held_whole(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
-    source = tmp_path / "big"
-    source.write_bytes(os.urandom(1_000_000))
-    service.say(Reply(200, {"name": "x", "path": "/x", "kind": "file"}))
-    with source.open("rb") as file:
-        sandbox.files.write("/x", file)
-    assert service.seen[0].headers["transfer-encoding"] == "chunked"
-    assert service.seen[0].body == source.read_bytes()
-
-
-async def test_capacity_is_told_as_the_service_has_it(service: Script, client: Client) -> None:
-    amount = {"memory_bytes": 3, "disk_bytes": 2, "pids": 1}
-    figures = {"total": amount, "promised": amount, "free": amount, "sandboxes": 1, "max_sandboxes": 50}
-    service.say(Reply(200, figures))
-    assert client.capacity() == figures
-    service.say(Reply(200, figures))
-    async with AsyncClient(url=service.url) as other:
-        assert await other.capacity() == figures
-    assert [(seen.method, seen.path) for seen in service.seen] == [("GET", "/v1/capacity")] * 2
-
-
-def test_what_limits_come_as_has_a_public_name(service: Script, client: Client) -> None:
-    service.say(Reply(200, SANDBOX))
-    assert isinstance(client.sandbox("sb-abcd-abcdefghijklmnop").limits, Limits)

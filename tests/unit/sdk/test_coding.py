@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
 import anyio
 import pytest
 
-from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError, UnavailableError
+from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
 from sandlot.sdk import (
-    AsyncClient,
     AsyncSandbox,
-    Client,
-    CodeEvent,
     Context,
-    Execution,
-    Output,
     Result,
     Sandbox,
     retries,
 )
-from tests.unit.sdk.scripted import Reply, Script, Seen, events, problem
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
-SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 BASE = f"/v1/sandboxes/{SANDBOX['id']}"
 ACCEPTED = ("accepted", {"execution": "e1"})
 STARTED = ("started", {"execution": "e1", "execution_count": 3})
@@ -46,44 +39,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_S", 0.001)
 
 
-@pytest.fixture
-def sandbox(service: Script) -> Iterator[Sandbox]:
-    with Client(url=service.url) as client:
-        service.say(Reply(201, SANDBOX))
-        made = Sandbox.create(client=client)
-        service.seen.clear()
-        yield made
-
-
-@pytest.fixture
-async def async_sandbox(service: Script) -> AsyncIterator[AsyncSandbox]:
-    async with AsyncClient(url=service.url) as client:
-        service.say(Reply(201, SANDBOX))
-        made = await AsyncSandbox.create(client=client)
-        service.seen.clear()
-        yield made
-
-
 def asked(seen: Seen) -> dict[str, str]:
     return {name: value for name, (value,) in parse_qs(seen.query).items()}
-
-
-def test_what_is_not_said_is_not_sent(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, DONE))
-    sandbox.run_code("x")
-    assert service.seen[-1].json() == {"code": "x", "timeout": 60.0}
-    context = Context("ctx-1", "bash", "/", "idle")
-    sandbox.run_code("x", "bash", context=context, timeout=None, envs={"A": "b"}, silent=True, store_history=False, stop_on_error=True)
-    assert service.seen[-1].json() == {
-        "code": "x",
-        "timeout": None,
-        "language": "bash",
-        "context": "ctx-1",
-        "env": {"A": "b"},
-        "silent": True,
-        "store_history": False,
-        "stop_on_error": True,
-    }
 
 
 def test_an_answer_that_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
@@ -97,17 +54,6 @@ def test_an_answer_that_was_cut_is_asked_for_again_under_the_same_key(service: S
             assert len(set(keys)) == 1
             sandbox.run_code("x")
             assert service.seen[-1].headers["idempotency-key"] != keys[0]
-
-
-def test_there_is_an_end_to_asking_again(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(gone=True))
-    with pytest.raises(UnavailableError, match="not known"):
-        sandbox.run_code("x")
-    assert len(service.seen) == retries.MAX_TRIES
-    service.seen.clear()
-    with pytest.raises(UnavailableError):
-        sandbox.run_code("x", on_stdout=print)
-    assert len(service.seen) == retries.MAX_TRIES
 
 
 def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sandbox: Sandbox) -> None:
@@ -128,13 +74,6 @@ def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sand
         {"events_from": "2", "stdout_from": "2", "stderr_from": "0"},
         {"events_from": "3", "stdout_from": "4", "stderr_from": "4"},
     ]
-
-
-def test_a_stream_that_broke_before_anything_was_told_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(cut=True), events(ACCEPTED, STARTED, out("a", 0), ("exit", DONE)))
-    assert sandbox.run_code("x", on_stdout=print).stdout == "a"
-    assert [seen.method for seen in service.seen] == ["POST", "POST"]
-    assert len({seen.headers["idempotency-key"] for seen in service.seen}) == 1
 
 
 def test_a_service_that_stops_is_waited_for(service: Script, sandbox: Sandbox) -> None:
@@ -197,15 +136,6 @@ def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(servic
     assert list(handle) == []
     service.say(Reply(200, {"running": False}))
     assert not handle.interrupt()
-
-
-def test_a_cell_is_attached_to_from_given_offsets(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(ACCEPTED, out("c", 2), ("lost", {"stream": "stderr", "bytes": 5}), ("exit", DONE)))
-    told: list[CodeEvent] = list(sandbox.attach_code("e1", events_from=4, stdout_from=2))
-    assert asked(service.seen[-1]) == {"events_from": "4", "stdout_from": "2", "stderr_from": "0"}
-    assert told[:2] == [Output("stdout", b"c"), Output("stderr", b"", 5)]
-    assert isinstance(told[2], Execution)
-    assert told[2].stderr_omitted == 5
 
 
 def test_a_context_whose_create_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:

@@ -19,10 +19,6 @@ def test_without_anything_it_is_the_local_service() -> None:
     assert not target.proxied
 
 
-def test_an_empty_variable_is_an_unset_one() -> None:
-    assert resolve({"SANDLOT_URL": "", "SANDLOT_API_KEY": "", "SANDLOT_DATA_DIR": ""}) == resolve({})
-
-
 def test_the_state_directory_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve({"SANDLOT_DATA_DIR": "state"}).local == tmp_path / "state"

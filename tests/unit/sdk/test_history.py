@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests.unit.sdk.scripted import Reply, Script, events, problem
 AT = "2026-01-01T00:00:00Z"
 FILE = {"id": "file-a", "filename": "a.txt", "media_type": "text/plain", "size_bytes": 3, "sha256": "0", "created_at": AT, "sandbox": None}
 RUN = {"id": "e1", "sandbox": "sb", "kind": "code", "status": "ok", "created_at": AT, "code": "1", "argv": None, "duration": 0.5}
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
 
 
 def happened(sequence: int) -> tuple[str, dict[str, Any]]:
@@ -72,20 +65,6 @@ def test_a_refusal_is_no_cut(service: Script, client: Client) -> None:
     with pytest.raises(NotFoundError):
         next(client.events.follow())
     assert len(service.seen) == 1
-
-
-def test_lists_are_read_page_by_page(service: Script, client: Client) -> None:
-    service.say(
-        Reply(200, {"events": [happened(1)[1]], "next_cursor": "1", "last": 1}),
-        Reply(200, {"events": [happened(2)[1]], "next_cursor": None, "last": 2}),
-    )
-    assert [(event.sequence, event.type, event.data) for event in client.events.list()] == [
-        (1, "sandbox.created", {"a": 1}),
-        (2, "sandbox.created", {"a": 1}),
-    ]
-    service.say(Reply(200, {"executions": [RUN], "next_cursor": None}))
-    (run,) = client.executions.list(sandbox="sb", limit=5)
-    assert (run.id, run.code, run.argv, run.duration_s, run.stdout, run.files) == ("e1", "1", None, 0.5, "", None)
 
 
 def test_a_file_needs_a_name_and_a_path_a_file(service: Script, client: Client, tmp_path: Path) -> None:

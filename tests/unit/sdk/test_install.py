@@ -6,11 +6,10 @@ import base64
 
 import pytest
 
-from sandlot.model.errors import InvalidRequestError, UnavailableError
-from sandlot.sdk import AsyncClient, AsyncSandbox, Client, Output, Sandbox, retries
-from tests.unit.sdk.scripted import Reply, Script, events, problem
+from sandlot.model.errors import UnavailableError
+from sandlot.sdk import Client, Output, Sandbox, retries
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
-SANDBOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base"}
 ENDED = {"process": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration": 0.1}
 FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "stdout_omitted": 0, "stderr_omitted": 0, "files": None, "files_more": False}
 TOLD = events(
@@ -48,26 +47,6 @@ def test_its_output_comes_as_it_is_written(service: Script) -> None:
     assert (done.exit_code, done.stdout, done.stderr) == (1, "read\n", "no such package\n")
     assert service.seen[-1].json() == {"manager": "apt", "packages": ["tree"], "timeout": None, "user": "root"}
     assert service.seen[-1].headers["accept"] == "text/event-stream"
-
-
-async def test_the_asynchronous_client_does_the_same(service: Script) -> None:
-    service.say(Reply(201, SANDBOX), TOLD, Reply(200, FINISHED))
-    said: list[str] = []
-
-    async def hear(text: str) -> None:
-        said.append(text)
-
-    async with AsyncClient(url=service.url) as client:
-        sandbox = await AsyncSandbox.create(client=client)
-        assert (await sandbox.install("left-pad", manager="npm", on_stderr=hear)).exit_code == 1
-        assert (await sandbox.install(["left-pad"], manager="npm")).stderr == "no such package\n"
-    assert said == ["no such package\n"]
-
-
-def test_what_is_refused_is_raised(service: Script) -> None:
-    service.say(Reply(201, SANDBOX), problem(400, "invalid_request"))
-    with Client(url=service.url) as client, pytest.raises(InvalidRequestError):
-        Sandbox.create(client=client).install("--option")
 
 
 def test_one_whose_end_is_never_told_is_no_result(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sandlot
 from sandlot import AsyncClient, Client, InvalidRequestError, NotFoundError, UnavailableError
-from sandlot.sdk.oneshot import BatchItem, Lines, ProgramResult, batch_body
+from sandlot.sdk.oneshot import Lines, ProgramResult, batch_body
 from tests.unit.sdk.scripted import Reply, Script
 
 RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration": 0.5}
@@ -98,18 +97,6 @@ async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> N
     assert service.seen[0].json()["concurrency"] == 2
 
 
-async def test_items_are_given_as_they_come(service: Script) -> None:
-    service.say(lines(item(1, RESULT), item(0, RESULT)))
-    async with AsyncClient(url=service.url) as client:
-        assert [each.index async for each in client.iter_batch([{"language": "bash", "code": ""}] * 2)] == [1, 0]
-
-
-def test_no_programs_are_no_request(service: Script) -> None:
-    with Client(url=service.url) as client:
-        assert client.execute_batch([]) == []
-    assert service.seen == []
-
-
 def test_the_error_of_one_program_is_raised(service: Script) -> None:
     service.say(lines(item(0, error=PROBLEM)))
     with Client(url=service.url) as client, pytest.raises(NotFoundError, match="no template"):
@@ -134,13 +121,6 @@ def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests)
                 client.execute_batch([{"language": "bash", "code": ""}] * 2)
 
 
-def test_without_a_client_the_environment_says_which_service(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    service.say(lines(item(0, RESULT)))
-    assert sandlot.execute("bash", "echo 1").stdout == "1\n"
-    assert [each.ok for each in sandlot.execute_batch([{"language": "bash", "code": "echo 1"}])] == [True]
-
-
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3), max_size=5), st.data())
 def test_lines_are_the_same_however_they_are_cut(objects: list[dict[str, str]], data: st.DataObject) -> None:
     text = b"".join(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace") + b"\n" * data.draw(st.integers(1, 3)) for each in objects)
@@ -151,7 +131,3 @@ def test_lines_are_the_same_however_they_are_cut(objects: list[dict[str, str]], 
         told += read.feed(text[at : at + size])
         at += size
     assert told == [json.loads(json.dumps(each, ensure_ascii=False).encode("utf-8", "replace")) for each in objects]
-
-
-def test_an_item_of_a_newer_service() -> None:
-    assert BatchItem.parse({"index": 1, "result": {"status": "novel", "exit_code": 0, "more": 1}, "error": None, "more": 2}).ok is False

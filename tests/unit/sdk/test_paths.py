@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +10,6 @@ import pytest
 from sandlot import SandlotError
 from sandlot.sdk import Client
 from tests.unit.sdk.scripted import Reply, Script, problem
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
 
 
 def test_names_are_quoted_in_paths(client: Client, service: Script) -> None:

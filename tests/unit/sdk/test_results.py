@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Output, Result
+from sandlot.sdk.results import CommandResult, Execution, ExecutionError, Result
 
 
 def test_fields_of_a_newer_service_are_ignored_and_missing_ones_have_defaults() -> None:
@@ -72,13 +72,3 @@ def test_a_notebook_shows_a_result_as_it_is() -> None:
     assert metadata == {"image/png": {"width": 3}}
     assert result._repr_mimebundle_(include=["text/plain"])[0] == {"text/plain": "a"}
     assert set(result._repr_mimebundle_(exclude=["text/plain"])[0]) == {"application/json", "image/png"}
-
-
-def test_output_is_text_as_well() -> None:
-    assert Output("stdout", "é".encode()).text == "é"
-    assert Output("stdout", b"\xc3").text == "\ufffd"
-
-
-def test_an_error_reads_like_pythons() -> None:
-    assert str(ExecutionError("KeyError", "'x'", ("Traceback:\n", "KeyError: 'x'"))) == "Traceback:\nKeyError: 'x'"
-    assert str(ExecutionError("KeyError", "'x'")) == "KeyError: 'x'"

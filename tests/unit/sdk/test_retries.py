@@ -45,18 +45,3 @@ def test_every_repetition_has_an_end(luck: float) -> None:
         tries += 1
     assert retries.RECONNECT_S <= waited_s <= retries.RECONNECT_S + 1
     assert tries < 25
-
-
-@given(tries=st.integers(min_value=1, max_value=3))
-def test_waits_grow_and_differ_between_clients(tries: int) -> None:
-    early, late = (retries.refused_wait_s(tries, retryable=True, retry_after=None, luck=luck) for luck in (1, 0))
-    following = retries.refused_wait_s(tries + 1, retryable=True, retry_after=None, luck=1)
-    assert early is not None
-    assert late is not None
-    assert following is not None
-    assert early < late < following
-
-
-def test_luck_is_a_share() -> None:
-    assert 0 <= retries.roll() <= 1
-    assert len({retries.roll() for _ in range(10)}) > 1

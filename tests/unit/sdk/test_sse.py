@@ -38,14 +38,6 @@ def test_data_of_several_lines_is_one_text() -> None:
     assert Decoder().feed(b'event: x\ndata: {"a":\ndata: 1}\n\n') == [Event("x", {"a": 1})]
 
 
-def test_an_event_without_a_name_is_a_message() -> None:
-    assert Decoder().feed(b"data: {}\n\n") == [Event("message", {})]
-
-
-def test_a_name_without_data_is_no_event_and_leaves_nothing_behind() -> None:
-    assert Decoder().feed(b"event: x\n\ndata: {}\n\n") == [Event("message", {})]
-
-
 def test_comments_and_unknown_fields_are_nothing() -> None:
     assert Decoder().feed(b": keep-alive\n\nid: 7\nretry: 3\n\n") == []
 

@@ -9,8 +9,7 @@ import pytest
 
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import UnavailableError
-from sandlot.sdk import AsyncClient, Client, ListeningPort, LogEntry
-from sandlot.sdk._async.code.telling import AsyncTelling
+from sandlot.sdk import Client, ListeningPort, LogEntry
 from sandlot.sdk._sync.code.telling import Telling
 from tests.unit.sdk.scripted import Reply, Script, events
 
@@ -50,15 +49,6 @@ def test_what_is_written_is_followed_to_the_end(service: Script) -> None:
         for _ in range(2):
             with pytest.raises(UnavailableError):
                 list(Telling(client, "sb").follow_logs())
-
-
-async def test_so_does_the_asynchronous_one(service: Script) -> None:
-    async with AsyncClient(url=service.url) as client:
-        box = AsyncTelling(client, "sb")
-        service.say(Reply(200, PORTS), Reply(200, LOGS), events(*STREAM))
-        assert [each.port for each in await box.ports()] == [22, 8000]
-        assert [entry.text for entry in await box.logs()] == ["one\n", "bad\n"]
-        assert [(entry.stream, entry.text, entry.omitted_bytes) async for entry in box.follow_logs()] == TOLD
 
 
 def test_the_command_line_shows_it(service: Script, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

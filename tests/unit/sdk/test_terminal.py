@@ -41,31 +41,6 @@ async def test_asynchronous_and_synchronous(tmp_path: Path) -> None:
         await asyncio.to_thread(_synchronous, at, id_)
 
 
-async def test_over_tcp_with_a_key(tmp_path: Path) -> None:
-    async with bench(tmp_path) as at:
-        _, secret = await at.service.keys.create("terminals", operator=True)
-        listener = listen.tcp_socket("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        id_ = (await at.sandbox()).id
-        async with answering(at.service, [listener]):
-            sandbox = await AsyncSandbox.connect(id_, url=url, api_key=secret)
-            async with await sandbox.pty.create("echo over tcp; exit 2") as screen:
-                assert b"".join([piece async for piece in screen]) == b"over tcp\r\n"
-                assert screen.result is not None
-                assert screen.result.exit_code == 2
-            await sandbox.aclose()
-
-            def synchronous() -> int:
-                sandbox = Sandbox.connect(id_, url=url, api_key=secret)
-                try:
-                    with sandbox.pty.create("exit 6") as screen:
-                        return screen.wait().exit_code
-                finally:
-                    sandbox.close()
-
-            assert await asyncio.to_thread(synchronous) == 6
-
-
 async def _asynchronous(at: Bench, id_: str) -> None:
     sandbox = await AsyncSandbox.connect(id_, url=f"unix://{at.service.settings.socket}")
     async with await sandbox.pty.create("stty -echo; echo ready; read x; stty size; read x; exit 3", rows=30, cols=90) as screen:

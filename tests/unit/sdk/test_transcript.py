@@ -45,12 +45,6 @@ def test_characters_survive_any_cut(text: str, cuts: list[int]) -> None:
     assert transcript.stdout.omitted == 0
 
 
-def test_an_incomplete_character_at_the_end_shows_as_a_replacement() -> None:
-    transcript = Transcript()
-    assert told(transcript, [output(b"a\xc3", 0)]) == "a\ufffd"
-    assert transcript.stdout.text() == "a\ufffd"
-
-
 def test_what_was_read_before_is_not_taken_again() -> None:
     transcript = Transcript()
     transcript.take(output(b"hello", 0))
@@ -69,13 +63,6 @@ def test_a_gap_is_counted_whether_it_is_told_or_seen() -> None:
     assert transcript.stdout.omitted == 111, "what stood between two gaps is left out with them"
 
 
-def test_streams_do_not_mix() -> None:
-    transcript = Transcript()
-    transcript.take(output(b"out", 0))
-    transcript.take(output(b"err", 0, "stderr"))
-    assert (transcript.stdout.text(), transcript.stderr.text()) == ("out", "err")
-
-
 def test_the_first_and_last_mib_are_kept(subtests: pytest.Subtests) -> None:
     total = HEAD_BYTES + 3 * TAIL_BYTES + 17
     raw = b"".join(b"%015d\n" % number for number in range(total // 16 + 1))[:total]
@@ -90,13 +77,6 @@ def test_the_first_and_last_mib_are_kept(subtests: pytest.Subtests) -> None:
             assert text.startswith(raw[:HEAD_BYTES])
             assert text.endswith(raw[-TAIL_BYTES:])
             assert b"[... %d bytes omitted ...]\n" % omitted in text[HEAD_BYTES:-TAIL_BYTES]
-
-
-def test_nothing_is_omitted_up_to_two_mib() -> None:
-    transcript = Transcript()
-    transcript.take(output(b"x" * (HEAD_BYTES + TAIL_BYTES), 0))
-    assert transcript.stdout.omitted == 0
-    assert transcript.stdout.text() == "x" * (HEAD_BYTES + TAIL_BYTES)
 
 
 def test_a_command_ends_with_its_exit_event() -> None:

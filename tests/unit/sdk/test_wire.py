@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, class_of
+from sandlot.model.errors import CODES, ErrorCode, InternalError, InvalidRequestError, LimitError, SandboxEndedError, class_of
 from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.sdk import wire
 from sandlot.sdk.info import Entry, SandboxInfo
@@ -53,13 +53,6 @@ def test_limits_are_sent_in_bytes_and_in_part() -> None:
 def test_no_time_limit_is_said() -> None:
     body = wire.process_body("x", envs=None, cwd=None, user=None, timeout=None, background=False, stdin=None, stdin_open=False)
     assert body == {"command": "x", "timeout": None}
-
-
-def test_a_list_is_no_shell_text() -> None:
-    body = wire.process_body(("a", "b c"), envs={}, cwd="/", user="root", timeout=1, background=True, stdin="in", stdin_open=True, tag="t")
-    assert body == {
-        "argv": ["a", "b c"], "env": {}, "cwd": "/", "user": "root", "stdin": "in", "stdin_open": True, "background": True, "timeout": 1, "tag": "t",
-    }  # fmt: skip
 
 
 @given(st.binary(max_size=200))
@@ -124,13 +117,6 @@ def test_only_the_service_says_that_a_call_may_be_repeated() -> None:
     assert [body for body in bodies if wire.retryable(body)] == []
 
 
-def test_answers_are_objects() -> None:
-    assert wire.parse(b"") == {}
-    assert wire.parse(b'{"a":1}') == {"a": 1}
-    with pytest.raises(InternalError):
-        wire.parse(b"<html>")
-
-
 def test_a_sandbox_that_ended_says_why() -> None:
     wire.check_alive(SandboxInfo("x", "running", "base"))
     with pytest.raises(SandboxEndedError, match="oom") as caught:
@@ -150,10 +136,6 @@ def test_a_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(wire, "MAX_LISTED", 2)
     with pytest.raises(LimitError):
         wire.check_page(first, second, more=True)
-
-
-def test_not_found_is_not_found() -> None:
-    assert isinstance(wire.from_problem({"code": "sandbox_not_found"}), NotFoundError)
 
 
 def test_a_url_of_the_service_begins_as_this_client_reaches_it(subtests: pytest.Subtests) -> None:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.ids import new_file_id
-from sandlot.store.blobs import explained, open_blobs
+from sandlot.store.blobs import open_blobs
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 async def pieces(count: int) -> AsyncIterator[bytes]:
@@ -72,10 +59,3 @@ async def test_a_place_that_is_no_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(HostError) as refused:
         await open_blobs(tmp_path / "files")
     assert str(tmp_path / "files") in refused.value.message
-
-
-def test_errors_of_the_system_are_said_in_words() -> None:
-    assert isinstance(explained(OSError(errno.ENOSPC, "No space left on device"), Path("/x")), LimitError)
-    read_only = explained(OSError(errno.EROFS, "Read-only file system"), Path("/x"))
-    assert isinstance(read_only, HostError)
-    assert "Read-only file system" in read_only.message

@@ -30,18 +30,6 @@ def postgres() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with little room."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "small", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 async def test_the_file_and_what_is_beside_it_are_its_owners_alone(tmp_path: Path) -> None:
     before = os.umask(0)

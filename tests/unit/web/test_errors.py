@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sandlot.model.errors import CODES, ErrorCode, class_of
-from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, defect, validation
+from sandlot.web.errors import MEDIA_TYPE, MOST_FIELDS, answer, validation
 
 
 def test_every_code_has_its_response() -> None:
@@ -45,21 +45,11 @@ def test_validation_names_fields_and_repeats_no_value() -> None:
     assert "secret" not in str(error)
 
 
-def test_validation_of_a_body_that_is_not_json() -> None:
-    error = validation([{"type": "json_invalid", "loc": ("body", 7), "msg": "x", "ctx": {"error": "Expecting value"}}])
-    assert error.message == "The body is not JSON."
-    assert error.fields == {"body": "Expecting value at character 7"}
-
-
 def test_many_errors_make_a_short_response() -> None:
     error = validation([{"type": "missing", "loc": ("body", str(n) + "f" * 1000), "msg": "x"} for n in range(100)])
     assert len(error.message) < 400
     assert len(error.hint) < 2000
     assert len(error.fields) == MOST_FIELDS
-
-
-def test_defect_is_an_internal_error() -> None:
-    assert defect().code is ErrorCode.INTERNAL
 
 
 def test_retryable_errors_and_no_others_say_when_to_retry() -> None:

@@ -19,11 +19,12 @@ from sandlot.core.node.budget import Budget
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.specs import KIB, MIB
+from sandlot.model.specs import MIB
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import frame, listen, streams
 from sandlot.web.auth import OWNER
+from tests.support.http import NO_TLS
 from tests.support.node import settled
 from tests.support.service import BASE, Bench, bench, client, tcp_client
 from tests.support.until import until
@@ -85,21 +86,11 @@ def _send_without_end(path: Path) -> tuple[int, bytes]:
         return sent, peer.recv(100_000)
 
 
-async def test_a_client_that_stops_in_the_middle_of_too_much_is_answered(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "DRAIN_TIMEOUT_S", 0.2)
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(b"POST " + CODE.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
-    assert (await reader.read(100_000)).startswith(b"HTTP/1.1 413 ")
-    assert await reader.read() == b""
-    writer.close()
-    assert (await http.get("/healthz")).status_code == 200
-
-
 async def test_over_tcp_nothing_is_read_without_a_key(at: Bench) -> None:
     _, secret = await at.service.keys.create("a")
     listener = listen.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url) as anybody:
+    async with answering(at.service, [listener]), httpx.AsyncClient(base_url=url, verify=NO_TLS) as anybody:
         assert (await anybody.get("/healthz")).json()["status"] == "ok"
         for path in ("/v1/sandboxes", "/v1/version", "/metrics", "/nope"):
             response = await anybody.get(path)
@@ -178,7 +169,7 @@ async def test_over_tcp_answers_are_not_delayed(at: Bench) -> None:
     listener = listen.tcp_socket("127.0.0.1", 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listen, "Protocol", Watched)
-        async with answering(at.service, [listener]), httpx.AsyncClient() as anybody:
+        async with answering(at.service, [listener]), httpx.AsyncClient(verify=NO_TLS) as anybody:
             await anybody.get(f"http://127.0.0.1:{listener.getsockname()[1]}/healthz")
     assert seen
     assert all(seen)
@@ -241,19 +232,6 @@ async def test_a_body_that_stops_half_way_is_given_up(at: Bench, http: httpx.Asy
         assert b'"code": "timeout"' in answered
         writer.close()
     assert (await http.get("/healthz")).status_code == 200
-
-
-@pytest.mark.usefixtures("http")
-async def test_a_large_answer_is_counted_until_it_is_taken(at: Bench) -> None:
-    path = f"/v1/sandboxes/{(await at.sandbox()).id}/processes"
-    body = b'{"command": "head -c 1500000 /dev/zero | tr \'\\\\0\' a"}'
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket), limit=1)
-    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-    await reader.read(1)
-    assert at.service.budget.taken_bytes > 1_400_000
-    while at.service.budget.taken_bytes > KIB:  # what is noted of the process stays
-        await reader.read(65536)
-    writer.close()
 
 
 async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from sandlot.model.errors import HostError, InvalidRequestError
 from sandlot.server.serve import answering
 from sandlot.server.settings import Settings
 from sandlot.web import listen
+from tests.support.http import NO_TLS
 from tests.support.service import Bench, bench, unix_client
 from tests.support.until import until
 
@@ -47,14 +48,6 @@ def test_a_path_that_linux_cannot_take(folder: Path) -> None:
         listen.unix_socket(folder / "missing" / "s")
 
 
-def test_a_port_that_is_taken() -> None:
-    with listen.tcp_socket("127.0.0.1", 0) as taken, pytest.raises(HostError) as refused:
-        listen.tcp_socket("127.0.0.1", taken.getsockname()[1])
-    assert "in use" in refused.value.message
-    with pytest.raises(HostError):
-        listen.tcp_socket("no.such.host.invalid", 1)
-
-
 def test_a_client_that_hung_up_is_known_though_nothing_was_read(subtests: pytest.Subtests) -> None:
     for family in (socket.AF_UNIX, socket.AF_INET):
         with subtests.test(family=family):
@@ -71,12 +64,6 @@ def test_a_client_that_hung_up_is_known_though_nothing_was_read(subtests: pytest
                 theirs.close()
                 assert listen.hung_up(ours)
             assert listen.hung_up(ours), "closed by us"
-
-
-def test_the_kernel_says_who_the_peer_is() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        assert listen.is_owner(ours)
 
 
 def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
@@ -120,16 +107,6 @@ async def test_a_head_that_does_not_come_is_not_waited_for(at: Bench, monkeypatc
         writer.write(begun)
         assert await reader.read() == b""
         writer.close()
-    assert (await http.get("/healthz")).status_code == 200
-
-
-async def test_a_long_request_is_not_a_slow_head(at: Bench, monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
-    monkeypatch.setattr(listen, "HEAD_TIMEOUT_S", 0.2)
-    box = await at.sandbox()
-    async with unix_client(at.service.settings.socket) as mine:
-        for _ in range(2):
-            response = await mine.post(f"/v1/sandboxes/{box.id}/processes", json={"command": "sleep 0.6; echo done"})
-            assert response.json()["stdout"] == "done\n"
     assert (await http.get("/healthz")).status_code == 200
 
 
@@ -191,21 +168,12 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
         assert (await local.get("/healthz")).status_code == 200
     for _, other in held:
         other.close()
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", trust_env=False, verify=NO_TLS) as client:
 
         async def answers() -> bool:
             return (await client.get("/healthz")).status_code == 200
 
         await until(answers)
-
-
-async def test_requests_far_ahead_end_their_connection(at: Bench, http: httpx.AsyncClient) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
-    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
-    answered = await reader.read()
-    assert answered.count(b'"status":"ok"') <= listen.PIPELINE_MAX + 1
-    writer.close()
-    assert (await http.get("/healthz")).status_code == 200
 
 
 async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(

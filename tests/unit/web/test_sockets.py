@@ -137,18 +137,6 @@ async def test_a_socket_is_logged_and_counted_without_what_it_carried(at: Bench,
     assert 'status="101"' in (await http.get("/metrics")).text
 
 
-async def test_the_end_of_the_service_ends_sockets(tmp_path: Path) -> None:
-    async with bench(tmp_path) as at:
-        async with answering(at.service, [listen.unix_socket(at.service.settings.socket)]):
-            transport = httpx.AsyncHTTPTransport(uds=str(at.service.settings.socket))
-            async with httpx.AsyncClient(transport=transport, base_url="http://sandlot") as http:
-                opened = terminal(at, http)
-                _, connection = await opened.__aenter__()
-        with pytest.raises(ConnectionClosed):
-            await connection.recv()
-        await connection.close()
-
-
 CLOSE = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
 """A Close frame, masked like every frame of a client (RFC 6455 5.3)."""
 PORT = 8000

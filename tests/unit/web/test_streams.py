@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from sandlot.core.runs.processes import STDERR, STDOUT
+from sandlot.core.runs.processes import STDOUT
 from sandlot.link.types import Lost, Output
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.web.streams import EVENTS, LINES, Event, OutputEvents, Stream, TextSplitter, event, events, lines, wanted
@@ -39,14 +39,6 @@ def test_the_bytes_come_out_as_they_went_in_at_their_offsets(pieces: list[bytes]
     assert whole == b"".join(pieces)
 
 
-def test_text_stays_text_wherever_it_is_cut() -> None:
-    text = "héllo 😀 wörld".encode()
-    for cut in range(len(text) + 1):
-        splitter = TextSplitter()
-        told = [splitter.push(text[:cut], 0), splitter.push(text[cut:], cut), splitter.flush()]
-        assert {each["encoding"] for each in told if each is not None} == {"utf-8"}
-
-
 def test_a_gap_comes_after_what_was_before_it() -> None:
     output = OutputEvents()
     assert output.tell(Output(STDOUT, 0, b"a\xc3")) == [
@@ -58,15 +50,6 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
     (after,) = output.tell(Output(STDOUT, 12, b"b"))
     assert after.data["offset"] == 12
     assert output.end() == []
-
-
-def test_the_two_streams_do_not_mix() -> None:
-    output = OutputEvents()
-    assert output.tell(Output(STDOUT, 0, b"\xc3")) == []
-    (err,) = output.tell(Output(STDERR, 0, b"x"))
-    assert err.data["stream"] == "stderr"
-    (out,) = output.tell(Output(STDOUT, 1, b"\xa9"))
-    assert out.data["data"] == "é"
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=20)))

@@ -22,6 +22,7 @@ from typing import ParamSpec, TypeVar
 from sandlot.core.content import programs
 from sandlot.core.content.programs import Program
 from sandlot.core.sandbox import Sandbox
+from sandlot.host import durable
 from sandlot.host.threads import run_blocking
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandlotError
 from sandlot.model.specs import User
@@ -177,11 +178,7 @@ class Writing:
         os.fsync(self._fd)
         taken = os.fstat(self._fd).st_blocks * 512
         self._path.rename(into)
-        folder = os.open(into.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        durable.fsync_folder(into.parent)
         return taken
 
     def _close(self) -> None:

@@ -144,7 +144,7 @@ class Program:
         self._closed = True
         if self._hold is not None:
             self._hold.release()
-        self._box.keep(asyncio.create_task(self._leave()))
+        self._box.spawn(self._leave())
 
     async def _leave(self) -> None:
         try:
@@ -234,7 +234,7 @@ async def start(box: Sandbox, name: str, request: Mapping[str, Any], *, user: Us
         async with box.using() as link:
             program = Program(box, await link.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
-        box.keep(asyncio.create_task(_kill(box, id_)))
+        box.spawn(_kill(box, id_))
         raise
     try:
         await program.tell(request)
@@ -255,7 +255,7 @@ async def end_leftovers(box: Sandbox) -> int:
         for process in left:
             await link.signal(process, int(signal.SIGTERM))
     for process in left:
-        box.keep(asyncio.create_task(_kill(box, process, LEAVE_S)))
+        box.spawn(_kill(box, process, LEAVE_S))
     return len(left)
 
 

@@ -67,8 +67,7 @@ class Watcher:
         """
         watch = await watching.watch(self._box, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = watch.root, watch.by
-        self._task = asyncio.create_task(self._run(watch))
-        self._box.keep(self._task)
+        self._task = self._box.tasks.create_task(self._run(watch))
         self._task.add_done_callback(lambda _: self._give_if_over())
 
     async def take(self) -> Sequence[Event]:

@@ -104,14 +104,14 @@ async def take_over(living: Living) -> Exit:
             if box.state is not State.RUNNING:
                 box.become(State.RUNNING)
             await means.images.remove(box.id)  # half an image, or one that is older than what runs
-            box.keep(asyncio.create_task(_end_programs(box)))
+            box.spawn(_end_programs(box))
         box.activity.touch()
-        box.keep(asyncio.create_task(_settled(box)))  # before anything else that is asked of it
+        box.spawn(_settled(box))  # before anything else that is asked of it
         box.adopted.set()
         _log.info("sandbox.adopted", sandbox=box.id)
         if box.metadata.get(USE_WORD) == ONE_RUN:
             box.end(Exit(ExitReason.KILLED, FORSAKEN))
-        box.keep(asyncio.create_task(means.register.adopted(box)))
+        box.spawn(means.register.adopted(box))
         return await life.keep(living)
     finally:
         if living.exits is not None:
@@ -122,7 +122,7 @@ async def _sleep_on(living: Living) -> Exit:
     """It is what its image holds."""
     await resting.asleep(living)
     living.box.adopted.set()
-    living.box.keep(asyncio.create_task(living.means.register.adopted(living.box)))
+    living.box.spawn(living.means.register.adopted(living.box))
     return await life.keep(living)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.ports import Blank, Instance
@@ -21,9 +22,6 @@ STEP_TIMEOUT_S = 60.0
 
 RECORD_PATIENCE_S = 1.0
 """How long the end of a sandbox waits for the store: it must not live because a disk or a database is slow."""
-
-_DESTROY_PAUSE_S = 1.0
-_DESTROY_PAUSE_MAX_S = 60.0
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -56,8 +54,7 @@ async def let_go(box: Sandbox) -> None:
     """Nothing more is said to its guest."""
     if box.link is not None:
         await box.link.aclose()
-    for task in tuple(box.tasks):
-        task.cancel()
+    box.tasks.cancel()
     box.adopted.set()
     if not box.ready.done():
         box.ready.cancel()
@@ -84,16 +81,7 @@ async def until_dead(box: Sandbox, removal: asyncio.Future[None], failed: asynci
     tried.cancel()
 
 
-async def destroy(box: Sandbox, holdings: list[Blank | Instance], failed: asyncio.Event) -> None:
-    """Give back everything that it holds; what fails is tried again, and ``failed`` set."""
-    for held in reversed(holdings):
-        pause_s = _DESTROY_PAUSE_S
-        while True:
-            try:
-                await held.destroy()
-                break
-            except Exception:  # noqa: BLE001 - whatever it is: what is left is still taken, so it is neither forgotten nor given to others
-                failed.set()
-                _log.exception("sandbox.destroy_failed", sandbox=box.id, next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _DESTROY_PAUSE_MAX_S)
+async def destroy(box: Sandbox, holdings: list[Blank | Instance], disposer: Disposer, failed: asyncio.Event) -> None:
+    """Destroy all that a sandbox has on the host, in reverse order. ``failed`` is set after a failed attempt."""
+    for resource in reversed(holdings):
+        await disposer.destroy(resource, on_failure=failed.set, sandbox=box.id)

@@ -13,6 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandlot.host import durable
+
 IMAGE = "image"
 LAYER = "files.layer"
 
@@ -57,18 +59,8 @@ def _link_all(image: Path, into: Path) -> int:
     new = into.with_name(into.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     shutil.copytree(image, new, copy_function=os.link)
-    _sync(new)
-    new.rename(into)
-    _sync(into.parent)
+    durable.publish_folder(new, into)
     return sum(file.stat().st_blocks * 512 for file in into.iterdir())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tidy(folder: Path, keep: frozenset[str]) -> int:

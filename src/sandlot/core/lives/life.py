@@ -82,7 +82,7 @@ async def live(box: Sandbox, means: Means, course: Course) -> None:
     recorded = asyncio.ensure_future(means.register.ends(box))
     await asyncio.wait({recorded}, timeout=RECORD_PATIENCE_S)
     failed = asyncio.Event()
-    removal = asyncio.ensure_future(destroy(box, living.holdings, failed))
+    removal = asyncio.ensure_future(destroy(box, living.holdings, means.disposer, failed))
     try:
         await until_dead(box, removal, failed)
     finally:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandlot.core.lives.ending import STEP_TIMEOUT_S
 from sandlot.core.lives.images import Images
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.ports import Base, Clock, Greet
 from sandlot.core.records.register import Register
 from sandlot.core.sandbox import Sandbox
@@ -59,6 +60,7 @@ class Means:
         prepare: Makes a blank sandbox.
         greet: Makes a link to a guest.
         clock: The time.
+        disposer: Destroys what the driver made.
         turns: Bounds how many are created, or taken over, at once.
         register: Records where it is.
         images: Where what is hibernated is.
@@ -78,6 +80,7 @@ class Means:
     prepare: Prepare
     greet: Greet
     clock: Clock
+    disposer: Disposer
     turns: asyncio.Semaphore
     register: Register
     images: Images

@@ -381,7 +381,7 @@ async def _give_back(living: Living, size_bytes: int) -> None:
     link, box.link, box.instance = box.link, None, None
     if link is not None:
         await link.aclose()
-    task = asyncio.ensure_future(destroy(box, holdings, asyncio.Event()))
+    task = asyncio.ensure_future(destroy(box, holdings, living.means.disposer, asyncio.Event()))
     living.going.add(task)
     task.add_done_callback(living.going.discard)
     task.add_done_callback(lambda _: living.means.rested(box, size_bytes))

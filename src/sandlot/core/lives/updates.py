@@ -8,7 +8,6 @@ Laws:
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -139,7 +138,7 @@ async def update(box: Sandbox, what: Update, hands: Hands) -> None:
                 box.expires_at, box.deadline_monotonic_s = before[4:]
                 box.deadline_changed.set()
                 if what.moves_deadline:
-                    box.keep(asyncio.create_task(_say_again(box, hands.clock)))
+                    box.spawn(_say_again(box, hands.clock))
                 raise
 
 

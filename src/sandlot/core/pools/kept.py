@@ -14,7 +14,6 @@ Laws:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from sandlot.core.pools.kinds import Identity, Sizes, kind_as_words, kind_of_words
+from sandlot.host import durable
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, HostError, SandlotError
 
@@ -97,19 +97,8 @@ class Kept:
             }
             for which, each in said.items()
         ]
-        beside = self._file.with_name(f".{FILE}")
         try:
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as written:
-                json.dump({"format": _FORMAT, "pools": pools}, written, indent=1)
-                written.flush()
-                os.fsync(fd)
-            beside.replace(self._file)
-            folder = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            durable.write_file(self._file, json.dumps({"format": _FORMAT, "pools": pools}, indent=1).encode())
         except OSError as error:
             raise HostError(
                 f"The pools cannot be written to {self._file}: {error.strerror or error}.",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import policy
 from sandlot.core.pools.asleep import Asleep
@@ -201,10 +202,12 @@ class Removals:
 
     Args:
         ledger: Where the node's promises are.
+        disposer: Destroys what is removed.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, disposer: Disposer) -> None:
         self._ledger = ledger
+        self._disposer = disposer
         self.tasks: dict[asyncio.Task[None], str] = {}
         """Those that are under way, and who has the promise of what is removed."""
 
@@ -216,16 +219,7 @@ class Removals:
             task.add_done_callback(self.tasks.pop)
 
     async def _removed(self, what: Member | Prepared) -> None:
-        thing: Asleep | Blank = what.asleep if isinstance(what, Member) else what.blank
-        pause_s = 1.0
-        while True:
-            try:
-                await thing.destroy()
-                break
-            except Exception:  # noqa: BLE001 - what is left is still taken: it is tried until it is gone
-                _log.exception("pool.not_removed", next_try_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(60.0, 2 * pause_s)
+        await self._disposer.destroy(what.asleep if isinstance(what, Member) else what.blank, reservation=what.holder)
         self._ledger.give_up(what.holder)
 
 

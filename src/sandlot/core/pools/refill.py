@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.node import capacity
+from sandlot.core.node.disposer import Disposer
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.pools import keys, policy
 from sandlot.core.pools.asleep import Making
@@ -105,7 +106,7 @@ class Refill:
         self._rest_until_s = {True: float("-inf"), False: float("-inf")}
         """Of owners' pools, and of the node's."""
         self._swept_s = float("-inf")
-        self._removals = Removals(ledger)
+        self._removals = Removals(ledger, Disposer(clock))
         snapshots.displace = self._displace
 
     def kick(self) -> None:

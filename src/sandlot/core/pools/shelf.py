@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from sandlot.host import durable
+
 IMAGE, MADE = "image", "made.json"
 UNUSED_S: Final = 7 * 24 * 3600.0
 """What nobody has used for so long is removed."""
@@ -120,13 +122,8 @@ class Shelf:
     def publish(self, key: str, made: Mapping[str, Any]) -> None:
         """Let what was made appear under its name, whole; its lock is held."""
         making = self._folder / f"{_MAKING}{key}"
-        with (making / MADE).open("w", encoding="utf-8") as file:
-            json.dump(made, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(making)
-        making.rename(self._folder / key)
-        _sync(self._folder)
+        durable.write_file(making / MADE, json.dumps(made, indent=1).encode())
+        durable.publish_folder(making, self._folder / key)
 
     def discard(self, key: str) -> None:
         """Remove what was begun and came to nothing; its lock is held."""
@@ -189,14 +186,6 @@ class Shelf:
             if _KEY.fullmatch(name):
                 with contextlib.suppress(OSError, ValueError):
                     yield name, json.loads((self._folder / name / MADE).read_text("utf-8"))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 async def in_thread(take: Callable[[str], _Lock | None], key: str, let_go: Callable[[_Lock], None]) -> _Lock | None:

@@ -11,10 +11,8 @@ Laws:
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -26,6 +24,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.logs.lines import KILLED, NATIVE, Label, Line
 from sandlot.core.records.logs.tails import Tails
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.capture import shortened, shortened_argv
 from sandlot.model.errors import ErrorCode, HostError, NotFoundError, UnavailableError
@@ -39,13 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KILLED", "LOST", "NATIVE", "RUNNING", "Journal", "Label", "Line"]
 
-FLUSH_S = 0.5
-"""How long lines gather before they are written: half of the second that a kill may cost."""
-AGAIN_S = 1.0
-"""How long to wait after the store refused."""
 BATCH = 200
-LAST_FLUSH_S = 5.0
-"""For what is left when the service stops."""
 MAX_LINES = 20_000
 MAX_BYTES = 64 * MIB
 """Of everything that waits here, lines of runs that go on included."""
@@ -72,8 +65,7 @@ class Journal:
         self._metrics = metrics
         self._pending: dict[ExecutionId, ExecutionRecord] = {}
         self._files: dict[ExecutionId, int] = {}
-        self._waiting = asyncio.Event()
-        self._writing = asyncio.Lock()
+        self._writer = WriteBehind(self._write_pending)
         self._lost = 0
         self._held: Counter[OwnerId] = Counter()
         self.held_bytes = 0
@@ -97,7 +89,7 @@ class Journal:
         """How many files a run made or changed, where that is known after its end only."""
         if len(self._files) < MAX_LINES:
             self._files[ExecutionId(id_)] = files
-            self._waiting.set()
+            self._writer.put()
 
     def _begin(self, box: Sandbox, id_: ProcessId, label: Label, argv: Sequence[str]) -> Line:
         record = ExecutionRecord(
@@ -145,7 +137,7 @@ class Journal:
         self.hold(record.owner, _size(record))
         if not self.has(record.owner, 0):
             self._give_up([record.id])
-        self._waiting.set()
+        self._writer.put()
 
     def _forget(self, id_: ExecutionId) -> None:
         if (record := self._pending.pop(id_, None)) is not None:
@@ -184,37 +176,30 @@ class Journal:
 
     async def _caught_up(self) -> None:
         """What was said so far is in the store, if that takes it: whoever reads finds the run that it has just made."""
-        if self._pending or self._files or self._writing.locked():
+        if self._pending or self._files or self._writer.is_writing:
             await self.flush()
 
     async def run(self) -> None:
-        """Write what there is to be written, again and again; until it is cancelled."""
-        while True:
-            await self._waiting.wait()
-            await asyncio.sleep(FLUSH_S)
-            if not await self.flush():
-                await asyncio.sleep(AGAIN_S)
+        """Write whenever something is pending, until the task is cancelled."""
+        await self._writer.run()
 
     async def aclose(self) -> None:
         """Write what is left; what the store does not take is lost."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_FLUSH_S):
-                await self.flush()
+        await self._writer.close()
         self._give_up(list(self._pending))
         self._warn()
 
     async def flush(self) -> bool:
-        """Write all that there is now; whether the store took it."""
-        async with self._writing:
-            self._waiting.clear()
-            taken = await self._write_files()
-            while taken and self._pending:
-                batch = list(islice(self._pending.values(), BATCH))
-                taken = await self._write(batch)
-            if not taken and (self._pending or self._files):
-                self._waiting.set()
-            self._warn()
-            return taken
+        """Write what is pending now, and return whether the store took all of it."""
+        return await self._writer.flush()
+
+    async def _write_pending(self) -> bool:
+        taken = await self._write_files()
+        while taken and self._pending:
+            batch = list(islice(self._pending.values(), BATCH))
+            taken = await self._write(batch)
+        self._warn()
+        return taken
 
     async def _write(self, batch: Sequence[ExecutionRecord]) -> bool:
         try:

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from sandlot.core.concurrency import TaskSet
 from sandlot.core.content import files
 from sandlot.core.ports import Clock
 from sandlot.core.records.quotas import check_upload
@@ -77,7 +78,7 @@ class FileStore:
         self._clock = clock
         self._max_bytes = max_bytes
         self._new_id = new_id
-        self._committing: set[asyncio.Task[None]] = set()
+        self._commits = TaskSet("file.defect")
 
     async def open(self) -> int:
         """Remove the bytes of uploads and removals that a kill cut in half; how many. Call it before anything else."""
@@ -90,8 +91,7 @@ class FileStore:
 
     async def aclose(self) -> None:
         """Wait for what is being committed."""
-        if self._committing:
-            await asyncio.wait(self._committing)
+        await self._commits.wait()
 
     async def upload(self, who: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
         """Keep a file. Where the upload breaks off, nothing is left of it.
@@ -245,10 +245,7 @@ class FileStore:
             sandbox=sandbox,
         )
         # A client that goes away now has sent all of it: the file is kept or not, but never half of it.
-        task = asyncio.create_task(self._commit(record))
-        self._committing.add(task)
-        task.add_done_callback(self._committing.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(self._commits.create_task(self._commit(record)))
         return record
 
     async def _commit(self, record: FileRecord) -> None:

@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 def watch(box: Sandbox, line: Line) -> None:
     """End a background process's line when the process ends, with what is kept of its output; beside everything else."""
-    box.keep(asyncio.create_task(finish(line, watched(box, line))))
+    box.spawn(finish(line, watched(box, line)))
 
 
 async def finish(line: Line, work: Coroutine[Any, Any, None]) -> None:

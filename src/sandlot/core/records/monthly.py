@@ -8,7 +8,6 @@ Laws:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,17 +18,13 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.core.records.quotas import exceeded
+from sandlot.core.records.write_behind import WriteBehind
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import SandlotError
 from sandlot.model.storage import ExecutionTable
 
-FLUSH_S: Final = 0.5
-"""How long counts gather before they are written: half of the second that a kill may cost."""
 REFRESH_S: Final = 10.0
-AGAIN_S: Final = 1.0
-"""How long to wait after the store refused."""
-LAST_FLUSH_S: Final = 5.0
-"""For what is left when the service stops."""
+"""Counts of other nodes are read at least this often."""
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -51,9 +46,7 @@ class Monthly:
         self._known: Mapping[OwnerId, int] = {}
         self._begun: Counter[tuple[str, OwnerId]] = Counter()
         self._writing: Counter[tuple[str, OwnerId]] = Counter()
-        self._waiting = asyncio.Event()
-        self._turn = asyncio.Lock()
-        self._flushes: set[asyncio.Task[bool]] = set()
+        self._writer = WriteBehind(self._write_pending, refresh_s=REFRESH_S)
 
     async def open(self) -> None:
         """Read what was counted before. Call it before anything else."""
@@ -100,52 +93,31 @@ class Monthly:
             self._begun[entry] -= 1
             raise
         finally:
-            self._waiting.set()
+            self._writer.put()
 
     async def aclose(self) -> None:
         """Write what is left; what the store does not take is lost."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_FLUSH_S):
-                await self.flush()
+        await self._writer.close()
 
     async def run(self) -> None:
-        """Write what was counted, again and again; until it is cancelled."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
-                    await self._waiting.wait()
-                    await asyncio.sleep(FLUSH_S)
-            if not await self.flush():
-                await asyncio.sleep(AGAIN_S)
+        """Write new counts and read those of other nodes, until the task is cancelled."""
+        await self._writer.run()
 
     async def flush(self) -> bool:
-        """Write what was counted so far, and read what others counted; whether the store took it.
+        """Write what was counted so far and read the counts of other nodes. Returns whether the store took it."""
+        return await self._writer.flush()
 
-        Whoever waits for it may be cancelled, it may not: what is committed must leave what waits.
-        """
-        task = asyncio.create_task(self._flush())
-        self._flushes.add(task)
-        task.add_done_callback(self._flushes.discard)
+    async def _write_pending(self) -> bool:
+        self._writing.update(self._begun)  # adds; what was given back meanwhile may be negative
+        self._begun = Counter()
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
-
-    async def _flush(self) -> bool:
-        async with self._turn:
-            self._waiting.clear()
-            self._writing.update(self._begun)  # adds; what was given back meanwhile may be negative
-            self._begun = Counter()
-            try:
-                for month in sorted({month for month, _ in self._writing}):
-                    await self._write(month, {owner: number for (of, owner), number in self._writing.items() if of == month})
-                await self._refresh(month_of(self._clock.now()))
-            except SandlotError as error:
-                _log.warning("quotas.not_written", error=error.message, owners=len(self._writing))
-                self._waiting.set()
-                return False
-            return True
+            for month in sorted({month for month, _ in self._writing}):
+                await self._write(month, {owner: number for (of, owner), number in self._writing.items() if of == month})
+            await self._refresh(month_of(self._clock.now()))
+        except SandlotError as error:
+            _log.warning("quotas.not_written", error=error.message, owners=len(self._writing))
+            return False
+        return True
 
     async def _write(self, month: str, begun: Mapping[OwnerId, int]) -> None:
         if more := {owner: number for owner, number in begun.items() if number}:

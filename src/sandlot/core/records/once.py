@@ -11,8 +11,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 
 from sandlot.core.admission import NewSandbox
@@ -24,29 +23,6 @@ from sandlot.model.states import is_terminal
 from sandlot.model.storage import SandboxTable
 
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-class Once:
-    """One turn at a time for each owner's key."""
-
-    def __init__(self) -> None:
-        self._turns: dict[tuple[OwnerId, str], tuple[asyncio.Lock, int]] = {}
-
-    @asynccontextmanager
-    async def turn(self, owner: OwnerId, key: str) -> AsyncIterator[None]:
-        """Wait until nobody else is at work on a request of that key."""
-        name = owner, key
-        lock, waiting = self._turns.get(name, (asyncio.Lock(), 0))
-        self._turns[name] = lock, waiting + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, waiting = self._turns[name]
-            if waiting == 1:
-                del self._turns[name]
-            else:
-                self._turns[name] = lock, waiting - 1
 
 
 def check_key(key: str) -> str:

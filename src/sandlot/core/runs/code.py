@@ -99,7 +99,7 @@ async def begin(box: Sandbox, cell: Cell, *, label: Label = NATIVE, id: ProcessI
     except BaseException:
         box.background.discard(chosen)
         raise
-    box.keep(asyncio.create_task(_attend(box, execution)))
+    box.spawn(_attend(box, execution))
     return chosen
 
 

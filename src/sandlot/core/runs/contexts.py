@@ -153,7 +153,7 @@ async def create(box: Sandbox, language: str, *, cwd: str | None = None, env: Ma
             return made
     except asyncio.CancelledError:
         if id is None:
-            box.keep(asyncio.create_task(_given_up(box, chosen)))
+            box.spawn(_given_up(box, chosen))
         raise
 
 

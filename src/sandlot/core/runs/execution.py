@@ -110,14 +110,14 @@ class Execution:
         if self._presence is not None:
             self._presence.leave()
         if self._presence is not None and self._attends and not self._over:
-            self._box.keep(asyncio.create_task(self._linger(self._presence)))  # the hold is let go with it
+            self._box.spawn(self._linger(self._presence))  # the hold is let go with it
             return
         self._hold.release()
         if self.line is not None:
             self.line.cut()
         self._forget()
         if self._owned and self._presence is None and not self._over:
-            self._box.keep(asyncio.create_task(interrupted(self._box, self._call)))
+            self._box.spawn(interrupted(self._box, self._call))
         else:
             await self._call.aclose()
 

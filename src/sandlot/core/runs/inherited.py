@@ -11,7 +11,6 @@ Laws:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -60,7 +59,7 @@ def _go_on(box: Sandbox, record: ExecutionRecord, journal: Journal) -> None:
         box.installs += 1
     if record.mode == FOREGROUND and record.kind == "code":
         box.present.setdefault(ProcessId(record.id), Presence())
-    box.keep(asyncio.create_task(_settle(box, record, journal.go_on(box, record))))
+    box.spawn(_settle(box, record, journal.go_on(box, record)))
 
 
 async def _settle(box: Sandbox, record: ExecutionRecord, line: Line) -> None:

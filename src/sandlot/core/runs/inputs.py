@@ -143,11 +143,10 @@ def feed(box: Sandbox, call: ProcessCall, data: bytes) -> asyncio.Task[None]:
                 await call.write(data[at : at + PIECE_BYTES])
             call.close_stdin()
 
-    task = asyncio.create_task(write_all())
+    task = box.tasks.create_task(write_all())
     size = len(data)
     # Not in the coroutine: one that is cancelled before its first step runs none of it.
     task.add_done_callback(lambda _: box.budget.give(size))
-    box.keep(task)
     return task
 
 
@@ -196,7 +195,7 @@ async def _way(box: Sandbox, link: Link, process: ProcessId) -> Input:
     if known is not None:  # somebody else was faster
         await call.aclose()
         return known
-    box.keep(asyncio.create_task(drain(box, call)))
+    box.spawn(drain(box, call))
     return remember(box, call, info.stdin_bytes)
 
 

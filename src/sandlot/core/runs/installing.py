@@ -89,7 +89,7 @@ class Install:
         if not self._attends:
             await self.run.detach()
         elif self._presence is not None and not self.run.over:
-            self._box.keep(asyncio.create_task(self._linger(self._presence)))
+            self._box.spawn(self._linger(self._presence))
         else:
             await self._end()
 
@@ -136,7 +136,7 @@ async def start(box: Sandbox, what: Installing, quota: Quota, *, label: Label = 
     try:
         return await asyncio.shield(joining)
     except asyncio.CancelledError:
-        box.keep(asyncio.create_task(_left(joining)))
+        box.spawn(_left(joining))
         raise
 
 

@@ -143,7 +143,7 @@ class Run:
             self._line.cut()
         if not self._over:
             self._over = True
-            self._box.keep(asyncio.create_task(_kill(self._box, self._call.id, grace_s)))
+            self._box.spawn(_kill(self._box, self._call.id, grace_s))
         await self.detach()
 
 
@@ -169,7 +169,7 @@ async def start(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None, 
     except BaseException as error:
         box.budget.give(len(stdin or b""))
         if isinstance(error, asyncio.CancelledError):
-            box.keep(asyncio.create_task(_kill(box, id_)))
+            box.spawn(_kill(box, id_))
         raise
     if stdin is not None:
         _ = inputs.feed(box, call, stdin)
@@ -246,7 +246,7 @@ async def launch(box: Sandbox, spec: ProcessSpec, *, stdin: bytes | None = None,
         await call.aclose()
     else:
         # Its input travels on this call, so the call stays; and a reader that does not read would stop the process.
-        box.keep(asyncio.create_task(inputs.drain(box, call)))
+        box.spawn(inputs.drain(box, call))
         await inputs.given(box, inputs.feed(box, call, stdin), call, len(stdin))
     return call.id, call.pid
 

@@ -17,20 +17,21 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from sandlot.core import admission
 from sandlot.core.admission import NewSandbox
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lives import resting
 from sandlot.core.lives.images import Images
 from sandlot.core.lives.starts import Source
 from sandlot.core.ports import Clock
-from sandlot.core.records.once import Once, check_key, check_same, digest_of_words
+from sandlot.core.records.once import check_key, check_same, digest_of_words
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved import trees, writing
@@ -140,13 +141,12 @@ class Forks:
         self._node = node
         self._clock = clock
         self._told = told
-        self._once = Once()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._idempotency_locks = KeyedLock()
+        self._tasks = TaskSet("fork.defect")
 
     async def aclose(self) -> None:
         """Wait for what goes on behind the answers."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     async def fork(self, sandbox: str, who: Principal, asked: NewFork, *, key: str | None = None) -> Sequence[Sandbox]:
         """Fork a sandbox, and wait until all children run. A client that goes away leaves none.
@@ -173,7 +173,7 @@ class Forks:
         if key is None:
             return await self._fork(parent, owner, asked, None)
         digest = digest_of_words("fork", parent.id, json.dumps(asdict(asked), sort_keys=True, default=str))
-        async with self._once.turn(parent.owner, check_key(key)):
+        async with self._idempotency_locks.hold(parent.owner, check_key(key)):
             for attempt in count():
                 request = _Request(key, attempt, digest)
                 before = await self._before(request, owner, asked.count)
@@ -243,7 +243,7 @@ class Forks:
                 else:
                     ended[other.id] = None
         if ended:
-            self._spawn(self._tell("sandbox.promoted", box, ended=list(ended)))
+            self._tasks.spawn(self._tell("sandbox.promoted", box, ended=list(ended)))
         return Promoted(box.id, tuple(ended), failed)
 
     async def _fork(self, parent: Sandbox, owner: Principal, asked: NewFork, request: _Request | None) -> Sequence[Sandbox]:
@@ -280,8 +280,8 @@ class Forks:
             await asyncio.shield(self._none(tasks, gate, litter, error))
             raise
         finally:
-            self._spawn(self._images.remove(image))
-        self._spawn(self._tell("sandbox.forked", parent, children=[child.id for child in made]))
+            self._tasks.spawn(self._images.remove(image))
+        self._tasks.spawn(self._tell("sandbox.forked", parent, children=[child.id for child in made]))
         _log.info("sandbox.forked", sandbox=parent.id, children=len(made))
         return made
 
@@ -343,11 +343,6 @@ class Forks:
             return await self._sandboxes.look(id_, who)
         except SandlotError:
             return None
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, kind: str, box: Sandbox, **data: object) -> None:
         """Tell what was done; that it was, does not depend on it."""

@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -21,12 +21,13 @@ from typing import Any, Final
 import structlog
 
 from sandlot.core.admission import NAME, NewSandbox
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.content import layers
 from sandlot.core.lives.images import Images
 from sandlot.core.lives.starts import Source
 from sandlot.core.ports import Clock
 from sandlot.core.records import quotas
-from sandlot.core.records.once import Once, check_key, check_same, digest_of, digest_of_words
+from sandlot.core.records.once import check_key, check_same, digest_of, digest_of_words
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.sandboxes import Sandboxes
 from sandlot.core.saved import sources, writing
@@ -67,10 +68,11 @@ class Snapshots:
         self._node = node
         self._clock = clock
         self._told = told
-        self._once = Once()
+        self._idempotency_locks = KeyedLock()
         self._admitting = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._uses = Uses(images.remove, self._spawn)
+        self._tasks = TaskSet("snapshot.defect")
+        self._verifying = TaskSet("snapshot.defect")
+        self._uses = Uses(images.remove, self._tasks.spawn)
         self.verifier = Verifier(
             sandboxes,
             images,
@@ -101,17 +103,14 @@ class Snapshots:
 
     def begin(self) -> None:
         """Verify from now on."""
-        self._spawn(self.verifier.run()).set_name("verifier")
+        self._verifying.spawn(self.verifier.run())
 
     async def aclose(self) -> None:
         """Wait for what is being recorded, for some seconds; what is not done then is removed by the next start."""
-        tasks = {task for task in self._tasks if task.get_name() != "verifier"}
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.wait(CLOSE_TIMEOUT_S)
+        for tasks in (self._tasks, self._verifying):
+            tasks.cancel()
+            await tasks.wait()
 
     async def take(
         self, sandbox: str, who: Principal, *, name: str | None = None, kind: SnapshotKind = SnapshotKind.MEMORY, key: str | None = None
@@ -138,7 +137,7 @@ class Snapshots:
         if name is not None:
             check_name(name)
         box = await self._sandboxes.look(sandbox, who)
-        return await asyncio.shield(self._spawn(self._take_once(box, who, name, kind, key)))
+        return await asyncio.shield(self._tasks.create_task(self._take_once(box, who, name, kind, key)))
 
     async def create(
         self, asked: NewSandbox, who: Principal, *, limits: Change | None = None, network: str | None = None, key: str | None = None
@@ -236,7 +235,7 @@ class Snapshots:
         if key is None:
             return await self._take(box, who, name, kind, None, None)
         digest = digest_of_words("snapshot", box.id, name or "", kind)
-        async with self._once.turn(box.owner, check_key(key)):
+        async with self._idempotency_locks.hold(box.owner, check_key(key)):
             before = await self._table.by_idempotency_key(box.owner, key)
             if before is not None:
                 check_same(before.request_digest, digest)
@@ -315,17 +314,6 @@ class Snapshots:
     def _event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
         about = {"snapshot": record.id, "name": record.name, "kind": str(record.kind), **data}
         return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, about)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SandlotError):
-            _log.error("snapshot.defect", exc_info=error)
 
 
 def _spec_of(box: Sandbox) -> SandboxSpec:

@@ -13,12 +13,13 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.node.ledger import Ledger
 from sandlot.core.ports import Clock, VolumeDisks
 from sandlot.core.records import quotas
@@ -70,10 +71,10 @@ class Volumes:
         self._names: dict[tuple[OwnerId, str], VolumeId] = {}
         self._users: dict[VolumeId, set[SandboxId]] = {}
         """Whose processes may see it; it is mounted while there is one."""
-        self._locks: dict[VolumeId, asyncio.Lock] = {}
-        """Of what is mounted or unmounted."""
+        self._mount_locks = KeyedLock()
+        """By volume: it is mounted, unmounted or removed by one task at a time."""
         self._admitting = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("volume.defect")
 
     async def open(self) -> None:
         """Know what an earlier service made, and remove what it did not finish. Call it before anything is made or taken over.
@@ -99,12 +100,11 @@ class Volumes:
         """Unmount what an earlier service left mounted and no sandbox sees, in the background. Call it once all that live are held."""
         for volume in self._there:
             if not self._users.get(volume):
-                self._spawn(self._unmount(volume))
+                self._tasks.spawn(self._unmount(volume))
 
     async def aclose(self) -> None:
         """Wait for what is being unmounted; what a sandbox that lives on sees stays."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.wait()
 
     async def create(self, who: Principal, *, name: str, size_bytes: int = DEFAULT_BYTES) -> Volume:
         """Make a volume, empty.
@@ -192,7 +192,7 @@ class Volumes:
         for slot, mount in slots(mounts):
             volume = VolumeId(mount.volume)
             self._users.setdefault(volume, set()).add(sandbox)
-            async with self._lock(volume):
+            async with self._mount_locks.hold(volume):
                 try:
                     source = await run_apart(self._disks.mount, volume)
                 except OSError as error:
@@ -211,7 +211,7 @@ class Volumes:
             if sandbox in users and (not which or volume in which):
                 users.discard(sandbox)
                 if not users:
-                    self._spawn(self._unmount(volume))
+                    self._tasks.spawn(self._unmount(volume))
 
     async def _create(self, who: Principal, name: str, size_bytes: int) -> Volume:
         record = VolumeRecord(
@@ -262,17 +262,16 @@ class Volumes:
 
     async def _removed(self, volume: str) -> None:
         """Remove what is on the disk of one that nobody can find any more."""
-        async with self._lock(VolumeId(volume)):
+        async with self._mount_locks.hold(volume):
             try:
                 await run_apart(self._disks.remove, volume)
             except OSError as error:
                 _log.warning("volume.not_removed", volume=volume, error=str(error), hint="The next start of the service tries again.")
                 return
-        self._locks.pop(VolumeId(volume), None)
         self._ledger().give_up(volume)
 
     async def _unmount(self, volume: VolumeId) -> None:
-        async with self._lock(volume):
+        async with self._mount_locks.hold(volume):
             if self._users.get(volume):
                 return
             self._users.pop(volume, None)
@@ -333,16 +332,8 @@ class Volumes:
         self._there.pop(record.id, None)
         self._names.pop((record.owner, record.name), None)
 
-    def _lock(self, volume: VolumeId) -> asyncio.Lock:
-        return self._locks.setdefault(volume, asyncio.Lock())
-
     def _event(self, type_: str, record: VolumeRecord, **data: object) -> NewEvent:
         return NewEvent(type_, self._clock.now(), record.owner, None, {"volume": record.id, "name": record.name, **data})
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def having(boxes: Collection[Any]) -> Mapping[SandboxId, Sequence[VolumeMount]]:

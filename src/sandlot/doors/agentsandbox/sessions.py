@@ -126,7 +126,7 @@ async def execute(core: Core, who: Principal, body: ExecuteBody) -> ExecuteAnswe
             if before is not None:
                 before.close()
             if body.session_id is not None:
-                box.keep(asyncio.create_task(_tidy(box, what)))
+                box.spawn(_tidy(box, what))
         core.executions.tell_files(done.outcome.process, len(kept.records))
         return translate.answer(box.id, done, kept, spec.timeout_s or 0.0)
 

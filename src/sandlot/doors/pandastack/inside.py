@@ -8,7 +8,6 @@ Laws:
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -141,7 +140,7 @@ async def _ready(clock: Clock, box: Sandbox, body: ExecBody, default_s: float) -
     try:
         yield command
     finally:
-        box.keep(asyncio.create_task(_tidy(box, command.file)))
+        box.spawn(_tidy(box, command.file))
 
 
 async def _tidy(box: Sandbox, path: str) -> None:

@@ -21,8 +21,8 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sandlot.drivers.oci.checkpoint.images import sync
 from sandlot.drivers.oci.runtime import Program, Runtime, content_sha256
+from sandlot.host import durable
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ports import Ability
 
@@ -146,11 +146,11 @@ class Programs:
                 self._newest = None
                 raise OSError(0, "it was replaced meanwhile")
             (beside / _FACTS).write_text(json.dumps({**asdict(program), "path": program.name}), encoding="utf-8")
-            sync(beside)
+            durable.fsync_files(beside)
             kept = self._folder / program.sha256
             if kept.exists():  # altered: it is ours to mend, nothing else has that name
                 shutil.rmtree(kept)
-            beside.rename(kept)
+            durable.publish_folder(beside, kept)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 

@@ -75,38 +75,3 @@ async def test_a_row_that_cannot_be_measured_says_why_and_the_next_is_measured()
         "noop": (None, [2.0]),
     }
     assert said == ["fork_1", "run_code", "noop"]
-
-
-async def test_what_is_measured_along_with_a_row_is_not_told() -> None:
-    def both(rig: Rig) -> None:
-        rig.add("hibernate", 1.0)
-        rig.add("wake", 2.0)
-
-    used = rig([None, None])
-    await plan.measure(used, (step(both, "hibernate", "wake"),), ["wake"], lambda _: None, at_rest)
-    assert list(used.samples) == ["wake"]
-
-
-async def test_the_hit_rate_is_of_the_rows_that_a_pool_was_filled_for() -> None:
-    used = rig([{"boot": 3}, {"boot": 3, "hot": 9, "direct": 1}, {"boot": 3, "hot": 9, "direct": 1}, {"boot": 8, "hot": 9, "direct": 1}])
-    steps = (step(lambda rig: rig.add("tti_burst", 1.0), "tti_burst"), step(lambda rig: rig.add("create_cold", 1.0), "create_cold"))
-    await plan.measure(used, steps, None, lambda _: None, at_rest)
-    assert used.sources == {"tti_burst": {"hot": 9, "direct": 1}, "create_cold": {"boot": 5}}
-    assert used.pool_report() == {"made_by": {"hot": 9, "direct": 1}, "hit_rate": 0.9}
-
-
-async def test_what_is_in_no_figure_is_not_counted() -> None:
-    def burst(rig: Rig) -> None:
-        rig.aside = {"direct": 1}
-        rig.add("tti_burst", 1.0)
-
-    used = rig([{"direct": 4}, {"direct": 5, "hot": 9}, {"direct": 5, "hot": 9}, {"direct": 6, "hot": 9}])
-    steps = (step(burst, "tti_burst"), step(lambda rig: rig.add("restore_base", 1.0), "restore_base"))
-    await plan.measure(used, steps, None, lambda _: None, at_rest)
-    assert used.sources == {"tti_burst": {"hot": 9}, "restore_base": {"direct": 1}}
-
-
-async def test_a_service_that_does_not_tell_has_no_hit_rate() -> None:
-    used = rig([None, None])
-    await plan.measure(used, (step(lambda rig: rig.add("tti_burst", 1.0), "tti_burst"),), None, lambda _: None, at_rest)
-    assert used.pool_report() == {"made_by": {}, "hit_rate": None}

@@ -52,12 +52,6 @@ def test_an_isolation_that_is_only_allowed_does_not_decide_and_is_told_as_that()
     assert [each.facts["allowed"] for each in found] == [True, True, False]
 
 
-def test_a_cache_that_cannot_be_written_to_does_once_there_are_images() -> None:
-    cache = finding("cache-dir", ok=False, group="storage")
-    assert required(settle([cache, finding("images", ok=True, built=["base"])], "gvisor", ())) == {"images"}
-    assert required(settle([cache, finding("images", ok=True, built=[])], "gvisor", ())) == {"images", "cache-dir"}
-
-
 def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
     able = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, Ability.PAUSE: Verdict(ok=False, reason="no freezer")}))
     assert able.ok
@@ -82,12 +76,6 @@ def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:
             assert found.ok is ok
             assert Report((found,)).able == (ok or not is_required)
             assert bool(found.fix) is not ok
-
-
-def test_an_isolation_without_a_driver_is_told(tmp_path: Path) -> None:
-    (told,) = checkup.try_driver(name="microvm", data_dir=str(tmp_path), node="aaaa")  # type: ignore[arg-type]
-    assert told["ok"] is False
-    assert "no driver" in told["detail"]
 
 
 def test_what_a_killed_doctor_left_is_swept_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:

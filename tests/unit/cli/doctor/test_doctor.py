@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from sandlot.cli.doctor.checkup import Report
-from sandlot.cli.doctor.doctor import as_values, lines
+from sandlot.cli.doctor.doctor import lines
 from sandlot.host.checks.finding import Finding, Part
 
 FINE = Finding("system", ok=True, detail="Debian", required=False, group="machine")
@@ -38,26 +36,3 @@ def test_the_lines_name_what_is_missing_and_what_to_do() -> None:
         "Sandboxes cannot run: see the lines that begin with NO.",
     ]
     assert lines(Report((FINE,)))[-1] == "Sandboxes can run."
-
-
-def test_what_a_driver_that_does_not_work_cannot_do_besides_is_not_told() -> None:
-    broken = Finding(
-        "gvisor", ok=False, detail="no runtime", fix="install it", group="isolation", parts=(Part("snapshot", ok=False, detail="later"),)
-    )
-    assert "later" not in "\n".join(lines(Report((broken,))))
-
-
-def test_the_json_holds_everything() -> None:
-    told = json.loads(json.dumps(as_values(Report((FINE, MISSING), "gvisor", ("gvisor", "container")))))
-    assert (told["schema"], told["ok"]) == (1, False)
-    assert told["isolation"] == {"default": "gvisor", "allowed": ["gvisor", "container"]}
-    assert told["checks"][1] == {
-        "name": "user",
-        "ok": False,
-        "detail": "uid 5",
-        "fix": "use sudo",
-        "required": True,
-        "group": "machine",
-        "parts": [{"name": "a", "ok": True, "detail": ""}, {"name": "b", "ok": False, "detail": "no b"}],
-        "facts": {},
-    }

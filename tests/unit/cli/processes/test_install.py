@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service as service  # noqa: PLC0414 - a fixture
 from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 ID = "sb-abcd-abcdefghijklmnop"
@@ -22,28 +18,12 @@ TOLD = events(
 )
 
 
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
-    before = signal.getsignal(signal.SIGTTIN)
-    yield service
-    signal.signal(signal.SIGTTIN, before)
-
-
 def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(200, SANDBOX), TOLD)
     assert dispatch(["install", ID, "--manager", "npm", "--user", "root", "--timeout", "9", "left-pad", "lodash@^4"]) == 3
     assert capfd.readouterr() == ("read\n", "no such package\n")
     assert there.seen[-1].path == f"/v1/sandboxes/{ID}/packages"
     assert there.seen[-1].json() == {"manager": "npm", "packages": ["left-pad", "lodash@^4"], "timeout": 9, "user": "root"}
-
-
-def test_pip_is_what_installs_unless_it_is_said(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, SANDBOX), TOLD)
-    assert dispatch(["install", ID, "six"]) == 3
-    assert there.seen[-1].json() == {"manager": "pip", "packages": ["six"], "timeout": 300}
-    assert capfd.readouterr().out == "read\n"
 
 
 def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,18 +9,10 @@ from typing import Any
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service as service  # noqa: PLC0414 - a fixture
 from tests.unit.sdk.scripted import Reply, Script
 
 RESULT = {"status": "completed", "language": "python", "stdout": "42\n", "stderr": "oops\n", "exit_code": 0, "signal": None, "duration": 0.5}
 RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
-    return service
 
 
 @pytest.fixture
@@ -72,13 +64,6 @@ def test_what_became_of_it_is_said_and_is_the_exit_status(
             assert capfd.readouterr() == ("42\n", f"oops\n{said}")
 
 
-def test_all_of_it_as_json(there: Script, program: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    there.say(done())
-    assert dispatch(["execute", str(program), "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert (told["status"], told["cpu_s"], told["peak_bytes"], told["id"]) == ("completed", 0.25, 4096, "0123")
-
-
 def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(done())
     for name, options, language in (("a.sh", [], "bash"), ("a.JS", [], "javascript"), ("a.txt", ["--language", "bash"], "bash")):
@@ -87,9 +72,3 @@ def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Pa
         assert there.seen[-1].json()["items"][0]["language"] == language
     assert dispatch(["execute", str(tmp_path / "a.txt")]) == 125
     assert "--language" in capfd.readouterr().err
-
-
-def test_what_is_no_text_is_refused(program: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    program.write_bytes(b"\xff")
-    assert dispatch(["execute", str(program)]) == 125
-    assert "no text" in capfd.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Self
@@ -90,9 +89,3 @@ def test_what_happened_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> Non
         lines = said(capsys, *arguments).splitlines()
         assert len(lines) == count
         assert any("sandbox.created" in line and line.endswith("name=\\x1b[2J\\nnext") for line in lines)
-
-
-def test_programs_read_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [run["id"] for run in json.loads(said(capsys, "executions", "--json"))] == ["e1", "e2", "e3"]
-    assert [event["sequence"] for event in json.loads(said(capsys, "events", "--json"))] == [1, 2]
-    assert [json.loads(line)["sequence"] for line in said(capsys, "events", "-f", "--json").splitlines()] == [1, 2]

@@ -9,24 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.operating.test_webhooks import HOOK
 from tests.unit.sdk.scripted import Reply, Script
-
-__all__ = ["service"]
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
-
-
-def test_create_prints_the_id_and_on_the_last_line_the_secret(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(201, {**HOOK, "secret": "whsec_abc"}))
-    assert dispatch(["webhooks", "create", "https://example.com/", "--event", "sandbox.ended", "--event", "sandbox.created", "--name", "n"]) == 0
-    assert capsys.readouterr().out == f"{HOOK['id']}\nwhsec_abc\n"
-    assert there.seen[-1].json() == {"url": "https://example.com/", "events": ["sandbox.ended", "sandbox.created"], "name": "n"}
 
 
 def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(
@@ -93,10 +77,3 @@ def test_update_sends_what_is_given(there: Script, capsys: pytest.CaptureFixture
     for wrong in ([], ["--event", "sandbox.ended", "--all-events"]):
         assert dispatch(["webhooks", "update", HOOK["id"], *wrong]) == 2
     assert len(there.seen) == 2
-
-
-def test_rm_prints_each(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(204, None), Reply(204, None))
-    assert dispatch(["webhooks", "rm", "wh-a", "wh-b"]) == 0
-    assert capsys.readouterr().out == "wh-a\nwh-b\n"
-    assert [seen.path for seen in there.seen] == ["/v1/webhooks/wh-a", "/v1/webhooks/wh-b"]

@@ -41,21 +41,10 @@ def test_what_goes_on(subtests: pytest.Subtests) -> None:
             assert not whole(code, "python")
 
 
-def test_other_languages_go_on_after_a_backslash(subtests: pytest.Subtests) -> None:
-    for language in ("bash", "javascript"):
-        with subtests.test(language=language):
-            assert not whole("echo \\", language)
-            assert whole("echo \\\nb", language)
-
-
 def test_the_next_line_begins_where_its_block_does(subtests: pytest.Subtests) -> None:
     for code, indent in (("x", ""), ("if x:", "    "), ("if x:\n    y", "    "), ("if x:\n    if y:  ", "        "), ("", ""), ("a:\n  b", "  ")):
         with subtests.test(code=code, indent=indent):
             assert indentation(code, "python") == indent
-
-
-def test_a_colon_means_nothing_elsewhere() -> None:
-    assert indentation("case x:", "bash") == ""
 
 
 def test_the_history_is_kept_by_language_where_state_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,11 +22,6 @@ def test_words_are_what_a_person_reads() -> None:
     assert words("<div>\x1b[31m</div>") == "\x1b[31m", "what shows it spells it"
 
 
-def test_a_table_that_is_none_has_no_rows() -> None:
-    assert first_table("<p>x</p>") == Table([])
-    assert first_table("<table><td>no row</td></table></table></td>") == Table([])
-
-
 @given(st.text(alphabet="<>/abtdhr=\"' table&;!-[]", max_size=200))
 def test_nothing_in_it_raises(html: str) -> None:
     first_table(html)

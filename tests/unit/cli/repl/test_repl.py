@@ -144,27 +144,18 @@ async def test_a_session_is_typed_interrupted_and_left(desk: Desk) -> None:
 
 
 @pytest.mark.real_guest
-async def test_all_of_a_pipe_is_one_cell_whose_exit_status_it_is(desk: Desk) -> None:
-    assert await desk.run("repl", desk.sandbox, stdin="x = 1\nprint('é', x)\nx + 1") == (0, "é 1\n2\n", "")
+async def test_all_of_a_pipe_is_one_cell_whose_exit_status_it_is_and_images_are_saved(desk: Desk) -> None:
+    code = "print('é')\nfrom base64 import b64decode\nclass P:\n    def _repr_png_(self): return b'\\x89PNG'\ndisplay(P())\nP()"
+    status, out, err = await desk.run("repl", desk.sandbox, "--save", "pictures", stdin=code)
+    assert (status, out.partition("\n")[0], err) == (0, "é", "")
+    assert re.findall(r"pictures/\d+\.png", out) == ["pictures/001.png", "pictures/002.png"]
+    assert (desk.cwd / "pictures/002.png").read_bytes() == b"\x89PNG"
     status, out, err = await desk.run("repl", desk.sandbox, stdin="print('a')\n1 / 0")
     assert (status, out) == (1, "a\n")
     assert err.rstrip().endswith("ZeroDivisionError: division by zero")
-    assert (await desk.run("repl", desk.sandbox, stdin="import sys; sys.exit(3)"))[0] == 3
-    status, _, err = await desk.run("repl", desk.sandbox, "--timeout", "0.5", stdin="while True: pass")
+    status, _, err = await desk.run("repl", desk.sandbox, "--timeout", "0.5", stdin="import time; time.sleep(600)")
     assert status == 124
     assert "its time was up" in err
-    status, _, err = await desk.run("repl", desk.sandbox, "--language", "cobol", stdin="x")
-    assert status == 125
-    assert "cobol" in err
-
-
-@pytest.mark.real_guest
-async def test_images_are_saved_and_their_paths_printed(desk: Desk) -> None:
-    code = "from base64 import b64decode\nclass P:\n    def _repr_png_(self): return b'\\x89PNG'\ndisplay(P())\nP()"
-    status, out, err = await desk.run("repl", desk.sandbox, "--save", "pictures", stdin=code)
-    assert (status, err) == (0, "")
-    assert re.findall(r"pictures/\d+\.png", out) == ["pictures/001.png", "pictures/002.png"]
-    assert (desk.cwd / "pictures/002.png").read_bytes() == b"\x89PNG"
 
 
 @pytest.mark.real_guest
@@ -173,15 +164,11 @@ async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
     assert status == 0
     made = out.strip()
     script = tmp_path / "it.py"
-    script.write_text("import os; y = 5; print(os.getcwd(), os.environ['A'])")
+    script.write_text("import os; print(os.getcwd(), os.environ['A'])")
     assert await desk.run("run", "--sandbox", desk.sandbox, "--context", made, str(script)) == (0, "/tmp b\n", "")
     listed = json.loads((await desk.run("contexts", "ls", desk.sandbox, "--json"))[1])
     assert {each["id"]: each["execution_count"] for each in listed}[made] == 1
-    table = (await desk.run("contexts", "ls", desk.sandbox))[1].splitlines()
-    assert table[0].split() == ["ID", "LANGUAGE", "STATE", "CELLS", "PID", "CWD"]
     assert await desk.run("contexts", "restart", desk.sandbox, made) == (0, f"{made}\n", "")
-    assert (await desk.run("repl", desk.sandbox, "--context", made, stdin="y"))[0] == 1, "its variables are gone"
-    assert await desk.run("contexts", "interrupt", desk.sandbox, made) == (0, "", "Nothing runs in it.\n")
     status, out, err = await desk.run("contexts", "rm", desk.sandbox, made, "ctx-0123456789abcdef")
     assert (status, out) == (1, f"{made}\n")
     assert "no context" in err

@@ -90,11 +90,6 @@ def test_markup_of_rich_is_text() -> None:
     assert shown(result(plain="[link=x]"), [], width=None) == "[link=x]\n"
 
 
-def test_long_lines_of_text_are_not_broken() -> None:
-    assert shown(result(plain="x" * 500), [], width=40) == "x" * 500 + "\n"
-    assert shown(result(plain="x y " * 100), [], width=40).count("\n") == 1
-
-
 def test_tables_and_charts_are_drawn_and_what_is_beyond_is_counted() -> None:
     rows = "".join(f"<tr><td>{n}</td></tr>" for n in range(80))
     text = shown(result(html=f"<table><tr><th>n</th></tr>{rows}</table>"), [], width=None)
@@ -108,14 +103,6 @@ def test_tables_and_charts_are_drawn_and_what_is_beyond_is_counted() -> None:
     both = shown(Result({CHART: json.dumps({"type": "superchart", "elements": [pie, chart]})}), [], width=80)
     assert "angle" in both
     assert "growth" in both
-
-
-def test_an_axis_tells_its_unit_once() -> None:
-    point = {"label": "a", "points": [[0, 1]]}
-    for label in ("time", "time (s)"):
-        chart = {"type": "line", "x_label": label, "x_unit": "s", "y_unit": "m", "elements": [point]}
-        text = shown(Result({CHART: json.dumps(chart)}), [], width=None)
-        assert (text.count("(s)"), text.count("time (s)"), text.count("(m)")) == (1, 1, 1)
 
 
 def test_an_exception_is_its_traceback_without_colours() -> None:

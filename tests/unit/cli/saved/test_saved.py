@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.scripted import Reply, Script, Seen, problem
-
-__all__ = ["service"]
 
 BOX: dict[str, Any] = {"id": "sb-1", "state": "running", "template": "base", "created_at": "2026-11-22T00:00:00+00:00"}
 SNAPSHOT: dict[str, Any] = {
@@ -26,12 +23,6 @@ SNAPSHOT: dict[str, Any] = {
     "created_at": "2026-11-22T00:00:00+00:00",
     "node": "abcd",
 }
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
 
 
 def found(then: Reply | Callable[[Seen], Reply]) -> Callable[[Seen], Reply]:
@@ -92,19 +83,6 @@ def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr() == ("", "There is no snapshot; `sandlot snapshot create ID` takes one.\n")
 
 
-def test_a_snapshot_is_looked_at(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, SNAPSHOT))
-    assert dispatch(["snapshot", "info", "mine"]) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (told["id"], told["size"], told["sandbox"]) == ("snap-1", "3M", "sb-1")
-
-
-def test_snapshots_are_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(problem(404, "snapshot_not_found"), Reply(204))
-    assert dispatch(["snapshot", "rm", "mine", "snap-2"]) == 1
-    assert capsys.readouterr() == ("snap-2\n", "sandlot: mine: it is snapshot_not_found do this\n")
-
-
 def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(found(Reply(201, {"sandboxes": [{**BOX, "id": "sb-2"}, {**BOX, "id": "sb-3"}]})))
     assert dispatch(["fork", "sb-1", "-n", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
@@ -130,45 +108,3 @@ def test_a_tree_is_drawn(there: Script, capsys: pytest.CaptureFixture[str]) -> N
     assert drawn == ["sb-1", "  sb-2 *", "    sb-3", "  sb-4"]
     assert dispatch(["tree", "sb-2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["root"] == "sb-1"
-
-
-def test_a_fork_is_promoted(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(found(Reply(200, {"ended": ["sb-2", "sb-3"]})))
-    assert dispatch(["promote", "sb-1"]) == 0
-    assert capsys.readouterr().out == "sb-2\nsb-3\n"
-    there.say(found(Reply(200, {"ended": []})))
-    assert dispatch(["promote", "sb-1"]) == 0
-    assert capsys.readouterr() == ("", "It has no siblings that live.\n")
-
-
-def test_create_from_a_snapshot_asks_for_no_template(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(201, BOX))
-    assert dispatch(["create", "--snapshot", "mine", "--on-timeout", "hibernate", "--no-auto-resume"]) == 0
-    assert capsys.readouterr().out == "sb-1\n"
-    body = {"snapshot": "mine", "on_timeout": "hibernate", "auto_resume": False, "env": {}, "metadata": {}}
-    assert asked(there) == [("POST", "/v1/sandboxes", body)]
-    assert dispatch(["create", "--snapshot", "mine", "-t", "base"]) == 2
-
-
-def test_info_and_ls_tell_of_rests(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    box = {
-        **BOX,
-        "state": "hibernated",
-        "snapshot": "snap-1",
-        "parent": "sb-0",
-        "restored": "memory",
-        "on_timeout": "hibernate",
-        "auto_resume": False,
-    }
-    there.say(Reply(200, box))
-    assert dispatch(["info", "sb-1"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["state", "hibernated"] in lines
-    assert ["snapshot", "snap-1"] in lines
-    assert ["parent", "sb-0"] in lines
-    assert ["restored", "memory"] in lines
-    assert ["on", "timeout", "hibernate"] in lines
-    assert ["auto", "resume", "no"] in lines
-    there.say(Reply(200, {"sandboxes": [box], "next_cursor": None}))
-    assert dispatch(["ls"]) == 0
-    assert "hibernated" in capsys.readouterr().out.splitlines()[1].split()

@@ -7,17 +7,8 @@ import json
 import pytest
 
 from sandlot.cli.main import dispatch
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.saved.test_volumes import BOX, VOLUME
-from tests.unit.sdk.scripted import Reply, Script, problem
-
-__all__ = ["service"]
-
-
-@pytest.fixture(autouse=True)
-def there(service: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setenv("SANDLOT_URL", service.url)
-    return service
+from tests.unit.sdk.scripted import Reply, Script
 
 
 def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,12 +30,6 @@ def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest
     assert "sb-1" in capsys.readouterr().out
     assert dispatch(["volume", "rm", "data"]) == 0
     assert capsys.readouterr().out == "data\n"
-
-
-def test_removing_goes_on_after_one_that_is_attached(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(lambda seen: problem(409, "conflict") if seen.path.endswith("one") else Reply(204, None))
-    assert dispatch(["volume", "rm", "one", "two"]) == 1
-    assert capsys.readouterr().out == "two\n"
 
 
 def test_a_sandbox_is_made_with_volumes(there: Script) -> None:

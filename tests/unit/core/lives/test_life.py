@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from sandlot.core.lives.life import state_after
 from sandlot.core.lives.updates import Update
+from sandlot.core.node.disposer import FIRST_PAUSE_S, LAST_PAUSE_S
 from sandlot.core.runs import code, processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
@@ -168,31 +169,45 @@ async def test_a_creator_that_goes_away_while_it_waits_for_its_turn(at: Bench) -
     await asyncio.gather(*first)
 
 
-async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox) -> None:
+async def test_a_clean_up_that_fails_is_tried_again(at: Bench, box: Sandbox, clock: ManualClock) -> None:
     at.driver.faults.raises["clean"] = [OSError(16, "Device or resource busy")]
     await at.sandboxes.kill(box.id, OPERATOR)
+    await until(lambda: not at.driver.faults.raises["clean"])
+    assert at.sandboxes.held == 1
+    clock.advance(FIRST_PAUSE_S)
     await _held(at, 0)
     assert at.driver.leftovers() == []
 
 
+class Repair(asyncio.Event):
+    """Set once resources can be destroyed; moves the clock past the pause before the next attempt."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def set(self) -> None:
+        super().set()
+        self._clock.advance(LAST_PAUSE_S)
+
+
 @pytest.fixture
-def broken(at: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """Nothing can be removed until this is set."""
-    mended = asyncio.Event()
+def broken(at: Bench, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repair]:
+    """Nothing can be destroyed until this is set."""
+    repair = Repair(clock)
 
     async def fail_until(step: str) -> None:
-        if step == "destroy" and not mended.is_set():
+        if step == "destroy" and not repair.is_set():
             raise OSError(5, "Input/output error")
         await at_step(step)
 
     at_step = at.driver.faults.at
-    monkeypatch.setattr("sandlot.core.lives.ending._DESTROY_PAUSE_S", 0.01)
     monkeypatch.setattr(at.driver.faults, "at", fail_until)
-    yield mended
-    mended.set()
+    yield repair
+    repair.set()
 
 
-async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(at: Bench, broken: asyncio.Event) -> None:
+async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(at: Bench, broken: Repair) -> None:
     at.driver.faults.raises["boot"] = [HostError("no more loop devices.", code=ErrorCode.HOST_NOT_READY)]
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(HostError, match="no more loop devices"):
@@ -203,7 +218,7 @@ async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(a
     await _held(at, 0)
 
 
-async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keeps_failing(at: Bench, broken: asyncio.Event) -> None:
+async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keeps_failing(at: Bench, broken: Repair) -> None:
     release = at.driver.faults.hold("boot")
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     creating = asyncio.create_task(at.sandbox())
@@ -222,7 +237,7 @@ async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keep
 
 
 async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
-    at: Bench, box: Sandbox, broken: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    at: Bench, box: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown() -> Exit:
         raise OSError(5, "Input/output error")

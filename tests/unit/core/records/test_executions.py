@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from sandlot.core.node.budget import PART, Budget
-from sandlot.core.records import executions
+from sandlot.core.records import executions, write_behind
 from sandlot.core.records.executions import Journal, Label
 from sandlot.core.records.logs import lines
 from sandlot.core.records.metrics import Metrics
@@ -238,7 +238,7 @@ async def test_a_line_is_written_within_a_second(at: Bench, box: Sandbox) -> Non
         return await table.get(ExecutionId(line.id)) is not None
 
     await until(there)  # by itself: nobody has read the log
-    assert executions.FLUSH_S < 1
+    assert write_behind.FLUSH_S < 1
     line.leave()
 
 
@@ -307,5 +307,5 @@ async def test_a_run_is_not_slowed_by_a_store_that_hangs(at: Bench, box: Sandbox
     monkeypatch.setattr(at.service.store.executions, "save", hang)
     for _ in range(3):
         assert (await processes.run(box, ProcessSpec(argv=("true",)))).outcome.exit_code == 0
-        await asyncio.sleep(executions.FLUSH_S / 2)
+        await asyncio.sleep(write_behind.FLUSH_S / 2)
     hangs.set()

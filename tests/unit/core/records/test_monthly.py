@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot.core.records import monthly as module
+from sandlot.core.records import write_behind
 from sandlot.core.records.monthly import Monthly, left_s, month_of
 from sandlot.model.access import LOCAL, UNBOUNDED, OwnerId, Quota
 from sandlot.model.errors import ErrorCode, LimitError, UnavailableError
@@ -87,8 +87,8 @@ async def test_the_next_service_goes_on_counting_and_nodes_count_together(store:
 
 
 async def test_counts_are_written_behind_by_themselves(store: SqlStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module.FLUSH_S <= 0.5, "gathering and writing take less than a second"
-    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    assert write_behind.FLUSH_S <= 0.5, "gathering and writing take less than a second"
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
     counts = monthly(store, clock)
     running = asyncio.create_task(counts.run())
     try:
@@ -112,7 +112,7 @@ async def test_what_the_store_does_not_take_waits(store: SqlStore, clock: Manual
         begin(counts)
         assert counts.used(OWNER) == 2
         assert not await counts.flush()
-    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
     running = asyncio.create_task(counts.run())
     try:
         await until(lambda: written(store))
@@ -131,7 +131,7 @@ async def test_a_stop_in_the_middle_of_a_commit_counts_nothing_twice(store: SqlS
         committed.set()
         await told.wait()
 
-    monkeypatch.setattr(module, "FLUSH_S", 0.001)
+    monkeypatch.setattr(write_behind, "FLUSH_S", 0.001)
     monkeypatch.setattr(store.executions, "count", slow)
     counts = monthly(store, clock)
     running = asyncio.create_task(counts.run())

@@ -59,14 +59,6 @@ async def test_strays_are_found_by_any_of_their_traces(settings: DriverSettings)
     assert traces(settings.data_dir, settings.node) == ()
 
 
-async def test_what_is_no_ref_of_this_node_is_left_alone(settings: DriverSettings) -> None:
-    names = ("notes", "abcd", new_ref(new_node_id(), settings.ids), f"{settings.node}-short")
-    for name in names:
-        (settings.data_dir / "sandboxes" / name).mkdir(parents=True)
-    assert await driver(settings).sweep(keep=()) == 0
-    assert {path.name for path in (settings.data_dir / "sandboxes").iterdir()} == set(names)
-
-
 async def test_one_that_cannot_be_removed_stops_no_other_and_is_tried_again(settings: DriverSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn, easy = (stray(settings, folder=True, group=True) for _ in range(2))
     real = Holding._end_processes  # noqa: SLF001 - made to fail, once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +16,6 @@ from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.record import Record, Step
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
-from sandlot.host import disks
 from sandlot.host.cgroups import Cgroup
 from sandlot.host.hierarchies import Hierarchy, Layout
 from sandlot.model.errors import HostError, InternalError
@@ -103,20 +101,6 @@ _make_folder = Holding.make_folder
 def _fails_half_way(self: Holding, record: Record) -> None:
     _make_folder(self, record)
     raise OSError(28, "half-way")
-
-
-async def test_the_hosts_loop_devices_are_looked_through_in_a_thread(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
-    holding.folder.disk_image.touch()
-    seen: list[threading.Thread] = []
-
-    def look(_folder: Path) -> dict[Path, Path]:
-        seen.append(threading.current_thread())
-        return {}
-
-    monkeypatch.setattr(disks, "loops_below", look)
-    await holding.release()
-    assert seen
-    assert threading.main_thread() not in seen
 
 
 async def test_what_is_moved_out_of_the_folder_is_not_removed_under_it(holding: Holding) -> None:

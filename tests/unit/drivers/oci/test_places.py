@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.places import VIEW_FOLDER, Folder, is_ref, new_ref, node_group, sandboxes_folder
+from sandlot.drivers.oci.places import Folder, is_ref, new_ref
 from sandlot.model.ids import NodeId
 
 NODE = NodeId("ab27")
@@ -43,22 +43,7 @@ def test_nothing_else_is_a_ref(text: str) -> None:
     assert not is_ref(text, NODE)
 
 
-def test_everything_is_derived_from_the_ref() -> None:
-    folder = Folder(sandboxes_folder(Path("/data")) / "ab27-aaaaaaaaaaaaaaaa")
-    assert folder.ref == "ab27-aaaaaaaaaaaaaaaa"
-    assert folder.disk_image == Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa/disk.img")
-    assert node_group(NODE) == PurePosixPath("/sandlot/ab27")
-    own = [getattr(folder, name) for name in dir(Folder) if isinstance(getattr(Folder, name), property) and name != "ref"]
-    assert len(set(own)) == len(own)
-    assert all(place.is_relative_to(folder.path) for place in own)
-
-
 def test_files_that_a_later_service_reads_keep_their_names() -> None:
     folder = Folder(Path("/data"))
     found = (folder.record, folder.live, folder.exit, folder.image, folder.refreeze, folder.roomy, folder.disk_image)
     assert [path.name for path in found] == ["record.json", "live", "exit", "image.new", "refreeze", "roomy", "disk.img"]
-
-
-def test_a_control_socket_has_room_for_its_path() -> None:
-    # unix(7): 108 bytes with the NUL at the end.
-    assert len(f"{VIEW_FOLDER}/runtime/runsc-{'x' * 21}.sock") < 108

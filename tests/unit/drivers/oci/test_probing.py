@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,14 @@ import pytest
 from sandlot.drivers.oci import probing
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
-from sandlot.drivers.oci.probing import make_tiny_root, tiny_program
 from sandlot.drivers.oci.runtime import Program, content_sha256
 from sandlot.drivers.registry import DriverSettings
-from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Ability, Capabilities, Verdict
 from sandlot.testing.traces import traces
 
 YES = Verdict(ok=True)
-
-
-def test_the_tiny_program_says_ok_and_waits(tmp_path: Path) -> None:
-    program = tmp_path / "tiny"
-    program.write_bytes(tiny_program())
-    program.chmod(0o755)
-    done = subprocess.run([program], input=b"x", capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"ok\n", b"")
-    assert len(tiny_program()) < 256
-
-
-def test_the_tiny_root_holds_it_where_the_guest_starts(tmp_path: Path) -> None:
-    root = make_tiny_root(tmp_path / "root")
-    assert (root.path / GUEST_ARGV[0].lstrip("/")).read_bytes() == tiny_program()
 
 
 def test_a_host_without_a_runtime_can_do_nothing_and_says_how_to_fix_it(tmp_path: Path) -> None:
@@ -81,13 +64,6 @@ def test_what_a_probe_that_was_killed_left_is_swept(tmp_path: Path) -> None:
     left.mkdir(parents=True)
     assert asyncio.run(driver.sweep(())) == 0
     assert list((tmp_path / "sandboxes").iterdir()) == []
-
-
-@pytest.mark.parametrize("machine", ["aarch64"])
-def test_another_machine_is_told_so(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc()).probe()
-    assert machine in can.why_not(Ability.BOOT)
 
 
 def test_a_no_to_snapshots_is_looked_at_again_after_a_while_and_no_yes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

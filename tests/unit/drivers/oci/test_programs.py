@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,13 +59,6 @@ def test_an_upgrade_is_noticed_and_the_one_before_is_kept_until_nothing_needs_it
         programs.kept(one.sha256)
 
 
-def test_one_that_is_kept_needs_none_that_is_installed(package: Path, tmp_path: Path) -> None:
-    one = Programs(Runsc(installed(package)), tmp_path / "runtimes").current()
-    package.unlink()
-    later = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    assert later.kept(one.sha256) == one
-
-
 @pytest.mark.parametrize("harm", ["altered", "facts", "gone"])
 def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm: str, package: Path, tmp_path: Path) -> None:
     one = Programs(Runsc(installed(package)), tmp_path / "runtimes").current()
@@ -87,14 +79,6 @@ def test_what_is_not_what_its_name_says_is_not_run_and_the_newest_is_mended(harm
     assert programs.kept(one.sha256).path.read_text() == "one"
 
 
-def test_a_change_while_it_runs_is_seen(package: Path, tmp_path: Path) -> None:
-    programs = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    one = programs.current()
-    package.write_text("two")
-    one.path.write_text("another")
-    assert "altered" in programs.why_not(one.sha256)
-
-
 def test_a_runtime_without_snapshots_is_run_where_it_is(package: Path, tmp_path: Path) -> None:
     programs = Programs(Crun(installed(package)), tmp_path / "runtimes")
     assert programs.current().path == package
@@ -106,22 +90,3 @@ def test_a_folder_that_cannot_be_written_is_said_so(package: Path, tmp_path: Pat
     with pytest.raises(HostError, match="could not be copied") as refused:
         Programs(Runsc(installed(package)), tmp_path / "runtimes").current()
     assert "SANDLOT_DATA_DIR" in refused.value.hint
-
-
-def test_many_threads_keep_it_once(package: Path, tmp_path: Path) -> None:
-    found: list[Program] = []
-    programs = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    threads = [threading.Thread(target=lambda: found.append(programs.current())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
-
-
-def test_what_is_installed_is_at_hand_before_anything_was_started_on_it(package: Path, tmp_path: Path) -> None:
-    # A template's snapshot, by another service with the same cache.
-    programs = Programs(Runsc(installed(package)), tmp_path / "runtimes")
-    assert programs.why_not(content_sha256(package)) == ""
-    assert programs.why_not("0" * 64)

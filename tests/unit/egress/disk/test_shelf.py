@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from sandlot.egress.disk import shelf as shelf_module
 from sandlot.egress.disk.eviction import Kept
 from sandlot.egress.disk.opened import Draft
 from sandlot.egress.disk.shelf import Kind, Shelf
-from sandlot.model.errors import HostError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -36,15 +34,6 @@ def shelf(tmp_path: Path, counters: Counters) -> Shelf:
     return found
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 def put(shelf: Shelf, text: str, size: int = 100 * KIB) -> str:
     data = text.encode().ljust(size, b".")
     name = hashlib.sha256(data).hexdigest()
@@ -59,42 +48,6 @@ def age(tmp_path: Path, name: str, seconds: float) -> None:
 
 def drafts(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "packages/tmp").iterdir())
-
-
-def test_what_is_put_is_there_and_nothing_else(shelf: Shelf, tmp_path: Path) -> None:
-    name = put(shelf, "a")
-    assert (shelf.read(Kind.BODIES, name) or b"").startswith(b"a.")
-    assert shelf.read(Kind.FILES, name) is None
-    assert drafts(tmp_path) == []
-    shelf.remove(Kind.BODIES, name)
-    shelf.remove(Kind.BODIES, name)
-    assert shelf.read(Kind.BODIES, name) is None
-
-
-def test_a_draft_is_a_file_once_it_is_kept_and_gone_where_it_is_not(shelf: Shelf, tmp_path: Path) -> None:
-    for keep in (False, True):
-        draft = shelf.draft()
-        assert shelf.make_room(draft, 10 * KIB)
-        draft.write(b"hello")
-        assert draft.read(100, 1) == b"ello"
-        if keep:
-            shelf.keep(draft, Kind.FILES, "sha256-ab")
-        draft.close()
-        draft.close()
-        assert drafts(tmp_path) == []
-        assert shelf.read(Kind.FILES, "sha256-ab") == (b"hello" if keep else None)
-
-
-def test_what_is_read_stays_readable_when_its_name_is_gone(shelf: Shelf) -> None:
-    name = put(shelf, "a")
-    opened = shelf.open(Kind.BODIES, name)
-    assert opened is not None
-    shelf.remove(Kind.BODIES, name)
-    assert opened.read(1, 0) == b"a"
-    opened.close()
-    opened.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        opened.read(1, 0)
 
 
 def test_the_bound_is_kept_and_the_longest_unused_goes(shelf: Shelf, tmp_path: Path, counters: Counters) -> None:
@@ -203,12 +156,6 @@ def test_a_full_disk_says_so_and_keeps_nothing(small_disk: Path, counters: Count
     assert not shelf.put(Kind.BODIES, "b" * 64, bytes(2 * MIB))
     assert list((small_disk / "packages/tmp").iterdir()) == []
     assert counters.evictions >= 1, "what is here makes room first"
-
-
-def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(HostError, match="cannot be written"):
-        Shelf(tmp_path / "file/packages", MIB, Counters()).prepare()
 
 
 def test_a_close_waits_for_the_read_that_is_under_way(tmp_path: Path) -> None:

@@ -28,10 +28,6 @@ async def threads() -> AsyncIterator[Threads]:
     await found.aclose()
 
 
-async def test_a_function_runs_elsewhere(threads: Threads) -> None:
-    assert await threads.run(threading.get_ident) != threading.get_ident()
-
-
 async def test_what_a_cancelled_caller_had_opened_is_closed(threads: Threads) -> None:
     go, thing = threading.Event(), Thing()
 
@@ -50,18 +46,3 @@ async def test_what_a_cancelled_caller_had_opened_is_closed(threads: Threads) ->
     go.set()
     await closing
     assert thing.closed
-
-
-async def test_what_fails_for_nobody_is_no_matter(threads: Threads) -> None:
-    go = threading.Event()
-
-    def slow() -> Thing:
-        go.wait()
-        raise OSError("no")
-
-    opening = asyncio.create_task(threads.open(slow))
-    await asyncio.sleep(0)
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    go.set()

@@ -55,10 +55,6 @@ async def test_the_full_one_is_another_page(client: httpx.AsyncClient) -> None:
     assert again.status_code == 304
 
 
-async def test_a_file_is_found_without_its_package_having_been_asked_for(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/npm/pkg/-/pkg-1.0.0.tgz")).content == DATA
-
-
 @pytest.mark.parametrize("dist", [{"integrity": "sha512-AAAA", "shasum": "b" * 40}, {"shasum": "b" * 40, "integrity": None}])
 async def test_a_file_that_is_not_what_it_should_be_is_cut(
     client: httpx.AsyncClient, registry: Upstream, cache: Served, dist: dict[str, object]
@@ -82,16 +78,12 @@ async def test_what_there_is_not_is_told_as_npm_reads_it(client: httpx.AsyncClie
     assert response.json()["error"]
 
 
-async def test_there_is_a_ping(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/npm/-/ping")).json() == {}
-
-
 async def test_a_scope_has_a_registry_and_a_credential_of_its_own(tmp_path: Path, registry: Upstream) -> None:
     registry.says["/mine/@mine%2Fpkg"] = packument(registry.origin, "@mine/pkg", tarball=f"{registry.origin}/mine/file")
     registry.says["/mine/file"] = Said(DATA)
     access = Access(credentials=(Credential("http", place(registry.origin), "/mine/", "Bearer secret"),))
     sources = Sources(npm=Npm(registry=f"{registry.origin}/registry/", scopes={"@mine": f"{registry.origin}/mine/"}, access=access))
-    async with served(tmp_path / "p", lambda: sources) as cache, httpx.AsyncClient(base_url=cache.origin) as client:
+    async with served(tmp_path / "p", lambda: sources) as cache, cache.client() as client:
         response = await client.get("/npm/@mine%2fpkg")
         assert "secret" not in response.text + str(response.headers)
         assert (await client.get("/npm/@mine/pkg/-/pkg-1.0.0.tgz")).content == DATA

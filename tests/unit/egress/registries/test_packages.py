@@ -30,21 +30,14 @@ def stanza(number: int) -> str:
 @pytest.mark.parametrize("packing", PACKED)
 def test_every_file_of_an_index_is_found(tmp_path: Path, packing: str) -> None:
     path = tmp_path / "Packages"
-    path.write_bytes(PACKED[packing]("".join(map(stanza, range(5_000))).encode()))
+    path.write_bytes(PACKED[packing]("".join(map(stanza, range(1_000))).encode()))
     with path.open("rb") as file:
         records = table(file.fileno())
-    assert len(records) == 5_000 * 48
-    for number in (0, 1, 2_499, 4_999):
+    assert len(records) == 1_000 * 48
+    for number in (0, 1, 499, 999):
         assert find(records, f"pool/main/p/p{number}_1_amd64.deb") == Digest("sha256", digest(number))
-    for absent in ("pool/main/p/p5000_1_amd64.deb", "", "x"):
+    for absent in ("pool/main/p/p1000_1_amd64.deb", "", "x"):
         assert find(records, absent) is None
-
-
-def test_an_empty_table_has_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with (tmp_path / "empty").open("rb") as file:
-        assert table(file.fileno()) == b""
-    assert find(b"", "x") is None
 
 
 @pytest.mark.parametrize("data", [lzma.compress(b"x" * 1000)[:-9], gzip.compress(b"x" * 1000, mtime=0)[:-9], b"\xfd7zXZ\x00 and no more"])

@@ -8,7 +8,7 @@ import pytest
 
 from sandlot.egress.digests import Digest
 from sandlot.egress.pages import Got
-from sandlot.egress.registries.packuments import SHORT_TYPE, find, is_package, make, path_of
+from sandlot.egress.registries.packuments import find, is_package, make
 
 URL = "https://registry.example/npm/@s%2fpkg"
 SHA1 = "a" * 40
@@ -58,19 +58,10 @@ def test_what_installing_needs_is_left_of_a_full_one() -> None:
     assert "hasInstallScript" not in served["versions"]["2.0.0"]
 
 
-def test_an_abbreviated_one_stays_as_it_is() -> None:
-    words = packument(**{"1.0.0": version()})
-    assert "readme" in json.loads(make([got(words, SHORT_TYPE)], name="@s/pkg", origin="http://cache", short=True)["body"])
-
-
 @pytest.mark.parametrize("dist", [None, {}, {"tarball": 5}, {"tarball": "file:///etc/passwd"}, "x"])
 def test_a_version_without_a_file_that_can_be_fetched_has_none_here(dist: object) -> None:
     made = make([got(packument(**{"1.0.0": version(dist=dist)}))], name="@s/pkg", origin="http://cache", short=False)
     assert find(made["table"], "pkg-1.0.0.tgz") is None
-
-
-def test_a_path_is_spelled_as_npm_spells_it() -> None:
-    assert path_of("@s/pkg") == "@s%2Fpkg"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"versions": []}', b"\xff"])

@@ -34,12 +34,9 @@ def _project(registry: Upstream) -> None:
     "accept, expected",
     [
         (None, "text/html; charset=utf-8"),
-        ("text/html", "text/html; charset=utf-8"),
         (JSON, JSON),
         (HTML, HTML),
         (f"{JSON}, {HTML}; q=0.1, text/html; q=0.01", JSON),
-        ("application/vnd.pypi.simple.latest+json", JSON),
-        ("image/png", "text/html; charset=utf-8"),
     ],
 )
 async def test_a_page_is_of_the_kind_that_is_wanted(client: httpx.AsyncClient, accept: str | None, expected: str) -> None:
@@ -68,12 +65,6 @@ async def test_metadata_is_verified_and_kept_like_any_file(client: httpx.AsyncCl
         assert (await client.get(f"{FILE}.metadata")).content == METADATA
     assert registry.paths == ["/simple/pkg-name/", f"/f/{NAME}.metadata"]
     assert (await client.get("/pypi/files/pkg-name/unknown/unknown/pkg-name-0.9.tar.gz.metadata")).content == METADATA
-
-
-async def test_a_kept_file_is_given_without_a_look_at_the_index(client: httpx.AsyncClient, registry: Upstream) -> None:
-    assert (await client.get(FILE)).content == WHEEL
-    registry.says.clear()
-    assert (await client.get(FILE)).content == WHEEL
 
 
 @pytest.mark.parametrize(

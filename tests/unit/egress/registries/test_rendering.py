@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from sandlot.egress.digests import Digest
 from sandlot.egress.pages import Got
 from sandlot.egress.registries.rendering import as_html, as_json, as_table, find
@@ -30,12 +28,6 @@ def test_both_pages_say_the_same_and_lead_here_only() -> None:
         for name in ("filename", "digest", "requires_python", "yanked", "metadata"):
             assert getattr(one, name) == getattr(two, name) == getattr(given, name), name
     assert (from_json[0].size, from_json[0].upload_time) == (9, "T")
-
-
-def test_the_version_of_the_format_is_the_one_that_is_kept() -> None:
-    assert json.loads(as_json("pkg", [WHEEL], ["1.0+l"]))["meta"] == {"api-version": "1.1"}
-    assert json.loads(as_json("pkg", FILES, ["1.0+l"]))["meta"] == {"api-version": "1.0"}, "one file has no size"
-    assert "versions" not in json.loads(as_json("pkg", [WHEEL], None))
 
 
 def test_a_file_is_found_by_its_whole_name() -> None:

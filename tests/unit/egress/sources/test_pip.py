@@ -40,10 +40,6 @@ def test_the_nearer_goes_over_the_farther_and_a_variable_over_both() -> None:
     assert found.links == ("file:///w/",)
 
 
-def test_install_goes_over_global() -> None:
-    assert options(["[install]\ncert = b\n[global]\ncert = a\n"], {})["cert"] == "b"
-
-
 def test_no_index_leaves_the_links() -> None:
     found = pypi(options([GLOBAL], {"PIP_NO_INDEX": "1"}), {})
     assert found.indexes == ()

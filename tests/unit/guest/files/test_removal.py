@@ -12,8 +12,8 @@ from sandlot.guest.files.removal import STEP_ENTRIES, remove_tree
 from sandlot.guest.spawn import Account
 
 ROOT = Account("root", 0, 0, "/root", [0])
-DEPTH = 3000
-"""Of folders whose names have 10 bytes: eight times PATH_MAX, and more than the usual limit of descriptors."""
+DEPTH = 1500
+"""Of folders whose names have 10 bytes: four times PATH_MAX, and more than the usual limit of descriptors."""
 
 
 def deep(top: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_tree_deeper_than_any_path_is_removed(tmp_path: Path) -> None:
     opened = len(list(Path("/proc/self/fd").iterdir()))
     assert sum(remove_tree(str(tmp_path / "top"), ROOT)) == DEPTH + 2
     assert list(tmp_path.iterdir()) == []
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert len(list(Path("/proc/self/fd").iterdir())) <= opened
 
 
 def test_a_wide_tree_is_removed_in_short_steps(tmp_path: Path) -> None:

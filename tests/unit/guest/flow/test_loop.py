@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from sandlot.guest.flow import loop as module
-from sandlot.guest.flow.loop import READ, Loop
+from sandlot.guest.flow.loop import Loop
 
 
 class Clock:
@@ -57,12 +55,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_a_timer_comes_when_its_time_has_passed(machine: Machine) -> None:
-    machine.after(60)
-    machine.loop.turn()
-    assert machine.rung == [1060.0]
-
-
 def test_time_stands_still_while_it_is_held(machine: Machine) -> None:
     machine.after(60)
     machine.clock.now_s += 10
@@ -96,25 +88,3 @@ def test_who_was_frozen_in_the_middle_of_a_wait_waits_anew(machine: Machine) -> 
     assert machine.rung == []
     machine.loop.turn()
     assert machine.rung == [1000.0 + 3660 + 60]
-
-
-def test_an_overloaded_machine_is_not_a_frozen_one(machine: Machine) -> None:
-    machine.after(60)
-    machine.epoll.leap_s = module.STILL_S - 0.1
-    machine.loop.turn()
-    assert machine.rung == [1060.0 + module.STILL_S - 0.1]
-
-
-def test_what_comes_is_heard_while_time_stands_still() -> None:
-    loop, heard = Loop(), []
-    read, write = os.pipe()
-    try:
-        loop.watch(read, READ, lambda _mask: heard.append(os.read(read, 10)))
-        loop.after(1000, lambda: None)
-        loop.hold()
-        os.write(write, b"hello")
-        loop.turn()
-        assert heard == [b"hello"]
-    finally:
-        os.close(read)
-        os.close(write)

@@ -90,25 +90,3 @@ def test_slowest_of_several_readers_stops_the_process() -> None:
 
     assert outputs.buffers[1].start == 0, "nothing was dropped"
     assert outputs.wants(1), "the fast one holds up nobody"
-
-
-def test_with_nobody_reading_the_process_never_waits() -> None:
-    outputs = Outputs((1,))
-    for _ in range(100):
-        assert outputs.wants(1)
-        outputs.buffers[1].append(b"x" * READ_BYTES)
-    assert outputs.kept_bytes < 2 * outputs.buffers[1].limit
-
-
-def test_after_a_link_loss_output_is_held_until_somebody_comes() -> None:
-    outputs = Outputs((1,))
-    reader = outputs.attach(Sink(0), {1: 0})
-    outputs.detach(reader)
-    outputs.held = True
-    while outputs.wants(1):
-        outputs.buffers[1].append(b"y" * READ_BYTES)
-    assert outputs.buffers[1].start == 0, "nothing was dropped while it was held"
-    sink = Sink()
-    assert outputs.attach(sink, {1: 0}).pump(outputs.buffers)
-    assert len(sink.got[1]) == outputs.buffers[1].end
-    assert outputs.wants(1)

@@ -9,7 +9,6 @@ from collections.abc import Generator
 
 import pytest
 
-from sandlot.guest.flow import wire
 from sandlot.guest.flow.loop import READ, Loop
 from sandlot.guest.flow.wire import Wire
 from sandlot.protocol import events, greeting
@@ -67,29 +66,6 @@ def link() -> Generator[Link]:
     made.exchange()
     yield made
     made.close()
-
-
-def test_what_may_wait_goes_with_what_follows(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "PATIENCE_S", 3600)
-    (stream,) = link.opened
-    link.wire.connection.send_bytes(stream, 1, b"output")
-    link.wire.flush_later()
-    link.turn()
-    assert link.written() == b""
-    link.wire.connection.send(stream, {"result": {}})
-    link.wire.flush_soon()
-    link.turn()
-    told = link.host.receive(link.written())
-    assert [type(event) for event in told] == [events.Bytes, events.Received]
-
-
-def test_what_may_wait_goes_alone_where_nothing_follows(link: Link) -> None:
-    (stream,) = link.opened
-    link.wire.connection.send_bytes(stream, 1, b"output")
-    link.wire.flush_later()
-    link.loop.turn()  # nothing else is due: it waits for the moment to pass
-    link.turn()
-    assert [type(event) for event in link.host.receive(link.written())] == [events.Bytes]
 
 
 def test_what_was_never_told_of_room_writes_on_once_it_is_greeted(link: Link) -> None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, Memory, explained, figures, floor_bytes, own_bytes, pause_s, resident_bytes
+from sandlot.guest.kernels.memory import LEAST_S, MOST_S, RATE_BYTES, explained, figures, floor_bytes, own_bytes, pause_s, resident_bytes
 
 MIB = 1 << 20
-
-
-def test_meminfo_is_read_as_it_begins() -> None:
-    text = b"MemTotal:         524288 kB\nMemFree:          496584 kB\nMemAvailable:     496584 kB\n"
-    assert figures(text) == (512 * MIB, 496584 * 1024)
 
 
 @pytest.mark.parametrize("text", [b"", b"MemTotal: 1 kB\n", b"MemTotal: x kB\nMemFree: 1 kB\n", b"Else: 1 kB\nMemFree: 1 kB\n"])
@@ -37,11 +30,6 @@ def test_the_next_look_comes_before_the_room_is_used_up(room: int, rate: float) 
         assert pause * max(rate, RATE_BYTES / 2) <= room * MIB / 2
 
 
-def test_looks_are_rare_where_much_is_left() -> None:
-    assert pause_s(4096 * MIB, 0) == MOST_S
-    assert pause_s(-5 * MIB, 0) == LEAST_S
-
-
 def test_what_a_process_has() -> None:
     assert resident_bytes(1 << 30) == 0
     assert resident_bytes(1) > 0
@@ -61,19 +49,3 @@ def test_what_a_process_has() -> None:
 )
 def test_whom_memory_explains(limit: int, peak: int, others: int, *, expected: bool) -> None:
     assert explained(limit * MIB, peak * MIB, others * MIB) == expected
-
-
-@pytest.mark.parametrize("free, is_put_off", [(900, True), (100, False)])
-def test_a_cell_that_begins_while_there_is_room_is_looked_at_later(tmp_path: Path, free: int, *, is_put_off: bool) -> None:
-    seen = tmp_path / "meminfo"
-    seen.write_text(f"MemTotal: {1024 * 1024} kB\nMemFree: {free * 1024} kB\n")
-    timers: list[float] = []
-    guest = SimpleNamespace(loop=SimpleNamespace(after=lambda delay_s, _callback: timers.append(delay_s)))
-    kernels = SimpleNamespace(is_busy=lambda: False)
-    memory = Memory(guest, kernels)  # type: ignore[arg-type]
-    memory.limit_bytes, memory._fd = 1024 * MIB, os.open(seen, os.O_RDONLY)  # noqa: SLF001 - where /proc would be
-    memory.watch()
-    assert not timers, "the first one is looked at: nothing is known yet"
-    memory.watch()
-    assert timers == [LEAST_S] * is_put_off
-    os.close(memory._fd)  # noqa: SLF001

@@ -71,14 +71,6 @@ def follow(cell: Cell, call: Told, events: int = 0, out: int = 0, err: int = 0, 
     cell.attach(call, events, out, err, wait=wait)  # type: ignore[arg-type]
 
 
-def test_all_of_it_in_order() -> None:
-    cell, call = written(), Told()
-    follow(cell, call)
-    assert (call.told, call.status) == (EVERYTHING, None)
-    cell.finish("ok", 1)
-    assert (call.status, cell.readers) == ("ok", [])
-
-
 @pytest.mark.parametrize("room", range(1, 8))
 def test_a_slow_one_is_told_the_same(room: int) -> None:
     cell, call = written(), Told(0)
@@ -88,18 +80,6 @@ def test_a_slow_one_is_told_the_same(room: int) -> None:
         call.left = room
         call.on_writable()
     assert "".join(str(each[1]) for each in call.told) == "".join(str(each[1]) for each in EVERYTHING)
-
-
-def test_from_where_it_was() -> None:
-    cell, call = written(), Told()
-    follow(cell, call, events=2, out=len("out0 more0 "), err=len("err0 "))
-    assert call.told == EVERYTHING[5:]
-
-
-def test_what_there_is_and_no_more() -> None:
-    cell, call = written(), Told()
-    follow(cell, call, wait=False)
-    assert (call.told, call.status, cell.readers) == (EVERYTHING, "running", [])
 
 
 def test_more_changes_than_are_remembered_lose_their_order_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

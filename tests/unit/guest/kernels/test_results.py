@@ -81,13 +81,6 @@ def test_many_errors_are_forgotten_for_the_last() -> None:
     assert sum(len(line) for line in cell.events[-1]["traceback"]) < ERRORS_BYTES
 
 
-def test_what_waits_counts_in_bytes_and_with_its_environment() -> None:
-    cell = made(code="é" * 10, env={"NAME": "value"})
-    assert cell.asked_bytes == 29
-    cell.finish("ok", 1)
-    assert (cell.asked_bytes, cell.env) == (0, {})
-
-
 def test_what_is_told_after_the_end_is_kept_within_the_same_bounds() -> None:
     forgotten: list[str] = []
     calls = SimpleNamespace(handlers={}, past=lambda id_, _name: forgotten.append(id_))

@@ -138,12 +138,6 @@ def test_one_that_is_let_go_of_half_way_leaves_the_old_file_and_no_temporary_one
     assert (folder / "big").read_text() == "old"
 
 
-def test_a_folder_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = run("unpacking", asked(tmp_path / "file/below"), archive(entry("a", content=b"a")))
-    assert said.error == "path_invalid"
-
-
 @pytest.mark.parametrize("padding", [b"", b"\0" * 600, b"\0\x1f\x8b"])
 def test_members_of_gzip_are_found_wherever_a_read_ends(padding: bytes) -> None:
     raw = gzip.compress(b"first") + gzip.compress(b"second") + padding

@@ -156,11 +156,3 @@ def test_a_queue_that_overflows_says_so_and_goes_on(tmp_path: Path, watch: Begin
     watcher.until(("overflow", "", None))
     (tmp_path / "after").write_text("x")
     watcher.until(("created", "after", None))
-
-
-@pytest.mark.parametrize("name, code", [("none", "path_not_found"), ("file", "path_invalid")])
-def test_what_is_no_folder_is_refused(tmp_path: Path, name: str, code: str) -> None:
-    (tmp_path / "file").write_text("x")
-    said = run("watching", {"path": str(tmp_path / name), "recursive": False, "folders": 10, "by": ""})
-    assert said.error == code
-    assert name in said.message

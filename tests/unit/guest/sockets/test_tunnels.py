@@ -187,49 +187,6 @@ def test_what_is_no_port_is_refused(inside: Inside, port: int) -> None:
     assert inside.answer(inside.ask(port)) == "invalid_request"
 
 
-def test_so_many_and_no_more_and_another_one_once_one_is_over(inside: Inside, listener: socket.socket) -> None:
-    pairs = [met(inside, listener) for _ in range(TUNNELS)]
-    port = listener.getsockname()[1]
-    assert inside.answer(inside.ask(port)) == "limit_exceeded"
-    inside.cut(pairs[0][0])
-    assert len(inside.tunnels.open) == TUNNELS - 1
-    pairs.append(met(inside, listener))
-    assert inside.answer(inside.ask(port)) == "limit_exceeded"
-    for _, program in pairs:
-        program.close()
-
-
-def test_the_hosts_end_comes_after_all_before_it_and_the_program_goes_on(inside: Inside, listener: socket.socket) -> None:
-    stream, program = met(inside, listener)
-    with program:
-        inside.send(stream, *(b"%d," % number for number in range(3 * PIECES)))
-        inside.end(stream)
-        for _ in range(3):
-            inside.turn()
-        assert program.makefile("rb").read() == b"".join(b"%d," % number for number in range(3 * PIECES))
-        assert inside.tunnels.open, "one half is open"
-        program.sendall(b"still")
-        inside.until(lambda: b"still" in inside.said[stream])
-    assert inside.answer(stream) == {"result": {}}
-    assert inside.said[stream][1:] == [b"still", {"event": "end"}, {"result": {}}]
-    assert not inside.tunnels.open
-
-
-def test_the_programs_end_comes_after_all_before_it_and_it_goes_on_reading(inside: Inside, listener: socket.socket) -> None:
-    stream, program = met(inside, listener)
-    with program:
-        program.sendall(b"all")
-        program.shutdown(socket.SHUT_WR)
-        inside.until(lambda: {"event": "end"} in inside.said[stream])
-        assert inside.said[stream][1:] == [b"all", {"event": "end"}]
-        inside.send(stream, b"still")
-        inside.turn()
-        assert program.recv(100) == b"still"
-        inside.end(stream)
-        assert inside.answer(stream) == {"result": {}}
-        assert program.recv(100) == b""
-
-
 @pytest.mark.parametrize("cut", ["the client", "the link"])
 def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: str) -> None:
     stream, program = met(inside, listener)
@@ -243,15 +200,6 @@ def test_what_is_cut_off_is_reset(inside: Inside, listener: socket.socket, cut: 
             inside.greet()
         with pytest.raises(ConnectionResetError):
             program.recv(100)
-    assert not inside.tunnels.open
-
-
-def test_a_program_that_breaks_off_has_not_ended(inside: Inside, listener: socket.socket) -> None:
-    stream, program = met(inside, listener)
-    program.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    program.close()
-    assert inside.answer(stream) == "conflict"
-    assert {"event": "end"} not in inside.said[stream]
     assert not inside.tunnels.open
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.host.checks import machine
-from sandlot.host.checks.machine import check_core_files, check_limits, check_memory, check_processors, check_program, check_system, check_user
+from sandlot.host.checks.machine import check_core_files, check_limits, check_program, check_system, check_user
 
 BOOKWORM = {"ID": "debian", "VERSION_ID": "12", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
 ALL_IDS = "         0          0 4294967295\n"
@@ -51,24 +51,6 @@ def test_only_root_with_its_capabilities_can(uid: int, status: str, uid_map: str
     assert found.required
     assert words in found.detail
     assert bool(found.fix) is not ok
-
-
-def test_another_user_is_told_of_services_elsewhere() -> None:
-    assert "SANDLOT_URL" in check_user(1000, "", "").fix
-
-
-def test_memory_is_comfort_and_told_in_bytes() -> None:
-    rich = check_memory({"MemTotal": 16 * GIB, "MemAvailable": 8 * GIB, "SwapTotal": GIB}, 1024**3)
-    assert rich.ok
-    assert rich.facts == {"total_bytes": 16 * 1024**3, "available_bytes": 8 * 1024**3, "swap_bytes": 1024**3}
-    poor = check_memory({"MemTotal": GIB, "MemAvailable": GIB // 2}, 1024**3)
-    assert (poor.ok, poor.required) == (False, False)
-    assert poor.fix
-
-
-def test_processors_are_told() -> None:
-    assert check_processors(2, 8).detail == "2 of 8"
-    assert check_processors(8, 8).detail == "8"
 
 
 def test_limits_that_are_low_come_with_their_fix() -> None:

@@ -44,39 +44,11 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above_and_not_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_little_space_is_told_and_does_not_decide(tmp_path: Path) -> None:
-    found = storage.check_folder("cache-dir", tmp_path, 2**60)
-    assert (found.ok, found.required) == (False, False)
-    assert "SANDLOT_CACHE_DIR" in found.fix
-
-
-def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    found = storage.check_folder("data-dir", tmp_path / "file", 0)
-    assert (found.ok, found.required) == (False, True)
-    assert "no folder" in found.detail
-
-
 def test_a_folder_of_another_user(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chown(folder, 12345, 12345)
     assert "belongs to user 12345" in storage.check_folder("data-dir", folder, 0).detail
-
-
-def test_a_file_system_in_memory_is_told() -> None:
-    in_memory = Path("/dev/shm")
-    found = storage.check_folder("data-dir", in_memory / "sandlot-not-there", 0)
-    assert (found.ok, found.required) == (False, False)
-    assert "takes memory" in found.fix
-
-
-def test_a_loop_device_is_attached_and_gone_afterwards(tmp_path: Path) -> None:
-    found = check("check_loops", data_dir=str(tmp_path / "not" / "yet"))
-    assert found.ok, found.detail
-    assert found.facts["direct_io"] in {True, False}
-    assert list(tmp_path.iterdir()) == []
-    assert disks.loops_below(tmp_path) == {}
 
 
 def test_layers_are_made_and_gone_afterwards(tmp_path: Path) -> None:

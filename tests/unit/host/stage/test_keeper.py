@@ -46,7 +46,3 @@ def test_what_is_published_is_whole(tmp_path: Path) -> None:
     assert target.read_text() == "5"
     assert [path.name for path in tmp_path.iterdir()] == ["live"]
     assert target.stat().st_mode & 0o777 == 0o600
-
-
-def test_its_own_start_is_what_proc_says() -> None:
-    assert keeper.start_ticks(os.getpid()) == int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

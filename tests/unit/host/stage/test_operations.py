@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -42,22 +40,6 @@ def test_a_loop_config_is_laid_out_as_the_kernel_reads_it() -> None:
     assert ctypes.sizeof(LoopConfig) == operations.LOOP_CONFIG_BYTES
 
 
-def test_a_failed_call_says_where(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="mount") as refused:
-        operations.mount("none", str(tmp_path / "nowhere"), "tmpfs", 0)
-    assert refused.value.filename == f"mount {tmp_path}/nowhere"
-
-
-def test_a_namespace_of_its_own_ids_and_nobody_in_it() -> None:
-    processes = children()
-    handle = operations.user_namespace(0x70000000, 65536)
-    try:
-        assert os.fstat(handle).st_ino != Path("/proc/self/ns/user").stat().st_ino
-    finally:
-        os.close(handle)
-    assert children() == processes
-
-
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "1 / 0"])
 def test_a_namespace_whose_process_ends_before_it_is_there_is_refused(end: str) -> None:
     """In a program of its own: it must say so once, and not wait."""
@@ -79,12 +61,3 @@ def test_a_namespace_that_is_refused_leaves_nothing() -> None:
         operations.user_namespace(0xFFFFFFFF, 65536)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert children() == processes
-
-
-def test_a_limit_is_as_high_as_it_may_be() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    child = os.fork()
-    if child == 0:
-        operations.limit("RLIMIT_NOFILE", before[1] + 1, before[1] + 1)
-        os._exit(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < before[1])
-    assert os.waitpid(child, 0)[1] == 0

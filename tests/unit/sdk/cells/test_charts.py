@@ -20,13 +20,6 @@ def test_a_result_has_its_charts_data() -> None:
     assert Result({"image/png": "iVBORw=="}).chart is None
 
 
-def test_a_figure_of_several_holds_each() -> None:
-    several = Chart.of(json.dumps({"type": "superchart", "elements": [LINE, {"type": "pie", "elements": []}]}))
-    assert several is not None
-    assert [each.type for each in several.charts] == ["line", "pie"]
-    assert several.elements == ()
-
-
 def test_what_is_none_is_none(subtests: pytest.Subtests) -> None:
     for text in (None, "", "x", "[]", "1", "null", "[" * 100_000, '{"type":"superchart","elements":[' * 5000):
         with subtests.test(text=text):

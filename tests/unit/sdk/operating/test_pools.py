@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from sandlot.model.specs import GIB, MIB, Limits
 from sandlot.sdk import Client
@@ -30,12 +27,6 @@ POOL: dict[str, Any] = {
     "metadata": {"team": "blue"},
     "newer": True,
 }
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
 
 
 def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from sandlot.sdk import Client
 from tests.unit.sdk.scripted import Reply, Script
@@ -26,12 +23,6 @@ HOOK: dict[str, Any] = {
     "last_error": "It answered 500.",
     "newer": True,
 }
-
-
-@pytest.fixture
-def client(service: Script) -> Iterator[Client]:
-    with Client(url=service.url) as client:
-        yield client
 
 
 def test_a_webhook_is_asked_for_and_read(client: Client, service: Script) -> None:

@@ -7,13 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot import AsyncClient, AsyncSandbox, Client, Sandbox, SandboxInfo
+from sandlot import Client, Sandbox, SandboxInfo
 from sandlot.sdk import SnapshotInfo
 from sandlot.sdk.saved.snapshots import Branch, ForkTree
-from tests.unit.sdk.conftest import service
 from tests.unit.sdk.scripted import Reply, Script
-
-__all__ = ["service"]
 
 BOX = {"id": "sb-abcd-abcdefghijklmnop", "state": "running", "template": "base", "on_timeout": "pause", "auto_resume": False}
 URL = f"/v1/sandboxes/{BOX['id']}"
@@ -61,13 +58,6 @@ def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(service: Scri
             work(sandbox)
             assert [(seen.method, seen.path, seen.body) for seen in service.seen] == [("POST", f"{URL}/{verb}", body)] * 2
             assert sandbox.metadata == {"heard": verb}
-
-
-def test_rests_are_changed(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, BOX))
-    sandbox.set_rest(on_timeout="hibernate")
-    sandbox.set_rest(auto_resume=False)
-    assert [seen.json() for seen in service.seen] == [{"on_timeout": "hibernate"}, {"auto_resume": False}]
 
 
 def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script, sandbox: Sandbox) -> None:
@@ -150,28 +140,3 @@ def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtest
                 look,
                 *(look, ("PATCH", URL, b'{"timeout":9}')),
             ]
-
-
-def test_connecting_to_what_runs_asks_for_nothing_more(service: Script) -> None:
-    service.say(Reply(200, BOX))
-    with Client(url=service.url) as client:
-        Sandbox.connect(str(BOX["id"]), client=client)
-        Sandbox.connect(str(BOX["id"]), timeout=9, client=client)
-    assert [seen.method for seen in service.seen] == ["GET", "GET", "PATCH"]
-
-
-async def test_the_asynchronous_half_says_the_same(service: Script) -> None:
-    service.say(Reply(201, BOX))
-    async with AsyncClient(url=service.url) as client:
-        sandbox = await AsyncSandbox.create(client=client)
-        service.say(Reply(200, BOX))
-        await sandbox.pause()
-        await sandbox.resume(1)
-        service.say(Reply(201, SNAPSHOT))
-        assert (await sandbox.snapshot()).name == "mine"
-        service.say(Reply(201, {"sandboxes": [{**BOX, "id": "sb-1"}]}))
-        (fork,) = await sandbox.fork()
-        assert isinstance(fork, AsyncSandbox)
-        service.say(Reply(200, {"snapshots": [SNAPSHOT], "next_cursor": None}))
-        assert [each.id async for each in client.snapshots.iter(limit=1)] == [SNAPSHOT["id"]]
-    assert [seen.path.rpartition("/")[2] for seen in service.seen[1:]] == ["pause", "resume", "snapshot", "fork", "snapshots"]

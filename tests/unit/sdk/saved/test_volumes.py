@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from sandlot import AsyncClient, AsyncSandbox, Client, ConflictError, NotFoundError, Sandbox
+from sandlot import Client, Sandbox
 from sandlot.sdk.saved.volumes import Mounted
-from tests.unit.sdk.conftest import service
-from tests.unit.sdk.scripted import Reply, Script, problem
-
-__all__ = ["service"]
+from tests.unit.sdk.scripted import Reply, Script
 
 VOLUME: dict[str, Any] = {
     "id": "vol-abcd-abcdefghijklmnop",
@@ -22,20 +17,6 @@ VOLUME: dict[str, Any] = {
     "created_at": "2026-11-22T10:00:00Z",
 }
 BOX = {"id": "sb-1", "state": "running", "template": "base", "volumes": [{"volume": VOLUME["id"], "path": "/data", "read_only": True}]}
-
-
-async def test_the_other_client_asks_the_same(service: Script) -> None:
-    service.say(Reply(201, VOLUME), Reply(201, BOX), problem(409, "conflict"), problem(404, "volume_not_found"))
-    async with AsyncClient(url=service.url) as client:
-        await client.volumes.create("data")
-        box = await AsyncSandbox.create("base", volumes={"/data": "data:ro", "/more": "more"}, client=client)
-        assert box.id == "sb-1"
-        with pytest.raises(ConflictError):
-            await client.volumes.delete("data")
-        with pytest.raises(NotFoundError):
-            await client.volumes.get("data")
-    assert service.seen[0].json() == {"name": "data"}
-    assert service.seen[1].json()["volumes"] == [{"volume": "data", "path": "/data", "read_only": True}, {"volume": "more", "path": "/more"}]
 
 
 def test_a_sandbox_tells_its_volumes_and_forks_share_them_where_it_is_said(service: Script) -> None:

@@ -158,7 +158,7 @@ async def _changed(request: Request, box: Sandbox, work: Coroutine[Any, Any, San
         raise
     if task.done():
         return _told(request, task.result())
-    box.keep(asyncio.create_task(_let_be(task)))
+    box.spawn(_let_be(task))
     return _told(request, box, ACCEPTED)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sandlot.drivers.oci.checkpoint import manifest as manifests
 from sandlot.drivers.oci.checkpoint.manifest import Manifest
+from sandlot.host.durable import fsync_files, fsync_folder
 from sandlot.model.errors import ConflictError, ErrorCode
 
 STATE, MEMORY_INDEX, MEMORY = "checkpoint.img", "pages_meta.img", "pages.img"
@@ -65,7 +66,7 @@ def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int
     into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_free(into)
     if durable:
-        sync(image)
+        fsync_files(image)
     try:
         image.rename(into)
     except OSError as error:
@@ -73,7 +74,7 @@ def finish(image: Path, manifest: Manifest, into: Path, *, durable: bool) -> int
             raise
         _carry(image, into, durable=durable)
     if durable:
-        sync_folder(into.parent)
+        fsync_folder(into.parent)
     return sum(file.stat().st_blocks * 512 for file in into.iterdir())
 
 
@@ -87,26 +88,6 @@ def check_free(into: Path) -> None:
         raise ConflictError(f"There is something at {into} already.", code=ErrorCode.CONFLICT)
 
 
-def sync(folder: Path) -> None:
-    """Bring a folder and the files in it to the disk (fsync(2))."""
-    for file in folder.iterdir():
-        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's own entries to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _carry(image: Path, into: Path, *, durable: bool) -> None:
     """To another file system: beside the name first."""
     beside = into.with_name(f".{into.name}.new")
@@ -116,7 +97,7 @@ def _carry(image: Path, into: Path, *, durable: bool) -> None:
             shutil.copyfile(file, beside / file.name)
             (beside / file.name).chmod(0o600)
         if durable:
-            sync(beside)
+            fsync_files(beside)
         beside.rename(into)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

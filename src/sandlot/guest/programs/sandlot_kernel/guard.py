@@ -45,10 +45,14 @@ class Builtins:
         self._own = {name: value for name, value in self._here.items() if name not in {"exit", "quit"}}
 
     def restore(self) -> None:
-        """Before a cell: what cannot have been meant is undone."""
+        """Before a cell: undo changes that break all later cells, such as a function or ``NotImplemented`` replaced by None."""
         own = self._own
         self._gone = []
-        self._changed = {name: value for name, value in self._changed.items() if callable(value) or not callable(own[name])}
+        self._changed = {
+            name: value
+            for name, value in self._changed.items()
+            if callable(value) or not (callable(own[name]) or own[name] is NotImplemented or own[name] is Ellipsis)
+        }
 
     def enter(self) -> None:
         """A cell's code begins: it finds what cells left."""

@@ -75,12 +75,6 @@ async def told(far: Far, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what
         await serving
 
 
-async def test_a_call_is_one_message_and_one_answer(live: Live, far: Far) -> None:
-    far.answers = [b'{"success":tr', b'ue,"err":"","result":[1]}']
-    assert await told(far, lambda: call(live, "some.Method", {"a": 1})) == [1]
-    assert far.heard == [{"method": "some.Method", "arg": {"a": 1}}]
-
-
 @pytest.mark.parametrize(
     "answers, words",
     [
@@ -128,25 +122,6 @@ async def test_nobody_there_is_said_so(live: Live) -> None:
     live.folder.runtime.rmdir()
     with pytest.raises(EngineError, match="cannot be reached"):
         await call(live, "some.Method", None)
-
-
-async def test_images_go_with_it_in_the_runtimes_order(live: Live, far: Far, tmp_path: Path) -> None:
-    for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY):
-        (tmp_path / name).write_text(name)
-    await told(far, lambda: ControlEngine().restore(live, tmp_path))
-    assert far.contents == [b"checkpoint.img", b"pages_meta.img", b"pages.img"]
-    assert far.heard == [{"method": "containerManager.Restore", "arg": {"HavePagesFile": True, "HaveDeviceFile": False}}]
-
-
-async def test_a_checkpoint_always_lets_the_sandbox_go_on(live: Live, far: Far, tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    images.begin(image)
-    await told(far, lambda: ControlEngine().save(live, image))
-    (heard,) = far.heard
-    assert heard["arg"]["Resume"] is True
-    assert {(file.name, file.stat().st_mode & 0o777) for file in image.iterdir()} == {
-        (name, 0o600) for name in (images.STATE, images.MEMORY_INDEX, images.MEMORY)
-    }
 
 
 async def test_an_image_that_is_not_there_is_named_before_anything_is_said(live: Live, tmp_path: Path) -> None:

@@ -32,15 +32,6 @@ def test_it_appears_under_its_name_with_its_manifest(tmp_path: Path) -> None:
     assert (into / manifest.NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_beginning_removes_what_an_attempt_left(tmp_path: Path) -> None:
-    image = written(tmp_path / "image.new")
-    images.begin(image)
-    assert list(image.iterdir()) == []
-    images.discard(image)
-    images.discard(image)
-    assert not image.exists()
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_name_that_is_taken_is_refused(durable: bool, tmp_path: Path) -> None:  # noqa: FBT001
     into = tmp_path / "image"

@@ -30,26 +30,6 @@ def test_what_is_none_is_none(text: str, tmp_path: Path) -> None:
     assert read(tmp_path) is None
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
-    (tmp_path / NAME).write_bytes(b"\xff\xfe")
-    assert read(tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        LIMITS,
-        replace(LIMITS, memory_bytes=2 * LIMITS.memory_bytes),
-        replace(LIMITS, disk_bytes=2 * LIMITS.disk_bytes),
-        replace(LIMITS, cpus=0.25, pids=16),
-        replace(LIMITS, cpus=8, pids=4096),
-    ],
-)
-def test_more_is_enough_and_some_limits_are_nobodys_business(limits: Limits) -> None:
-    assert MANIFEST.misfit(replace(SHAPE, limits=limits), "gvisor", "a" * 64) == ""
-
-
 @pytest.mark.parametrize(
     "shape, driver, runtime, why",
     [

@@ -10,7 +10,6 @@ import pytest
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.runtime import Place, Program
-from sandlot.host.stage import operations
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.protocol.schema import most_pids
@@ -22,10 +21,6 @@ BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
 PLACE = Place(
     SHAPE, Program("crun", Path("/usr/bin/crun"), "00", "x"), FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID
 )
-
-
-def test_it_is_made_of_the_stages_operations() -> None:
-    assert {operation[0] for operation in stage_plan(PLACE)} <= set(operations.OPERATIONS)
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:

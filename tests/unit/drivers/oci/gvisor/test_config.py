@@ -50,14 +50,3 @@ def test_nothing_of_the_host_is_mounted() -> None:
     assert "/tmp" not in mounts, "it stays on the disk"
     assert "/cache" not in json.dumps(config())
     assert "of the tenant" not in json.dumps(config())
-
-
-def test_namespaces_and_resources() -> None:
-    linux = config()["linux"]
-    assert {namespace["type"] for namespace in linux["namespaces"]} == {"pid", "network", "ipc", "uts", "mount"}
-    assert not any("path" in namespace for namespace in linux["namespaces"])
-    assert linux["cgroupsPath"] == "/sandbox"
-    assert linux["resources"]["memory"] == {"limit": 256 * MIB}
-    assert linux["resources"]["cpu"] == {"quota": 50_000, "period": 100_000}
-    assert config()["hostname"] == "sandbox"  # nobody's yet
-    assert config()["root"] == {"path": "/run/sandlot/root", "readonly": False}

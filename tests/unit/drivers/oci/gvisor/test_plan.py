@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.places import Folder
 from sandlot.drivers.oci.runtime import Place, Program
 from sandlot.host.launch import Operation
-from sandlot.host.stage import operations
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs(Path("/cache/roots/x/tree"), "x"), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
@@ -21,10 +18,6 @@ DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgrou
 
 def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
     return stage_plan(Place(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
-
-
-def test_it_is_made_of_the_stages_operations() -> None:
-    assert {operation[0] for operation in plan()} <= set(operations.OPERATIONS)
 
 
 def test_the_group_is_entered_before_anything_is_made() -> None:
@@ -45,20 +38,6 @@ def test_the_image_is_shown_read_only_and_the_rest_by_short_names() -> None:
     assert [operation for operation in plan() if operation[0] == "bind" and operation[3] == "rw"] == [
         ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw")
     ]
-
-
-@pytest.mark.parametrize("has_image", [True, False])
-def test_the_disk_is_a_file_system_or_a_folder(has_image: bool) -> None:  # noqa: FBT001
-    disk = ("disk", f"{FOLDER.path}/disk.img", "/run/sandlot/disk")
-    folder = ("bind", f"{FOLDER.path}/disk", "/run/sandlot/disk", "rw")
-    assert (disk in plan(has_image=has_image), folder in plan(has_image=has_image)) == (has_image, not has_image)
-
-
-def test_tmp_is_furnished_only_where_it_is_empty() -> None:
-    furnished = ("bind", f"{FOLDER.path}/tmp", "/run/sandlot/root/tmp", "ro")
-    assert furnished in plan()
-    assert furnished not in plan(has_tmp=False)
-    assert plan().index(furnished) > plan().index(("bind", "/cache/roots/x/tree", "/run/sandlot/root", "ro"))
 
 
 def test_there_is_a_place_for_each_volume_and_one_for_nobodys() -> None:

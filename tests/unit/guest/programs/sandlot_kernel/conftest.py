@@ -1,4 +1,4 @@
-"""One kernel for each module of tests: cells leave it usable, whatever they do; that is what most of these tests are about."""
+"""One kernel of each shell for all modules: cells leave it usable, whatever they do; that is what most of these tests are about."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ import pytest
 from sandlot.guest.kernels.context import BELL_S
 from tests.support.kernels import Process, ship
 
+IMPORTS = "import os, sys, time, threading, subprocess, asyncio"
 
-@pytest.fixture(scope="module", params=["ipython", "plain"])
-def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    flags = ["--plain"] if request.param == "plain" else []
-    running = Process(tmp_path_factory.mktemp("kernel"), *flags, rings_s=None if flags else BELL_S)  # None as where the guest starts one by itself
-    running.run("import os, sys, time, threading, subprocess, asyncio")
+
+@pytest.fixture(params=["ipython", "plain"])
+def kernel(request: pytest.FixtureRequest) -> Process:
+    running: Process = request.getfixturevalue(request.param)
+    running.run(IMPORTS)
+    return running
+
+
+@pytest.fixture(scope="package")
+def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=BELL_S)
     yield running
     running.close()
 
 
-@pytest.fixture(scope="module")
-def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
-    running = Process(tmp_path_factory.mktemp("kernel"), rings_s=BELL_S)
+@pytest.fixture(scope="package")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
+    running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as where the guest starts one by itself
     yield running
     running.close()
 

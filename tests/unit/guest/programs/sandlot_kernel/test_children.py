@@ -51,11 +51,6 @@ def test_what_a_forked_child_prints_comes_by_the_descriptors(tmp_path: Path) -> 
     assert kernel.stop() == b"child\nhalf and worker\n"
 
 
-def test_pools_of_processes_work(kernel: Process) -> None:
-    kernel.run("import multiprocessing")
-    assert kernel.value("with multiprocessing.get_context('fork').Pool(2) as pool: found = pool.map(abs, [-1, -2])\nfound") == "[1, 2]"
-
-
 STARTS = ("subprocess.call(['touch', {path!r}])", "os.system('touch ' + {path!r})", "os.fork() or (open({path!r}, 'x').close(), os._exit(0))")
 
 

@@ -63,11 +63,6 @@ def test_what_a_replaced_stream_still_keeps_belongs_to_the_cell(kernel: Process)
     assert kernel.text("print('again')") == "again\n"
 
 
-def test_a_failed_cell_says_that_it_failed_and_the_next_one_not(kernel: Process) -> None:
-    for code, is_ok in (("1 / 0", False), ("1", True), ("raise SystemExit(0)", False), ("def", False), ("2", True)):
-        assert kernel.until(kernel.begin(code))[-1]["ok"] is is_ok, code
-
-
 def test_a_debuggers_prompt_says_that_there_is_nobody(kernel: Process) -> None:
     for code in ("import pdb; pdb.set_trace(); 1", "breakpoint()"):
         (error,) = [message for message in kernel.run(code) if message["event"] == "error"]

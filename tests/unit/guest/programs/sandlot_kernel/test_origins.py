@@ -30,12 +30,3 @@ def test_a_thread_of_c_code_belongs_to_the_running_cell(kernel: Process) -> None
     kernel.run("import _thread, time")
     cell = kernel.begin("_thread.start_new_thread(print, ('raw',))\ntime.sleep(0.1)")
     assert [message["cell"] for message in kernel.until(cell) if message["event"] == "output"] == [cell]
-
-
-def test_a_result_of_a_pool_is_as_without_a_kernel(kernel: Process) -> None:
-    kernel.run("from concurrent.futures import ThreadPoolExecutor")
-    assert kernel.value("with ThreadPoolExecutor(2) as pool: found = list(pool.map(pow, [2, 3], [2, 2]))\nfound") == "[4, 9]"
-    assert (
-        kernel.value("with ThreadPoolExecutor(1) as pool: failed = pool.submit(int, 'x', base=10)\ntype(failed.exception()).__name__")
-        == "'ValueError'"
-    )

@@ -91,9 +91,3 @@ def test_a_cell_displays_bundles_and_changes_them(kernel: Process) -> None:
     )
     assert (first["data"], first["metadata"], first["display_id"], first["update"]) == ({"text/html": "<i>"}, {"a": 1}, "7", False)
     assert (second["data"], second["display_id"], second["update"]) == ({"text/plain": "'new'"}, "7", True)
-
-
-def test_what_is_no_code_is_an_error_of_the_cell(kernel: Process) -> None:
-    for code, name in (("def", "SyntaxError"), ("%pwd", "SyntaxError"), ("(" * 300, "SyntaxError")):
-        assert errors_of(kernel.run(code)) == [name], code
-    assert kernel.value("1") == "1"

@@ -67,13 +67,6 @@ def test_a_cell_that_ignores_interrupts_does_not_make_later_ones_ignore_them(ker
     assert errors_of(kernel.interrupt("time.sleep(300)")) == ["KeyboardInterrupt"]
 
 
-def test_await_at_the_top_of_a_cell(kernel: Process) -> None:
-    kernel.run(NAP)
-    assert kernel.value("await nap(1) + (await nap(2))") == "3"
-    assert kernel.value("x = [await nap(n) for n in range(3)]\nx") == "[0, 1, 2]"
-    assert kernel.text("print(await nap(5))") == "5\n"
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -104,28 +97,12 @@ def test_running_a_loop_inside_of_a_running_one_is_refused_as_python_does(kernel
     assert kernel.value("asyncio.run(nap(2))") == "2"
 
 
-def test_tasks_go_on_between_cells(kernel: Process) -> None:
-    kernel.run(
-        "ticks = []\nasync def tick():\n    for n in range(5):\n"
-        "        await asyncio.sleep(0.01)\n        ticks.append(n)\ntask = asyncio.create_task(tick())"
-    )
-    while kernel.value("len(ticks)") != "5":
-        time.sleep(0.02)
-
-
 def test_a_loop_that_a_cell_stopped_or_closed_is_there_again(kernel: Process) -> None:
     kernel.run(NAP)
     for broken in ("asyncio.get_event_loop().stop()", "asyncio.get_event_loop().close()", "await nap(0)\nasyncio.get_event_loop().stop()"):
         kernel.run(broken)
         assert kernel.value("await nap(3)") == "3"
         assert kernel.value("asyncio.run(nap(4))") == "4"
-
-
-def test_context_variables_stay_from_cell_to_cell(kernel: Process) -> None:
-    kernel.run("import decimal\ndecimal.getcontext().prec = 5")
-    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.33333')"
-    kernel.run("await asyncio.sleep(0)\ndecimal.getcontext().prec = 6")
-    assert kernel.value("decimal.Decimal(1) / 3") == "Decimal('0.333333')"
 
 
 def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Process) -> None:
@@ -136,7 +113,7 @@ def test_an_interrupt_at_any_moment_is_one_error_and_tears_nothing(kernel: Proce
         "while True: await asyncio.sleep(0)",
         "while True: print('.', end='', flush=True)",
     )
-    for number in range(40):
+    for number in range(20):
         cell = kernel.begin(cells[number % len(cells)])
         kernel.until(cell, "started")
         time.sleep(number % 8 / 400)

@@ -7,13 +7,6 @@ import pytest
 from tests.support.kernels import Process, errors_of, text_of, values_of
 
 
-def test_history_is_kept_as_ipython_keeps_it(ipython: Process) -> None:
-    count = ipython.until(ipython.begin("6 * 7"))[0]["count"]
-    # In[-1] is the cell itself. In[count] is another one after a cell `exit`, which IPython leaves out of In.
-    assert ipython.value(f"In[-2], Out[{count}], _{count}, _") == "('6 * 7', 42, 42, 42)"
-    assert "6 * 7" in ipython.text("%history")
-
-
 @pytest.mark.parametrize(
     "code,shown",
     [
@@ -45,7 +38,6 @@ def test_what_a_cell_shows(ipython: Process, code: str, shown: list[str]) -> Non
         ("%who_ls", ""),
         ("%%capture\nprint('unseen')", ""),
         ("%load_ext autoreload\n%autoreload 2", ""),
-        ("%pip --version", None),
         ("%xmode Plain", None),
     ],
 )
@@ -59,13 +51,6 @@ def test_a_magic_that_there_is_not_is_a_usage_error(ipython: Process) -> None:
     (error,) = ipython.run("%nosuchmagic")
     assert error["name"] == "UsageError"
     assert "nosuchmagic" in error["value"]
-
-
-def test_a_script_that_fails_fails_its_cell(ipython: Process) -> None:
-    ipython.run("%%writefile fails.py\nx = 1 / 0")
-    told = ipython.run("%run fails.py")
-    assert errors_of(told) == ["ZeroDivisionError"]
-    assert "fails.py" in "\n".join(told[-1]["traceback"])
 
 
 def test_the_last_traceback_can_be_seen_again_and_in_other_modes(ipython: Process) -> None:
@@ -100,20 +85,6 @@ def test_displays_of_every_kind(ipython: Process) -> None:
     assert [message["event"] for message in handle] == ["display", "display", "clear"]
     assert handle[0]["display_id"] == handle[1]["display_id"]
     assert [message.get("update", message.get("wait")) for message in handle] == [False, True, True]
-
-
-def test_a_bundle_and_its_metadata_travel(ipython: Process) -> None:
-    code = (
-        "class B:\n    def _repr_mimebundle_(self, include=None, exclude=None):\n"
-        "        return {'text/html': '<i>', 'application/vnd.x+json': {'k': 1}, 'application/pdf': b'%PDF'}, {'text/html': {'isolated': True}}\nB()"
-    )
-    (display,) = ipython.run(code)
-    assert {mime: item for mime, item in display["data"].items() if mime != "text/plain"} == {
-        "text/html": "<i>",
-        "application/vnd.x+json": '{"k": 1}',
-        "application/pdf": b"%PDF",
-    }
-    assert display["metadata"] == {"text/html": {"isolated": True}}
 
 
 def test_an_object_that_displays_itself_is_left_to(ipython: Process) -> None:

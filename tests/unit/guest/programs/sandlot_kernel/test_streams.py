@@ -15,18 +15,18 @@ from tests.support.kernels import Process, errors_of, text_of
 
 
 def test_many_lines_come_whole(kernel: Process) -> None:
-    told = kernel.run("for n in range(100_000): print(n)")
-    assert text_of(told) == "".join(f"{n}\n" for n in range(100_000))
+    told = kernel.run("for n in range(20_000): print(n)")
+    assert text_of(told) == "".join(f"{n}\n" for n in range(20_000))
     assert len(told) < 500, "gathered into pieces"
 
 
 def test_a_gigantic_string_is_told_in_pieces(kernel: Process) -> None:
-    cell = kernel.begin("print('x' * 20_000_000)")
+    cell = kernel.begin("print('x' * 5_000_000)")
     size = 0
     while (message := kernel.receive())["event"] != "done":
         size += len(message.get("data", b""))
         assert len(message.get("data", b"")) <= 65536 * 4
-    assert (size, message["cell"]) == (20_000_001, cell)
+    assert (size, message["cell"]) == (5_000_001, cell)
 
 
 def test_what_is_kept_back_is_told_while_the_cell_goes_on(kernel: Process) -> None:
@@ -146,12 +146,6 @@ def test_streams_look_like_streams(kernel: Process) -> None:
 def test_a_stream_that_a_cell_took_away_is_there_in_the_next(kernel: Process, code: str) -> None:
     kernel.run(code)
     assert kernel.text("print('back'); print('too', file=sys.stderr)") == "back\ntoo\n"
-
-
-def test_a_stream_that_a_cell_replaced_stays_replaced(kernel: Process) -> None:
-    kernel.run("import io\nsys.stdout = io.StringIO()\nprint('kept')")
-    assert kernel.text("print('kept too')") == ""
-    assert kernel.text("text, sys.stdout = sys.stdout.getvalue(), sys.__stdout__\nprint(text)") == "kept\nkept too\n\n"
 
 
 def test_what_children_write_comes_after_what_was_printed_before_them(kernel: Process) -> None:

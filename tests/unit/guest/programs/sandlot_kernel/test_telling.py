@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import TracebackType
 
 import pytest
@@ -49,18 +48,6 @@ def test_a_text_that_is_too_long_is_cut_and_anything_else_left_out() -> None:
     assert data == {"text/plain": "[image/png of 7,000,000 bytes was left out: it is too large]"}
 
 
-def test_the_largest_bundle_is_one_message_that_the_guest_takes() -> None:
-    data, about = telling.bundle(
-        {f"image/x-{n}": b"p" * 1_000_000 for n in range(9)} | {"text/plain": "ä" * 3_000_000}, {"k": 2**70, "f": float("inf"), "l": [{}]}
-    )
-    message = {"event": "display", "cell": "c", "data": data, "main": True, "metadata": about}
-    raw = values.encode(message)
-    assert len(raw) <= MESSAGE_MAX_BYTES
-    assert checked(values.decode(raw))["data"] == data
-    assert (about["k"], about["f"], about["l"]) == (str(2**70), None, [{}])
-    assert json.dumps(about)
-
-
 def _raised(depth: int) -> tuple[BaseException, TracebackType | None]:
     def deeper(n: int) -> None:
         if n:
@@ -81,27 +68,6 @@ def test_an_error_is_bounded() -> None:
     assert any("in deeper" in line for line in told["traceback"])
     many = BaseExceptionGroup("g", [_raised(1)[0] for _ in range(1000)])
     assert len(telling.error(type(many), many, None)["traceback"]) <= telling.TRACEBACK_LINES
-
-
-def test_what_cannot_be_printed_is_told_all_the_same() -> None:
-    class Bad(BaseException):
-        def __str__(self) -> str:
-            raise Bad
-
-    told = telling.error(Bad, Bad(), None)
-    assert (told["name"], told["value"]) == ("Bad", "(cannot be printed: Bad)")
-    assert told["traceback"]
-
-
-def test_a_traceback_begins_at_the_first_cell() -> None:
-    code = compile("def inner():\n    1 / 0\ninner()", "<cell 1>", "exec")
-    with pytest.raises(ZeroDivisionError) as caught:
-        exec(code, {})  # noqa: S102 - a cell's frame
-    stripped = telling.strip(caught.value.__traceback__)
-    assert stripped is not None
-    assert stripped.tb_frame.f_code.co_filename == "<cell 1>"
-    assert stripped.tb_next is not None
-    assert stripped.tb_next.tb_next is None
 
 
 def _knotted() -> list[object]:

@@ -34,21 +34,6 @@ def ends(wire: ModuleType) -> Generator[tuple[Any, Peer]]:
     ours.close()
 
 
-def test_messages_go_and_come_whole(ends: tuple[Any, Peer]) -> None:
-    one, other = ends
-    one.put(DISPLAY)
-    one.put(ERROR)
-    assert one.push(lambda: False)
-    assert [other.receive(), other.receive()] == [DISPLAY, ERROR]
-    assert not one.wait(0)
-    other.send({"op": "wake"})
-    assert one.wait()
-    assert one.receive() == {"op": "wake"}
-    other.ours.close()
-    with pytest.raises(EOFError):
-        one.receive()
-
-
 def test_a_message_that_was_given_up_goes_on_before_the_next_one(ends: tuple[Any, Peer]) -> None:
     one, other = ends
     large = {"event": "output", "cell": "c", "channel": 1, "data": os.urandom(4_000_000)}

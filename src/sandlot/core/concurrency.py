@@ -1,0 +1,100 @@
+"""Tasks and locks that several services of core need in the same form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import structlog
+
+from sandlot.model.errors import SandlotError
+
+ResultT = TypeVar("ResultT")
+
+_log = structlog.get_logger("sandlot.core")
+
+
+class TaskSet:
+    """Background tasks of one owner: they are not garbage-collected while they run, and their failures are logged.
+
+    Args:
+        event: Name of the log event of an unexpected exception, for example ``snapshot.defect``.
+        fields: Fields of that log event.
+    """
+
+    __slots__ = ("_event", "_fields", "_tasks")
+
+    def __init__(self, event: str, **fields: str) -> None:
+        self._event = event
+        self._fields = fields
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(tuple(self._tasks))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        """Start a task that nobody awaits."""
+        _ = self.create_task(work)
+
+    def create_task(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+        """Start a task that the caller awaits. A `SandlotError` that it raises is not logged, because the caller receives it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until all tasks have ended, those included that are started meanwhile.
+
+        Args:
+            timeout_s: Wait at most this long; None waits as long as it takes.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._tasks:
+                    await asyncio.wait(tuple(self._tasks))
+        except TimeoutError:
+            return
+
+    def cancel(self) -> None:
+        """Cancel all tasks; `wait` for their end."""
+        for task in self:
+            task.cancel()
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SandlotError):
+            _log.error(self._event, exc_info=error, **self._fields)
+
+
+class KeyedLock:
+    """One lock for each key. A key takes memory only while its lock is held or waited for."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self) -> None:
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, *key: Hashable) -> AsyncIterator[None]:
+        """Wait for the lock of a key and hold it. Waiting callers get it in the order in which they came.
+
+        Args:
+            key: For example an owner and the name of an operation.
+        """
+        lock, holders = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, holders + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, holders = self._locks[key]
+            if holders == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = lock, holders - 1

@@ -1,0 +1,77 @@
+"""Write what gathers in memory to the store, a moment later and again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+FLUSH_S: Final = 0.5
+"""Changes gather for this long before they are written: half of the second that a killed service may lose."""
+RETRY_S: Final = 1.0
+"""Pause after the store refused a write."""
+LAST_FLUSH_S: Final = 5.0
+"""Limit of the last write when the service stops."""
+
+
+class WriteBehind:
+    """Calls a function that writes all pending changes, one call at a time.
+
+    Args:
+        write: Writes everything that is pending now. Returns False if the store refused some of it, which stays pending.
+        refresh_s: Call ``write`` at least this often, for a function that also reads what other nodes wrote. None calls it only after a change.
+    """
+
+    __slots__ = ("_changed", "_lock", "_refresh_s", "_write")
+
+    def __init__(self, write: Callable[[], Awaitable[bool]], *, refresh_s: float | None = None) -> None:
+        self._write = write
+        self._refresh_s = refresh_s
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a call of ``write`` is under way."""
+        return self._lock.locked()
+
+    def put(self) -> None:
+        """Report that something is pending."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write whenever something is pending, until the task is cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s):
+                    await self._changed.wait()
+                    await asyncio.sleep(FLUSH_S)
+            if not await self.flush():
+                await asyncio.sleep(RETRY_S)
+
+    async def flush(self) -> bool:
+        """Write what is pending now, and return whether the store took all of it.
+
+        A cancelled caller still waits for the write: what was committed must not be pending afterwards, because it would count twice.
+        """
+        writing = asyncio.create_task(self._locked_write())
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
+
+    async def close(self) -> None:
+        """Write what is left, for at most ``LAST_FLUSH_S`` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FLUSH_S):
+                await self._locked_write()
+
+    async def _locked_write(self) -> bool:
+        async with self._lock:
+            self._changed.clear()
+            is_written = await self._write()
+            if not is_written:
+                self._changed.set()
+            return is_written

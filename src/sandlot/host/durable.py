@@ -1,0 +1,76 @@
+"""Write files and folders that are still whole after the machine loses power.
+
+A name in a folder survives a crash only if the folder itself was synced after the name was given (fsync(2)). A file or folder is therefore
+written under another name, synced, renamed, and the folder that holds it is synced last: a reader finds the old content or the new one.
+
+All functions block as long as the disk needs; call them in a thread from async code.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Create or replace a file as a whole.
+
+    The content is first written to ``.NAME`` in the same folder. What an interrupted call left there is replaced.
+
+    Args:
+        path: The file. Its folder exists.
+        content: The whole content.
+        mode: Permission bits of the file.
+
+    Raises:
+        OSError: The file cannot be written. The old content, if any, is still in place.
+    """
+    draft = path.with_name(f".{path.name}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    draft.replace(path)
+    fsync_folder(path.parent)
+
+
+def publish_folder(draft: Path, path: Path) -> None:
+    """Give a complete folder its final name. The files in it must have been synced (`fsync_files`).
+
+    Args:
+        draft: The folder, on the same file system as ``path``.
+        path: Its final name, which does not exist yet.
+
+    Raises:
+        OSError: The folder cannot be renamed; it still has its old name.
+    """
+    fsync_folder(draft)
+    draft.rename(path)
+    fsync_folder(path.parent)
+
+
+def fsync_files(folder: Path) -> None:
+    """Sync all files of a folder that has no subfolders, and the folder."""
+    for file in folder.iterdir():
+        _fsync(file, os.O_RDONLY)
+    fsync_folder(folder)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Sync the names in a folder, not the content of its files."""
+    _fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def fsync_file(path: Path) -> None:
+    """Sync the content of a file, not its name."""
+    _fsync(path, os.O_RDONLY)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
