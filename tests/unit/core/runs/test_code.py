@@ -16,6 +16,12 @@ from tests.support.node import CreateSandboxParams, NodeState, open_node
 from tests.support.service import Bench
 
 
+async def test_cells_take_turns_and_waiting_costs_nothing_of_their_own_time(box: Sandbox) -> None:
+    done = await asyncio.gather(*(code.execute(box, Cell(f"import time; time.sleep(0.2); print({n})", timeout_s=0.8)) for n in range(5)))
+    assert [each.stdout.text() for each in done] == [f"{n}\n" for n in range(5)]
+    assert {each.outcome.status for each in done} == {"ok"}
+
+
 async def test_a_client_that_goes_away_interrupts_its_own_cell_only(box: Sandbox) -> None:
     await code.execute(box, Cell("log = []"))
     first = asyncio.create_task(code.execute(box, Cell("import time\nlog.append('first')\ntime.sleep(0.5)\nlog.append('done')")))
