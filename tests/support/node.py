@@ -55,15 +55,12 @@ class MemoryTemplates:
     Attributes:
         missing: Names of templates that are not built.
         errors: Name -> exception that building it raises.
-        older: Digests of earlier builds that are still kept.
     """
 
     def __init__(self) -> None:
         self._recipes = builtin()
         self.missing: set[str] = set()
         self.errors: dict[str, Exception] = {}
-        self.versions: dict[str, int] = {}
-        self.older: dict[str, Base] = {}
 
     def names(self) -> Collection[str]:
         """Return all names that a request may use."""
@@ -86,16 +83,10 @@ class MemoryTemplates:
     def at(self, name: str, digest: str) -> Base | None:
         """Return the build of a template that has a digest."""
         current = self._base(name)
-        return current if current.root.digest == digest else self.older.get(digest)
-
-    def rebuild(self, name: str) -> None:
-        """Give a template a new root file system; the one before is kept."""
-        before = self._base(name)
-        self.older[before.root.digest] = before
-        self.versions[name] = self.versions.get(name, 1) + 1
+        return current if current.root.digest == digest else None
 
     def _base(self, name: str) -> Base:
-        digest = hashlib.sha256(f"{name} {self.versions.get(name, 1)}".encode()).hexdigest()
+        digest = hashlib.sha256(name.encode()).hexdigest()
         return Base(root=RootFs(Path("/nonexistent") / digest, digest), env={"PATH": _PATH})
 
 

@@ -197,16 +197,6 @@ async def test_processes_that_a_guest_has_by_then_stay_and_the_rest_is_taken_bac
     assert await promised(at) == Resources(memory_bytes=GIB, disk_bytes=LIMITS.disk_bytes, pids=PIDS + 100)
 
 
-async def test_one_that_is_killed_while_its_change_waits_is_told_as_ended(at: Bench, box: Sandbox) -> None:
-    async with box.changing:
-        waiting = asyncio.create_task(at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(memory_bytes=2 * GIB))))
-        await asyncio.sleep(0)
-        await at.sandboxes.kill(box.id, OPERATOR)
-        await until(lambda: at.sandboxes.held == 0)
-    with pytest.raises(SandboxEndedError, match="killed by request"):
-        await waiting
-
-
 async def test_one_that_is_killed_while_the_host_is_looked_at_is_told_as_ended(tmp_path: Path) -> None:
     looks = threading.Semaphore(1)
 
@@ -239,18 +229,6 @@ async def test_one_that_has_ended_or_is_not_there_yet(at: Bench, box: Sandbox) -
     await at.sandboxes.kill(box.id, OPERATOR)
     with pytest.raises(SandboxEndedError):
         await at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=0.5)))
-
-
-async def test_many_changes_at_once_end_as_the_last_of_them(at: Bench, box: Sandbox) -> None:
-    changes = [Change(memory_bytes=GIB + number * MIB) for number in range(10)]
-    await asyncio.gather(
-        *(at.sandboxes.update(box.id, OPERATOR, Update(limits=change)) for change in changes),
-        at.sandboxes.update(box.id, OPERATOR, Update(limits=Change(cpus=3.0))),
-    )
-    last = at.driver.booted[0].changes[-1]
-    assert box.spec.limits == last.over(LIMITS)
-    assert box.spec.limits.cpus == 3.0
-    assert await promised(at) == Resources(memory_bytes=box.spec.limits.memory_bytes, disk_bytes=LIMITS.disk_bytes, pids=PIDS)
 
 
 class TestAQuota:

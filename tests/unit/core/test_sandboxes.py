@@ -73,17 +73,6 @@ async def test_the_bound_counts_what_is_created_and_what_is_half_removed(tmp_pat
         assert (await at.sandbox()).state is State.RUNNING
 
 
-async def test_only_so_many_are_prepared_at_once(tmp_path: Path) -> None:
-    async with bench(tmp_path, Settings(max_creates=2)) as at:
-        release = at.driver.faults.hold("boot")
-        creating = [asyncio.create_task(at.sandbox()) for _ in range(5)]
-        await at.driver.faults.reach("boot")
-        await asyncio.sleep(0.1)
-        assert len(at.driver.leftovers()) == 2
-        release.set()
-        assert {box.state for box in await asyncio.gather(*creating)} == {State.RUNNING}
-
-
 async def test_a_host_that_was_mended_is_looked_at_again(at: Bench) -> None:
     at.driver.faults.reason = "runsc is not installed."
     for _ in range(2):
@@ -192,16 +181,3 @@ async def test_what_can_never_fit_is_told_so_also_where_the_service_is_full(tmp_
             await at.sandbox()
         with pytest.raises(InvalidRequestError, match=r"the node has 3.0 GiB"):
             await at.sandboxes.create(replace(BASE, limits=Limits(memory_bytes=4 * GIB)), OPERATOR)
-
-
-async def test_a_promise_is_kept_while_a_sandbox_is_made_and_given_up_when_that_fails(at: Bench) -> None:
-    at.driver.faults.hold("prepare")
-    at.driver.faults.raises["prepare"] = [HostError("no")]
-    making = asyncio.create_task(at.sandbox())
-    await at.driver.faults.reach("prepare")
-    assert (await at.sandboxes.figures()).promised.memory_bytes == GIB
-    at.driver.faults.release("prepare")
-    with pytest.raises(HostError):
-        await making
-    await until(lambda: at.sandboxes.held == 0)
-    assert (await at.sandboxes.figures()).promised == Resources(0, 0, 0)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -44,3 +45,9 @@ async def shared_bench(folder: Path) -> AsyncIterator[SharedBench]:
         path = made.service.settings.socket
         async with answering(made.service, [listen.unix_socket(path), listener]), unix_client(path) as http:
             yield SharedBench(made.service, made.driver, int(listener.getsockname()[1]), http)
+
+
+def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    """Return the body of a response, whose status must be the given one."""
+    assert response.status_code == status, response.text
+    return response.json() if response.content else None

@@ -12,12 +12,12 @@ from sandlot.drivers.registry import driver_names
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, HostError, UnavailableError
-from sandlot.model.ids import NodeId, node_of
+from sandlot.model.ids import NodeId
 from sandlot.server.compose import ImageTemplates, open_service, own_drivers
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.bare import BareDriver
-from tests.support.service import BASE, BOUNDLESS, bench, serving
+from tests.support.service import BASE, BOUNDLESS, serving
 from tests.support.until import until
 
 SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
@@ -31,14 +31,6 @@ async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) 
         node = first.node
     async with open_service(settings) as again:
         assert again.node == node
-
-
-async def test_it_ends_its_sandboxes_when_it_ends(folder: Path) -> None:
-    async with bench(folder) as at:
-        box = await at.sandbox()
-        assert node_of(box.id) == at.service.node
-    assert box.exit is not None
-    assert box.exit.detail == "the service was stopped"
 
 
 @pytest.mark.real_guest

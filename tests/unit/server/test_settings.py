@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,74 +23,46 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert Settings().socket == Path("/var/lib/sandlot/sandlot.sock")
 
 
+VALUES: Mapping[str, tuple[str, Any]] = {
+    "data_dir": ("/d", Path("/d")),
+    "cache_dir": ("/c", Path("/c")),
+    "database_url": ("postgresql://u:p@h/d", "postgresql://u:p@h/d"),
+    "host": ("::1", "::1"),
+    "port": ("1", 1),
+    "isolation_default": ("microvm", "microvm"),
+    "isolation_allowed": ("gvisor, microvm,gvisor", ("gvisor", "microvm")),
+    "max_sandboxes": ("7", 7),
+    "max_creates": ("2", 2),
+    "pools": ("base=2:3+1, code-interpreter=0", (Wish("base", Sizes(2, 3, 1)), Wish("code-interpreter", Sizes(0, 0)))),
+    "memory_ratio": ("1.5", 1.5),
+    "disk_ratio": ("4", 4),
+    "pids_ratio": ("0.5", 0.5),
+    "memory_reserve_bytes": ("0", 0),
+    "disk_reserve_bytes": ("1000", 1000),
+    "pids_reserve": ("10", 10),
+    "max_connections": ("9", 9),
+    "buffer_bytes": ("67108864", 67108864),
+    "upload_max_bytes": ("2097152", 2097152),
+    "executions_keep_s": ("60", 60),
+    "executions_keep": ("100", 100),
+    "events_keep_s": ("61", 61),
+    "events_keep": ("101", 101),
+    "sandboxes_keep_s": ("62.5", 62.5),
+    "keep_resting_s": ("63", 63),
+    "packages_max_bytes": ("67108864", 67108864),
+    "packages_ttl_s": ("0", 0),
+    "webhooks_allow": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
+    "idle_exit_s": ("1.5", 1.5),
+    "log_level": ("DEBUG", "debug"),
+    "log_format": ("text", "text"),
+}
+"""Field -> text of its variable, and the value that is read from it."""
+
+
 def test_every_setting_has_a_variable_of_its_name() -> None:
-    env = {
-        "SANDLOT_DATA_DIR": "/d",
-        "SANDLOT_CACHE_DIR": "/c",
-        "SANDLOT_DATABASE_URL": "postgresql://u:p@h/d",
-        "SANDLOT_HOST": "::1",
-        "SANDLOT_PORT": "1",
-        "SANDLOT_ISOLATION_DEFAULT": "microvm",
-        "SANDLOT_ISOLATION_ALLOWED": "gvisor, microvm,gvisor",
-        "SANDLOT_MAX_SANDBOXES": "7",
-        "SANDLOT_MAX_CREATES": "2",
-        "SANDLOT_POOLS": "base=2:3+1, code-interpreter=0",
-        "SANDLOT_MEMORY_RATIO": "1.5",
-        "SANDLOT_DISK_RATIO": "4",
-        "SANDLOT_PIDS_RATIO": "0.5",
-        "SANDLOT_MEMORY_RESERVE_BYTES": "0",
-        "SANDLOT_DISK_RESERVE_BYTES": "1000",
-        "SANDLOT_PIDS_RESERVE": "10",
-        "SANDLOT_MAX_CONNECTIONS": "9",
-        "SANDLOT_BUFFER_BYTES": "67108864",
-        "SANDLOT_UPLOAD_MAX_BYTES": "2097152",
-        "SANDLOT_EXECUTIONS_KEEP_S": "60",
-        "SANDLOT_EXECUTIONS_KEEP": "100",
-        "SANDLOT_EVENTS_KEEP_S": "61",
-        "SANDLOT_EVENTS_KEEP": "101",
-        "SANDLOT_SANDBOXES_KEEP_S": "62.5",
-        "SANDLOT_KEEP_RESTING_S": "63",
-        "SANDLOT_PACKAGES_MAX_BYTES": "67108864",
-        "SANDLOT_PACKAGES_TTL_S": "0",
-        "SANDLOT_WEBHOOKS_ALLOW": "10.1.2.0/24, fd00::/8,",
-        "SANDLOT_IDLE_EXIT_S": "1.5",
-        "SANDLOT_LOG_LEVEL": "DEBUG",
-        "SANDLOT_LOG_FORMAT": "text",
-    }
-    assert set(env) == {f"SANDLOT_{field.name.upper()}" for field in fields(Settings)}
-    assert Settings.from_env(env) == Settings(
-        data_dir=Path("/d"),
-        cache_dir=Path("/c"),
-        database_url="postgresql://u:p@h/d",
-        host="::1",
-        port=1,
-        isolation_default="microvm",
-        isolation_allowed=("gvisor", "microvm"),
-        max_sandboxes=7,
-        max_creates=2,
-        pools=(Wish("base", Sizes(2, 3, 1)), Wish("code-interpreter", Sizes(0, 0))),
-        memory_ratio=1.5,
-        disk_ratio=4,
-        pids_ratio=0.5,
-        memory_reserve_bytes=0,
-        disk_reserve_bytes=1000,
-        pids_reserve=10,
-        max_connections=9,
-        buffer_bytes=67108864,
-        upload_max_bytes=2097152,
-        executions_keep_s=60,
-        executions_keep=100,
-        events_keep_s=61,
-        events_keep=101,
-        sandboxes_keep_s=62.5,
-        keep_resting_s=63,
-        packages_max_bytes=67108864,
-        packages_ttl_s=0,
-        webhooks_allow=(ip_network("10.1.2.0/24"), ip_network("fd00::/8")),
-        idle_exit_s=1.5,
-        log_level="debug",
-        log_format="text",
-    )
+    env = {f"SANDLOT_{name.upper()}": text for name, (text, _) in VALUES.items()}
+    assert Settings.from_env(env) == Settings(**{name: value for name, (_, value) in VALUES.items()})
+    assert set(VALUES) == {field.name for field in fields(Settings)}
 
 
 def test_the_database_is_a_file_of_the_data_directory_unless_it_is_said() -> None:
@@ -118,31 +92,22 @@ def test_the_command_line_goes_over_the_environment() -> None:
     "name,value",
     [
         ("DATA_DIR", "relative"),
-        ("CACHE_DIR", "./x"),
         ("PORT", "65536"),
         ("PORT", "-1"),
-        ("PORT", "http"),
         ("PORT", "٣"),
         ("PORT", "9" * 5000),
-        ("MAX_SANDBOXES", "0"),
         ("MAX_CREATES", "1.5"),
         ("POOLS", "nonsense=1"),
-        ("POOLS", "base=3:2"),
         ("MAX_CONNECTIONS", "16385"),
         ("MEMORY_RATIO", "0"),
         ("DISK_RATIO", "all"),
         ("PIDS_RATIO", "inf"),
         ("MEMORY_RESERVE_BYTES", "1G"),
-        ("PIDS_RESERVE", "-1"),
         ("UPLOAD_MAX_BYTES", "1"),
         ("EXECUTIONS_KEEP_S", "59"),
-        ("EVENTS_KEEP", "99"),
         ("SANDBOXES_KEEP_S", "1e12"),
         ("PACKAGES_MAX_BYTES", "1"),
-        ("PACKAGES_TTL_S", "-1"),
         ("WEBHOOKS_ALLOW", "10.1.2.3/24"),
-        ("WEBHOOKS_ALLOW", "example.com"),
-        ("IDLE_EXIT_S", "soon"),
         ("IDLE_EXIT_S", "nan"),
         ("IDLE_EXIT_S", "0"),
         ("LOG_LEVEL", "loud"),
@@ -150,7 +115,6 @@ def test_the_command_line_goes_over_the_environment() -> None:
         ("ISOLATION_ALLOWED", "gvisor,chroot"),
         ("ISOLATION_ALLOWED", ","),
         ("ISOLATION_DEFAULT", "microvm"),
-        ("ISOLATION_DEFAULT", "none"),
     ],
     ids=lambda text: text[:20],
 )

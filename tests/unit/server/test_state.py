@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
 from pathlib import Path
@@ -65,20 +64,6 @@ def test_a_second_service_is_told_who_is_first(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    holder = context.Process(target=_hold, args=(tmp_path, ready))
-    holder.start()
-    ready.wait()
-    with pytest.raises(ConflictError), state.locked(tmp_path):
-        pass
-    holder.kill()
-    holder.join()
-    with state.locked(tmp_path):
-        pass
-
-
 def test_the_node_keeps_its_name(tmp_path: Path) -> None:
     first = state.node(tmp_path)
     assert NODE_ID.fullmatch(first)
@@ -92,21 +77,3 @@ def test_a_broken_name_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(HostError):
         state.node(tmp_path)
     assert (tmp_path / "node").read_bytes() == content
-
-
-def test_it_belongs_to_one_database(tmp_path: Path) -> None:
-    state.belongs(tmp_path, "01" * 8)
-    state.belongs(tmp_path, "01" * 8)
-    with pytest.raises(HostError, match="not the one") as refused:
-        state.belongs(tmp_path, "02" * 8)
-    assert str(tmp_path / "store") in (refused.value.hint or "")
-    state.belongs(tmp_path, "01" * 8)
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    (tmp_path / "store").unlink()
-    state.belongs(tmp_path, "02" * 8)
-
-
-def _hold(folder: Path, ready: multiprocessing.synchronize.Event) -> None:
-    with state.locked(folder):
-        ready.set()
-        multiprocessing.Event().wait()

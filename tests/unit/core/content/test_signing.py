@@ -99,3 +99,15 @@ def test_what_is_no_path_or_no_method_is_refused() -> None:
         Here().sign(path="relative")
     with pytest.raises(InvalidRequestError):
         Here().sign(method="DELETE")
+
+
+def test_token_stands_for_the_key_in_requests_about_one_sandbox() -> None:
+    here = Here()
+    token = here.signer.token(WHO.owner, "sb-a")
+    assert here.signer.bearer(token, "sb-a") == WHO
+    assert here.signer.bearer(token, "sb-b") is None
+    assert Here(bytes(32)).signer.bearer(token, "sb-a") is None
+    for wrong in ("", ".", token[:-1], token + "x", token.replace(WHO.owner, "ba9876543210"), "é", "\udc80"):
+        assert here.signer.bearer(wrong, "sb-a") is None
+    here.owners.clear()
+    assert here.signer.bearer(token, "sb-a") is None, "the key was revoked"

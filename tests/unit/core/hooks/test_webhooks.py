@@ -307,18 +307,6 @@ async def test_other_events_are_those_of_what_it_is_not_done_with(at: Place) -> 
     await until(lambda: at.calls.heard() == [3, 4, 6, 7])
 
 
-async def test_what_it_passed_over_is_not_told_once_it_asks_for_more(at: Place) -> None:
-    hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
-    await at.happens("ended")
-    await until(lambda: done_with(at, hook, 1))
-    await at.happens("created")
-    await until(lambda: at.hooks._deliveries._reached.get(hook.id) == 2)  # noqa: SLF001 - nothing else tells of what nobody wanted
-    await at.hooks.update(ALICE, hook.id, WebhookChange(events=()))
-    await at.happens("paused")
-    await until(lambda: at.calls.heard()[-1] == 3)
-    assert at.calls.heard() == [1, 3]
-
-
 async def test_a_change_that_another_node_took_is_seen_by_the_one_that_delivers(store: SqlStore, clock: ManualClock) -> None:
     async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
         hook = await one.hooks.create(ALICE, url=URL)
@@ -354,19 +342,6 @@ async def test_one_that_waits_to_be_called_again_is_told_soon_at_the_address_tha
         assert (one.calls.heard(), other.calls.got) == ([1] * 5, [])
 
 
-async def test_an_address_that_another_node_took_while_the_one_before_was_called_is_told_at_once(store: SqlStore, clock: ManualClock) -> None:
-    async with service(store, clock, NODE) as one, service(store, clock, OTHER) as other:
-        one.calls.answers = lambda url, _number: 500 if url == URL else 200
-        one.calls.slow[URL] = asyncio.Event()
-        hook = await one.hooks.create(ALICE, url=URL)
-        await one.happens("created")
-        await until(lambda: one.calls.heard() == [1])
-        await other.hooks.update(ALICE, hook.id, WebhookChange(url="https://two.example/"))
-        one.calls.slow[URL].set()
-        await until(lambda: one.calls.heard("https://two.example/") == [1])
-        assert (await one.now(hook)).progress.given_up == 0
-
-
 async def _next_at(at: Place, hook: WebhookRecord) -> datetime:
     next_at = (await at.now(hook)).progress.next_at
     assert next_at is not None
@@ -380,16 +355,3 @@ async def test_a_secret_is_made_where_none_is_given_and_never_shown_by_chance(at
     assert len(one.secret) > 40
     assert one.secret not in repr(one)
     assert (await at.hooks.create(ALICE, url=URL, secret=one.secret[:8])).secret == one.secret[:8]
-
-
-async def test_what_nobody_wants_is_passed_over_and_now_and_then_recorded(at: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivering, "SKIPPED", 10)
-    hook = await at.hooks.create(ALICE, url=URL, events=["sandbox.ended"])
-    await at.happens(*["created"] * 25)
-
-    async def recorded() -> bool:
-        return (await at.now(hook)).progress.cursor >= 20
-
-    await until(recorded)
-    await at.happens("ended")
-    await until(lambda: at.calls.heard() == [26])

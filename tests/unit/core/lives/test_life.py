@@ -218,24 +218,6 @@ async def test_a_create_whose_clean_up_keeps_failing_is_answered_and_accounted(a
     await _held(at, 0)
 
 
-async def test_a_kill_of_one_that_never_ran_is_answered_though_its_clean_up_keeps_failing(at: Bench, broken: Repair) -> None:
-    release = at.driver.faults.hold("boot")
-    at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
-    creating = asyncio.create_task(at.sandbox())
-    await at.driver.faults.reach("boot")
-    (box,) = at.sandboxes.all(OPERATOR)
-    killing = asyncio.create_task(at.sandboxes.kill(box.id, OPERATOR))
-    await asyncio.sleep(0)
-    release.set()
-    async with asyncio.timeout(PATIENCE_S):
-        await killing
-        with pytest.raises(HostError):
-            await creating
-    assert at.sandboxes.held == 1
-    broken.set()
-    await _held(at, 0)
-
-
 async def test_a_kill_is_answered_where_the_driver_can_neither_tell_nor_remove(
     at: Bench, box: Sandbox, broken: Repair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,12 +243,6 @@ async def test_a_clean_up_that_hangs_is_waited_for_no_longer_than_a_step(at: Ben
     assert at.sandboxes.held == 1
     release.set()
     await _held(at, 0)
-
-
-async def test_any_number_may_kill_it(at: Bench, box: Sandbox) -> None:
-    await asyncio.gather(*(at.sandboxes.kill(box.id, OPERATOR) for _ in range(10)))
-    await at.sandboxes.kill(box.id, OPERATOR)
-    assert is_in(box, State.STOPPED)
 
 
 def test_a_sandbox_fails_only_by_what_nobody_asked_for() -> None:

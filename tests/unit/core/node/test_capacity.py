@@ -18,7 +18,6 @@ from sandlot.core.node.capacity import (
     check,
     check_ever,
     check_pressure,
-    grown,
     reserve,
     total,
 )
@@ -60,16 +59,6 @@ def test_no_promise_that_is_made_goes_beyond_what_there_is(
 
 def test_memory_and_tasks_are_what_the_host_has_and_disk_what_is_free_or_held_by_sandboxes() -> None:
     assert total(HOST, BARE) == Resources(8 * GIB, 50 * GIB, 30_000)
-
-
-def test_what_a_sandbox_writes_changes_nothing() -> None:
-    written = replace(HOST, free=replace(HOST.free, disk_bytes=37 * GIB), held_disk_bytes=13 * GIB)
-    assert total(written, Shares()) == total(HOST, Shares())
-
-
-def test_what_somebody_else_writes_is_not_promised() -> None:
-    less = replace(HOST, free=replace(HOST.free, disk_bytes=30 * GIB))
-    assert total(less, BARE).disk_bytes == total(HOST, BARE).disk_bytes - 10 * GIB
 
 
 def test_the_reserve_is_a_twentieth_within_bounds_unless_it_is_said() -> None:
@@ -125,14 +114,6 @@ def test_a_disk_that_somebody_else_has_filled_for_the_moment_is_no_reason_for_ne
         check(asked, [], HOST, BARE)
     assert refused.value.retryable
     check(asked, [], replace(HOST, free=replace(HOST.free, disk_bytes=41 * GIB)), BARE)
-
-
-def test_of_what_is_not_asked_nothing_need_be_there() -> None:
-    nothing = replace(HOST, free=NOTHING, held_disk_bytes=0)
-    more = grown(ONE, replace(ONE, memory_bytes=2 * GIB, pids=10))
-    assert more == Resources(2 * GIB, 0, 0)
-    check(more, [ONE], nothing, Shares())
-    check_pressure(more, replace(nothing, free=replace(NOTHING, memory_bytes=GIB)), Shares())
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "disk_bytes", "pids"])

@@ -10,8 +10,7 @@ import pytest
 from sandlot.core.lives.updates import Update
 from sandlot.core.node import idle
 from sandlot.core.node.idle import BUSY_SHARE, TICK_S, WINDOW_S, Background, Sample, has_idled, wants_look
-from sandlot.core.runs import code, processes
-from sandlot.core.runs.code import Cell
+from sandlot.core.runs import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
@@ -32,14 +31,6 @@ async def test_one_that_does_nothing_ends_and_says_why(at: Bench, clock: ManualC
     await box.ended.wait()
     assert box.exit is not None
     assert box.exit.detail == "it was idle for 30 s"
-
-
-async def test_a_call_begins_the_time_anew(at: Bench, clock: ManualClock) -> None:
-    box = await at.sandboxes.create(IDLE, OPERATOR)
-    for _ in range(4):
-        await at.pass_idly(clock, LIMIT_S - 2 * TICK_S)
-        await code.execute(box, Cell("1"))
-    assert not box.wanted.is_set()
 
 
 async def test_what_is_done_for_a_client_keeps_it_however_little_it_takes(at: Bench, clock: ManualClock) -> None:

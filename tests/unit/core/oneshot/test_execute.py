@@ -51,21 +51,9 @@ async def test_it_is_killed_when_it_writes_too_much_and_what_it_may_is_there(at:
     assert done.signal == 9
 
 
-async def test_as_much_as_it_may_is_not_too_much(at: Bench) -> None:
-    done = await run(at, "import sys; sys.stdout.write('x' * 1000); sys.stderr.write('y' * 1000)", output_bytes=1000)
-    assert (done.status, done.stdout, done.stderr) == (Status.COMPLETED, "x" * 1000, "y" * 1000)
-
-
 async def test_what_holds_the_pipes_and_floods_them_does_not_outlive_the_limit(at: Bench) -> None:
     done = await run(at, "setsid yes & sleep 60", "bash", output_bytes=1000)
     assert (done.status, len(done.stdout)) == (Status.OUTPUT_LIMIT, 1000)
-
-
-async def test_large_output_is_graded_whole(at: Bench) -> None:
-    code = "for n in range(100000): print(n)"
-    expected = "\n".join(str(n) for n in range(100000))
-    assert (await run(at, code, expected_output=expected)).status is Status.COMPLETED
-    assert (await run(at, code, expected_output=expected + "0")).status is Status.WRONG_ANSWER
 
 
 def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_graded() -> None:
@@ -74,10 +62,6 @@ def test_a_program_that_ends_well_although_a_child_was_killed_for_memory_is_grad
     assert graded(shot("x", expected_output="2"), seen).status is Status.WRONG_ANSWER
     seen.outcome = Outcome(new_process_id(), 1, None, "exited", 1.0)
     assert graded(shot("x"), seen).status is Status.MEMORY_EXCEEDED
-
-
-async def test_bytes_that_are_no_text_are_shown_as_such(at: Bench) -> None:
-    assert (await run(at, r"printf '\xff\x00a'", "bash")).stdout == "\ufffd\0a"
 
 
 async def test_nothing_is_left_of_it_also_when_its_client_goes_away(at: Bench) -> None:
@@ -109,15 +93,6 @@ async def test_a_sandbox_that_ran_out_of_memory_is_a_result(at: Bench) -> None:
     done = await task
     assert (done.status, done.stdout, done.exit_code, done.signal) == (Status.MEMORY_EXCEEDED, "before\n", 137, 9)
     assert str(LIMITS.memory_bytes) in done.detail
-
-
-async def test_a_sandbox_that_somebody_killed_is_an_error(at: Bench) -> None:
-    task = asyncio.create_task(run(at, "echo before; sleep 60", "bash"))
-    await _writing(at)
-    (box,) = at.sandboxes.all(OPERATOR)
-    await at.sandboxes.kill(box.id, OPERATOR)
-    with pytest.raises(SandboxEndedError):
-        await task
 
 
 async def test_a_service_that_leaves_takes_it_along_and_says_so(tmp_path: Path) -> None:

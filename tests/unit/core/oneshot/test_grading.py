@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.core.oneshot import execute, grading
-from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches, trimmed
+from sandlot.core.oneshot.grading import Comparison, check_tolerance, matches
 from sandlot.core.oneshot.results import Result, Status, graded
 from sandlot.core.oneshot.spec import OneShot
 from sandlot.model.access import OPERATOR
@@ -22,23 +22,12 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import Limits
 from tests.support.node import NodeState, open_node
 
-BLANKS = st.text(alphabet=" \t\r\v\f", max_size=4)
-
 
 @given(one=st.text(alphabet="a1. \n\r\t"), other=st.text(alphabet="a1. \n\r\t"))
 def test_what_a_stricter_comparison_takes_the_laxer_ones_take(one: str, other: str) -> None:
     verdicts = [matches(one, other, comparison, 0) for comparison in (Comparison.EXACT, Comparison.TRIMMED, Comparison.NUMERIC)]
     assert verdicts == sorted(verdicts)
     assert verdicts[0] == (one == other)
-
-
-@given(lines=st.lists(st.tuples(st.text(alphabet="ab 1"), BLANKS)), ends=st.text(alphabet=" \n\t\r"))
-def test_white_space_at_ends_counts_for_nothing(lines: list[tuple[str, str]], ends: str) -> None:
-    plain = "\n".join(text for text, _ in lines)
-    blank = "\n".join(text + blanks for text, blanks in lines) + ends
-    assert matches(blank, plain)
-    assert matches(plain, blank)
-    assert trimmed(trimmed(blank)) == trimmed(blank)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, Identity, Kind, Sizes, Wish, kind_as_words, kind_of_words, sizes, wishes
+from sandlot.core.pools.kinds import DEFAULT_WISHES, GROWS_TO, POOL_ID, Identity, Kind, Sizes, Wish, kind_as_words, kind_of_words, wishes
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits
@@ -43,20 +43,6 @@ def test_an_id_stands_for_whose_a_pool_is_and_for_what_it_holds() -> None:
 )
 def test_what_is_seen_from_inside_must_be_what_was_asked_for(wanted: Kind, *, given: bool) -> None:
     assert KIND.gives(wanted) is given
-
-
-@pytest.mark.parametrize("warm, most, blank", [(-1, 0, 0), (1001, 1001, 0), (2, 1, 0), (0, 0, -1), (0, 1001, 0)])
-def test_sizes_that_make_no_sense_are_refused(warm: int, most: int, blank: int) -> None:
-    with pytest.raises(InvalidRequestError):
-        Sizes(warm, most, blank)
-
-
-def test_where_only_warm_is_said_the_rest_follows() -> None:
-    assert sizes(1) == Sizes(1, GROWS_TO, 0)
-    assert sizes(9) == Sizes(9, 9, 0)
-    assert sizes(0) == Sizes(0, 0, 0)
-    assert sizes(0, 3) == Sizes(0, 3, 0)
-    assert sizes(2, 2, 5) == Sizes(2, 2, 5)
 
 
 def test_a_change_keeps_what_it_does_not_name_and_max_follows_warm_upwards() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +15,12 @@ from sandlot.core.pools.owners import Owners
 from sandlot.core.pools.pool import Member, Pool, Prepared
 from sandlot.core.records.quotas import taken
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ForbiddenError, LimitError, NotFoundError
+from sandlot.model.errors import ForbiddenError, LimitError
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import GIB, Limits
 
 ONE = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)
 ANNE, BOB = OwnerId("aaaaaaaaaaaa"), OwnerId("bbbbbbbbbbbb")
-ROOT = Principal(OwnerId("cccccccccccc"), "root", operator=True)
 
 
 def who(owner: OwnerId, **quota: Any) -> Principal:  # noqa: ANN401 - any of a quota's fields
@@ -36,39 +34,6 @@ def pool(owner: OwnerId = LOCAL, template: str = "base", limits: Limits = ONE, a
     for age_s in sorted(ages_s, reverse=True):
         made.ready.append(Member(SandboxId(f"{owner}-{template}-{age_s}"), made.kind, nothing, nothing, -age_s, ""))
     return made
-
-
-def by_id(*pools: Pool) -> Mapping[str, Pool]:
-    return {each.id: each for each in pools}
-
-
-def test_one_claims_of_ones_own_and_of_the_nodes_by_its_id() -> None:
-    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
-    there = by_id(nodes, annes, bobs)
-    assert owners.claimable(there, "base", who(ANNE)) is annes
-    assert owners.claimable(there, nodes.id, who(ANNE)) is nodes
-    assert owners.claimable(there, "base", ROOT) is owners.claimable(there, nodes.id, ROOT) is nodes
-    for principal in (who(ANNE), OPERATOR, ROOT):
-        with pytest.raises(NotFoundError):
-            owners.claimable(there, bobs.id, principal)
-    with pytest.raises(NotFoundError):
-        owners.claimable(by_id(nodes, bobs), "base", who(ANNE))
-
-
-@pytest.mark.parametrize(
-    "quota, live, waiting, left",
-    [
-        ({"sandboxes": None}, 3, 3, None),
-        ({"sandboxes": 5}, 1, 2, 2),
-        ({"sandboxes": 5}, 4, 2, 0),
-        ({"sandboxes": 50, "cpus": 2.5}, 1, 2, 2),
-        ({"sandboxes": 50, "memory_bytes": 4 * GIB}, 1, 2, 1),
-        ({"sandboxes": None, "disk_bytes": 4 * GIB - 1}, 1, 2, 0),
-        ({"sandboxes": 9, "cpus": 2.5, "memory_bytes": 4 * GIB}, 0, 0, 4),
-    ],
-)
-def test_what_may_still_wait_is_what_neither_lives_nor_waits(quota: dict[str, Any], live: int, waiting: int, left: int | None) -> None:
-    assert owners.spare(Quota(**quota), [ONE] * live, [ONE] * waiting, ONE) == left
 
 
 @hypothesis.given(
@@ -120,13 +85,6 @@ def test_a_pool_may_have_something_only_where_its_size_and_its_owners_quota_let_
     assert not those.may_have(mine, [mine])
     mine.grown = 1
     assert those.may_have(mine, [mine])
-
-
-def test_who_has_no_key_has_no_pool() -> None:
-    those = Owners({ANNE: who(ANNE)}.get, lambda _: [])
-    nodes, annes, bobs = pool(), pool(ANNE), pool(BOB)
-    assert those.lost([nodes, annes, bobs]) == [bobs]
-    assert those.spare(bobs, [bobs]) == 0
 
 
 def test_what_waits_for_owners_goes_before_the_nodes_and_the_largest_first() -> None:

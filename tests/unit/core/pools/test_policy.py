@@ -76,35 +76,7 @@ def test_it_fills_no_further_than_a_quota_leaves(stock: Stock, spare: int | None
     assert policy.step(Sizes(2, 4), stock, HANDS, spare) == wanted
 
 
-def test_it_grows_by_what_it_missed_and_no_further_than_it_may() -> None:
-    sizes, grown = Sizes(1, 4), 0
-    for wanted in (1, 2, 3, 3):
-        grown = policy.grown_by_miss(sizes, grown)
-        assert grown == wanted
-    assert policy.target(sizes, grown) == 4
-
-
 def test_it_shrinks_by_one_for_each_time_that_is_quiet() -> None:
     assert policy.shrunk(3, COOL_S - 1) == 3
     assert policy.shrunk(3, COOL_S) == 2
     assert policy.shrunk(3, 10 * COOL_S) == 0
-
-
-def test_failures_make_the_next_try_later_and_later() -> None:
-    waits = [policy.back_off_s(failures) for failures in range(10)]
-    assert waits[0] == 0
-    assert waits == sorted(waits)
-    assert waits[1] > 0
-    assert waits[-1] == waits[-2]
-
-
-def test_work_is_followed_by_rest() -> None:
-    assert policy.pause_s(1.0) == pytest.approx(1.0 / policy.WORK_SHARE - 1.0)
-
-
-def test_requests_put_off_the_making_and_not_for_ever() -> None:
-    assert policy.is_calm(100.0, float("-inf"), None)
-    assert not policy.is_calm(100.0, 99.9, 99.9)
-    assert policy.is_calm(100.0, 100.0 - policy.CALM_S, 99.0)
-    assert not policy.is_calm(100.0, 99.9, 100.0 - policy.PATIENT_S + 0.1)
-    assert policy.is_calm(100.0, 99.9, 100.0 - policy.PATIENT_S)

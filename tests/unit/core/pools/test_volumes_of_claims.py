@@ -15,43 +15,12 @@ from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ports import Ability
 from sandlot.model.specs import GIB, Limits, VolumeMount
 from tests.support.node import CreateSandboxParams, Node, NodeState, PoolSizes, open_node
+from tests.unit.core.volumes.test_volumes import Disks
 
 LIMITS = Limits(memory_bytes=GIB)
 WITH_DATA = CreateSandboxParams(template="base", limits=LIMITS, volumes=(VolumeMount("data", "/data"),))
 NO_SNAPSHOTS = set(Ability) - {Ability.SNAPSHOT}
 """So that warm sandboxes are booted."""
-
-
-class Disks:
-    """File systems of volumes, which are only counted."""
-
-    def __init__(self) -> None:
-        self.existing: set[str] = set()
-
-    def takes(self, size_bytes: int) -> int:
-        return size_bytes
-
-    def make(self, volume: str, size_bytes: int) -> None:
-        del size_bytes
-        self.existing.add(volume)
-
-    def mount(self, volume: str) -> Path:
-        if volume not in self.existing:
-            raise FileNotFoundError(volume)
-        return Path("/mounted") / volume
-
-    def unmount(self, volume: str) -> None:
-        del volume
-
-    def used_bytes(self, volume: str) -> int | None:
-        del volume
-        return None
-
-    def remove(self, volume: str) -> None:
-        self.existing.discard(volume)
-
-    def ids(self) -> frozenset[str]:
-        return frozenset(self.existing)
 
 
 @pytest.fixture(autouse=True)

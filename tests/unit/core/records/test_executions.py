@@ -242,20 +242,6 @@ async def test_a_line_is_written_within_a_second(at: Bench, box: Sandbox) -> Non
     line.leave()
 
 
-async def test_a_line_that_is_over_says_nothing_more(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
-    journal, metrics = journal_of(store.executions, clock)
-    line = journal.command(still, new_process_id(), ("true",))
-    clock.advance(2.5)
-    line.end("killed")
-    line.end("exited", exit_code=0)
-    line.cut()
-    await journal.flush()
-    found = await store.executions.get(ExecutionId(line.id))
-    assert found is not None
-    assert (found.status, found.duration_s) == ("killed", 2.5)
-    assert b'sandlot_runs_total{kind="command",outcome="killed"} 1.0' in metrics.text()
-
-
 def leave(sandbox: Sandbox) -> None:
     sandbox.leaving.set()
 

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 from starlette.requests import ClientDisconnect
 
-from sandlot.core.content import files as content
 from sandlot.core.records.filestore import FileStore, check_filename, check_media_type, media_type_of, tidy_filename
-from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.records import FileId
-from sandlot.model.specs import User
 from sandlot.store.blobs import FolderBlobs, open_blobs
 from sandlot.store.database import SqlStore, open_store
 from tests.support.clock import ManualClock
-from tests.support.service import BOUNDLESS, Bench, bench, pieces
+from tests.support.service import BOUNDLESS, bench, pieces
 
 ALICE, BOB = (Principal(OwnerId(name * 12), name) for name in "ab")
 MAX_BYTES = 5 * 1024 * 1024
@@ -120,32 +117,6 @@ async def test_a_record_that_cannot_be_kept_takes_its_bytes_along(
     with pytest.raises(RuntimeError):
         await store.upload(ALICE, pieces(b"x"), filename="x")
     assert list((tmp_path / "blobs").iterdir()) == []
-
-
-async def test_files_go_into_a_sandbox_and_come_out_of_it(at: Bench, box: Sandbox) -> None:
-    store = at.service.core.files
-    first = await store.upload(OPERATOR, pieces(b"1" * 300_000), filename="first.csv")
-    second = await store.upload(OPERATOR, pieces(b"2"), filename="zweite Datei.txt")
-    entries = await store.inject(box, await store.all(OPERATOR, [second.id, first.id]), "/workspace/in")
-    assert [(entry.path, entry.size, entry.uid) for entry in entries] == [
-        ("/workspace/in/zweite Datei.txt", 1, 1000),
-        ("/workspace/in/first.csv", 300_000, 1000),
-    ]
-    kept = await store.keep(box, "/workspace/in/first.csv")
-    assert (kept.filename, kept.media_type, kept.sandbox, kept.owner, kept.sha256) == ("first.csv", "text/csv", box.id, box.owner, first.sha256)
-    await content.write(box, "/workspace/a\tb", pieces(b"x"), user=User.USER)
-    assert (await store.keep(box, "/workspace/a\tb")).filename == "a_b"
-    for bound in ({"quota": Quota(upload_bytes=299_999)}, {"max_bytes": 299_999}):
-        with pytest.raises(LimitError):
-            await store.keep(box, "/workspace/in/first.csv", **bound)
-    for refused in ("/workspace/none", "/workspace/in", "relative"):
-        with pytest.raises((NotFoundError, InvalidRequestError)):
-            await store.keep(box, refused)
-    with pytest.raises(InvalidRequestError) as told:
-        await store.all(OPERATOR, [first.id, first.id])
-    assert "first.csv" in told.value.message
-    with pytest.raises(InvalidRequestError):
-        await store.inject(box, [first], "relative")
 
 
 @pytest.mark.parametrize(

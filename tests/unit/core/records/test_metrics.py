@@ -8,8 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sandlot.core.records import metrics
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.errors import ErrorCode
-from sandlot.model.ports import ExitReason
 from tests.support.until import until
 
 
@@ -23,14 +21,6 @@ def found(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_creates_are_counted_by_what_became_of_them() -> None:
-    counted = Metrics()
-    counted.created("gvisor", 0.3)
-    counted.not_created("gvisor", ExitReason.OOM)
-    assert found(counted, "sandlot_creates_total") == {("gvisor", "ok", "template"): 1, ("gvisor", "oom", "template"): 1}
-    assert found(counted, "sandlot_create_seconds_sum") == {("gvisor",): 0.3}
-
-
 def test_no_label_is_what_somebody_outside_chose() -> None:
     counted = Metrics()
     counted.run_begun('evil"\n')
@@ -38,14 +28,6 @@ def test_no_label_is_what_somebody_outside_chose() -> None:
     counted.requested("BREW", None, 404, 0.1)
     assert found(counted, "sandlot_runs_total") == {("other", "other"): 1}
     assert found(counted, "sandlot_http_requests_total") == {("other", "unmatched", "404"): 1}
-
-
-def test_failures_and_lost_lines_are_counted() -> None:
-    counted = Metrics()
-    counted.failed(ErrorCode.BUSY)
-    counted.store_failed("executions", 7)
-    assert found(counted, "sandlot_failures_total") == {("busy",): 1}
-    assert found(counted, "sandlot_executions_lost_total") == {(): 7}
 
 
 async def test_a_loop_that_is_held_up_is_seen() -> None:

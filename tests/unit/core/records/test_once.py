@@ -46,17 +46,6 @@ async def test_a_create_that_failed_used_no_key(at: Bench) -> None:
     assert at.sandboxes.all(ALICE) == [box]
 
 
-async def test_a_client_that_went_away_and_asks_again_gets_one(at: Bench) -> None:
-    release = at.driver.faults.hold("boot")
-    first = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))
-    await at.driver.faults.reach("boot")
-    first.cancel()
-    release.set()
-    await asyncio.wait({first})
-    box = await at.sandboxes.create(BASE, ALICE, key="once")
-    assert at.sandboxes.all(ALICE) == [box]
-
-
 async def test_one_that_is_still_dying_is_given_to_nobody(at: Bench) -> None:
     release = at.driver.faults.hold("connect")
     first = asyncio.create_task(at.sandboxes.create(BASE, ALICE, key="once"))

@@ -39,15 +39,6 @@ async def test_the_first_owner_that_leaves_interrupts_nobody_elses_run(at: Bench
     assert (record.status, record.stdout) == ("ok", done.stdout.text())
 
 
-async def test_whoever_comes_back_in_time_finds_it_running(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "AWAY_S", 30.0)
-    id_ = new_process_id()
-    await (await code.start(box, SLOW, id=id_)).close()
-    assert box.activity.held == 1, "a cell that goes on keeps its sandbox busy"
-    assert (await code.execute(box, SLOW, id=id_)).outcome.status == "ok"
-    await until(lambda: not box.present)
-
-
 @pytest.mark.usefixtures("short")
 async def test_whoever_follows_it_meanwhile_counts(box: Sandbox) -> None:
     id_ = new_process_id()

@@ -17,7 +17,6 @@ from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, shell_argv
 from tests.support.node import CreateSandboxParams, Node, settled
 from tests.support.service import pieces
-from tests.support.until import until
 
 
 async def test_a_write_that_is_said_again_is_done_once(box: Sandbox) -> None:
@@ -42,13 +41,6 @@ async def test_the_way_is_found_again_after_a_restart(box: Sandbox) -> None:
     box.inputs.clear()
     with pytest.raises(ConflictError):
         await inputs.close(box, id_)
-
-
-async def test_many_writers_at_once_find_one_way(box: Sandbox) -> None:
-    id_ = await cat(box)
-    await asyncio.gather(*(inputs.write(box, id_, pieces(b"x" * 1000)) for _ in range(20)))
-    assert len(box.inputs) == 1
-    assert await ending(box, id_) == b"x" * 20_000
 
 
 async def test_a_write_waits_for_a_process_that_does_not_read_and_can_be_given_up(box: Sandbox) -> None:
@@ -88,14 +80,6 @@ async def test_a_write_that_was_done_is_not_called_one_that_may_be_repeated(box:
     monkeypatch.setattr(Link, "process", busy)
     assert await inputs.write(box, id_, pieces(b"b")) == 2
     assert asked >= 3
-
-
-async def test_an_ended_process_leaves_nothing_behind(box: Sandbox) -> None:
-    tasks = len(box.tasks)
-    id_ = await cat(box)
-    await inputs.write(box, id_, pieces(b"x"))
-    await ending(box, id_)
-    await until(lambda: not box.inputs and len(box.tasks) <= tasks)
 
 
 async def test_input_of_a_cancelled_task_leaves_the_budget(node: Node) -> None:

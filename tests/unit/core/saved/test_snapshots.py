@@ -11,7 +11,7 @@ import pytest
 from sandlot.core.admission import NewSandbox
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.specs import MIB, Limits
@@ -180,30 +180,6 @@ async def test_paused_sandbox_that_cannot_be_frozen_again_runs_with_its_timeout_
     assert record is not None
     assert record.state is State.RUNNING
     assert len(await events(node, "sandbox.resumed")) == 1
-
-
-async def test_paused_sandbox_that_can_neither_be_frozen_nor_run_again_ends_with_the_reason(node: Node, source: Sandbox) -> None:
-    await node.sandboxes.pause(source.id, OPERATOR)
-    node.driver.hold("pause")
-    taking = asyncio.create_task(node.core.snapshots.take(source.id, OPERATOR))
-    await node.driver.faults.reach("pause")
-    node.driver.fail_next("pause", HostError("cannot freeze"))
-    node.driver.fail_next("resume", HostError("cannot thaw"))
-    node.driver.faults.release("pause")
-
-    await settled(source.ended.is_set)
-    await asyncio.wait({taking})
-
-    assert source.exit is not None
-    assert source.exit.detail == "it could not be made to run again: cannot thaw"
-
-
-async def test_ended_sandbox_has_no_snapshot(node: Node, source: Sandbox) -> None:
-    await node.sandboxes.kill(source.id, OPERATOR)
-    with pytest.raises(SandboxEndedError):
-        await node.core.snapshots.take(source.id, OPERATOR)
-    with pytest.raises(NotFoundError):
-        await node.core.snapshots.look(SnapshotId("snap-aaaa-aaaaaaaaaaaaaaaa"), OPERATOR)
 
 
 async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: NodeState) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +23,7 @@ from sandlot.server.settings import Settings
 from tests.support.cases import cases
 from tests.support.service import bench, client
 from tests.support.until import until
-from tests.unit.doors.shared import SharedBench
+from tests.unit.doors.shared import SharedBench, ok
 
 HERE = "/agentsandbox"
 
@@ -32,12 +31,6 @@ HERE = "/agentsandbox"
 @pytest.fixture
 async def session(http: httpx.AsyncClient) -> str:
     return str(ok(await http.post(f"{HERE}/v1/sessions", json={}), 200)["session_id"])
-
-
-def ok(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    body: dict[str, Any] = response.json()
-    return body
 
 
 def refused(response: httpx.Response, status: int) -> str:

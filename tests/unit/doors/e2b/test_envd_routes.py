@@ -14,45 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.doors.e2b import DOOR
 from sandlot.doors.e2b.envd import connect, filesystem, signatures
 from sandlot.doors.e2b.envd.routes import router
 from sandlot.model.access import OPERATOR, Quota
+from tests.meta.test_fields import taken
 from tests.support.until import until
 from tests.unit.doors.e2b.speaking import FILES, HERE, PROCESS, Inside, Json, b64, envelope, output, started, unpacked
 from tests.unit.doors.shared import SharedBench
+from tests.unit.doors.test_door import VALUES
 
 STREAMING = (f"{PROCESS}/Start", f"{PROCESS}/Connect", f"{FILES}/WatchDir", f"{PROCESS}/StreamInput")
 UNARY = tuple(
     sorted(HERE + route.path for route in router.routes if route.path.startswith(("/process", "/filesystem")) and HERE + route.path not in STREAMING)  # type: ignore[attr-defined]
 )
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-NAMES = st.sampled_from(
-    [
-        "process",
-        "pid",
-        "tag",
-        "cmd",
-        "args",
-        "envs",
-        "cwd",
-        "pty",
-        "size",
-        "rows",
-        "stdin",
-        "input",
-        "signal",
-        "path",
-        "depth",
-        "source",
-        "watcherId",
-        "start",
-    ]
-)
-BODIES = st.dictionaries(NAMES, JSON | st.dictionaries(NAMES, JSON | st.dictionaries(NAMES, JSON, max_size=3), max_size=3), max_size=4)
+FIELDS = st.sampled_from(sorted({name for _, name in taken(DOOR)}))
+BODIES = st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES, max_size=3), max_size=3), max_size=4)
 CONTENT = BODIES.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100)
 
 
@@ -135,7 +112,7 @@ async def test_malformed_headers_are_refused(inside: Inside) -> None:
     assert await inside.refused(f"{FILES}/Stat", {"path": "/"}, "unauthenticated", 401, Authorization="Basic %%%")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(UNARY), content=CONTENT)
 async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside, method: str, content: bytes) -> None:
     headers = {**inside.headers, "Content-Type": connect.UNARY, "Connect-Timeout-Ms": "1000"}
@@ -145,7 +122,7 @@ async def test_any_unary_request_gets_json_and_no_internal_error(inside: Inside,
     assert isinstance(answer.json(), dict)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(STREAMING), content=CONTENT.map(envelope) | st.binary(max_size=100))
 async def test_any_stream_request_ends_with_an_end_of_stream_envelope(inside: Inside, method: str, content: bytes) -> None:
     _, last = await inside.all(method, body=content, **{"Connect-Timeout-Ms": "100"})

@@ -6,7 +6,6 @@ import base64
 from datetime import datetime
 from typing import Any
 
-import pytest
 from e2b.sandbox.signature import get_signature
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from sandlot.core.content.watching import CREATED, GONE, MODIFIED, MOVED, OVERFLOW, REMOVED, Event
 from sandlot.core.runs.outcomes import Outcome
 from sandlot.doors.e2b.envd import errors, signatures, translate
-from sandlot.doors.e2b.envd.wire import Input, Pty, Size, StartMessage, WatcherMessage, WatchMessage
+from sandlot.doors.e2b.envd.wire import Input, StartMessage, WatcherMessage, WatchMessage
 from sandlot.link.types import Entry
-from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
+from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.ids import ProcessId
-from sandlot.model.specs import MAX_TIMEOUT_S, User
+from sandlot.model.specs import User
 from tests.support.cases import cases
 
 PROCESS = ProcessId("0" * 32)
@@ -126,18 +125,6 @@ def test_process_end_is_formatted_like_go() -> None:
     assert end(signal=64) != end(signal=63)
 
 
-def test_start_message_is_translated() -> None:
-    asked = StartMessage.model_validate_json('{"process": {"cmd": "a", "args": ["b"], "envs": {"C": "d"}}, "pty": {"size": {"cols": 7}}}')
-    spec = translate.spec(asked, User.ROOT, None)
-    assert (spec.argv, spec.env, spec.cwd, spec.user) == (("a", "b"), {"C": "d"}, "/root", User.ROOT)
-    assert (spec.stdin, spec.timeout_s, spec.rows, spec.cols, spec.tag) == (True, None, 24, 7, None)
-    assert translate.spec(asked, User.USER, 0.0).timeout_s is None
-    assert translate.spec(asked, User.USER, 9e9).timeout_s == MAX_TIMEOUT_S
-    with pytest.raises(InvalidRequestError):
-        translate.spec(StartMessage.model_validate({"process": {}}), User.USER, None)
-    assert translate.screen(Pty(size=Size(cols=1, rows=2))) == (2, 1)
-
-
 def test_file_events_are_translated() -> None:
     def told(kind: str, path: str, source: str | None = None) -> list[tuple[str, str]]:
         return [(each["name"], each["type"]) for each in translate.happened(Event(kind, path, source=source), "/w")]
@@ -156,14 +143,6 @@ def test_file_events_are_translated() -> None:
 @cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])
 def test_basic_header_names_the_user(header: str, user: str) -> None:
     assert translate.basic_user(header) is User(user)
-
-
-@cases("given_s, meant", [("", 50.0), ("1", 1.0), ("999999999", 3600.0)])
-def test_keepalive_interval_is_in_whole_seconds(given_s: str, meant: float) -> None:
-    assert translate.ping_s(given_s) == meant
-    for wrong in ("0", "-1", "1.5", "x", "9999999999"):
-        with pytest.raises(InvalidRequestError):
-            translate.ping_s(wrong)
 
 
 @given(st.binary(max_size=100))

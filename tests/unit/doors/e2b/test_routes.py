@@ -12,14 +12,9 @@ import pytest
 from sandlot.core.lives import means
 from sandlot.model.access import OPERATOR
 from tests.support.until import until
-from tests.unit.doors.shared import SharedBench
+from tests.unit.doors.shared import SharedBench, ok
 
 HERE = "/e2b"
-
-
-def ok(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401 - JSON
-    assert response.status_code == status, response.text
-    return response.json() if response.content else None
 
 
 def refused(response: httpx.Response, status: int) -> str:
@@ -96,17 +91,6 @@ async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.
     refused(await http.patch(f"{HERE}/v2/sandboxes", json={}), 405)
     refused(await http.get(f"{HERE}/nothing"), 404)
     refused(await http.post(f"{HERE}/execute", json={"code": "1"}), 400)  # of which sandbox
-
-
-async def test_unknown_template_error_lists_the_templates(http: httpx.AsyncClient) -> None:
-    for asked in (
-        http.post(f"{HERE}/v2/sandboxes", json={"templateID": "none"}),
-        http.get(f"{HERE}/templates/none"),
-        http.delete(f"{HERE}/templates/none"),
-    ):
-        assert "base, code-interpreter, code-interpreter-v1" in refused(await asked, 404)
-    refused(await http.post(f"{HERE}/v2/sandboxes", json={"templateID": ""}), 404)
-    refused(await http.delete(f"{HERE}/templates/base"), 403)
 
 
 async def test_paused_sandbox_refuses_code_and_is_not_resumed_by_a_new_timeout(

@@ -168,11 +168,6 @@ def test_cell_result_is_translated() -> None:
         assert dead.exit
 
 
-def test_representations_of_one_result_are_merged() -> None:
-    shown = Display({"image/png": b"\x89PNG", "text/plain": "<Figure>"}, main=False)
-    assert running.result(shown) == {"image/png": "iVBORw==", "text/plain": "<Figure>"}
-
-
 # ------------------------------------------------------------------------------------------------------------------------- streams
 
 

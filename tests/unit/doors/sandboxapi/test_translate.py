@@ -75,8 +75,3 @@ def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
     for wrong in (4, 0, -1, float("nan"), 1e9):
         with pytest.raises(InvalidRequestError, match="idle_ttl"):
             translate.new_session(spoken, wrong, WHO)
-
-
-@cases("number, name", [(9, "SIGKILL"), (11, "SIGSEGV"), (63, "63")])
-def test_signals_are_named(number: int, name: str) -> None:
-    assert translate.signal_name(number) == name

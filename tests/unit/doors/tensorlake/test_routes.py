@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sandlot.model.ports import Exit, ExitReason
 from tests.support.cases import cases
 from tests.support.until import until
-from tests.unit.doors.shared import SharedBench
+from tests.unit.doors.shared import SharedBench, ok
 
 HERE = "/tensorlake"
 NAMED = f"{HERE}/v1/namespaces/default"
@@ -25,12 +25,6 @@ RESOURCES = {"cpus": 1.0, "memory_mb": 512}
 @pytest.fixture
 async def box(at: SharedBench) -> str:
     return str((await at.sandbox()).id)
-
-
-def ok(response: httpx.Response, status: int = 200) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    body: dict[str, Any] = response.json()
-    return body
 
 
 def refused(response: httpx.Response, status: int) -> str:
@@ -62,12 +56,6 @@ async def test_default_namespace_has_both_addresses(http: httpx.AsyncClient, box
     told = [ok(await http.get(f"{way}/sandboxes/{box}")) for way in (NAMED, HERE)]
     assert told[0] == told[1]
     assert [each["id"] for each in ok(await http.get(f"{HERE}/sandboxes"))["sandboxes"]] == [box]
-
-
-@cases("host", ["127.0.0.1:8080", "localhost", "sandboxes.example.org:8443", "[::1]:80"])
-async def test_sandbox_url_uses_the_host_of_the_request(http: httpx.AsyncClient, box: str, host: str) -> None:
-    told = ok(await http.get(f"{NAMED}/sandboxes/{box}", headers={"Host": host}))
-    assert told["sandbox_url"] == f"http://{host}{HERE}/sbx/{box}"
 
 
 @cases("content", [b"", b"{", b"[]", b"null", b"\xff", b'{"nonsense": 1}', b'"x"', b"[" * 5000, b'{"timeout_secs": -1}', b"1"])

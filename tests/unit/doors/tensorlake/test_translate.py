@@ -7,6 +7,7 @@ import pytest
 from sandlot.core.node.budget import Budget
 from sandlot.core.runs.outcomes import Outcome
 from sandlot.doors.tensorlake import translate
+from sandlot.doors.tensorlake.control.wire import CreateBody
 from sandlot.doors.tensorlake.inside import translate as inner
 from sandlot.doors.tensorlake.inside.lines import MOST_BYTES, Lines
 from sandlot.doors.tensorlake.inside.wire import ProcessBody
@@ -25,6 +26,11 @@ def test_every_state_is_translated() -> None:
 def test_snapshot_holds_memory_by_default() -> None:
     kinds = [SnapshotKind.MEMORY, SnapshotKind.MEMORY, SnapshotKind.FILES]
     assert [translate.kind(word) for word in (None, "memory", "filesystem")] == kinds
+
+
+@cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
+def test_zero_means_no_timeout(given: int | None, seconds: float | None) -> None:
+    assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
 
 
 @cases(

@@ -32,12 +32,6 @@ async def test_written_looked_at_and_read(http: httpx.AsyncClient, url: str) -> 
     assert ([entry["name"] for entry in listing["entries"]], listing["more"]) == (["ü"], False)
 
 
-async def test_appended_in_parts(http: httpx.AsyncClient, url: str) -> None:
-    for part in (b"a", b"b", b""):
-        await http.put(url + CONTENT, params={"path": "/workspace/a", "append": "true"}, content=part)
-    assert (await http.get(url + CONTENT, params={"path": "/workspace/a"})).content == b"ab"
-
-
 async def test_folders_moves_links_and_removal(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.post(url + "/files/directories", json={"path": "/workspace/d/e"})).json()["kind"] == "directory"
     await http.put(url + CONTENT, params={"path": "/workspace/d/f"}, content=b"x")
@@ -111,7 +105,6 @@ async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.Asyn
     "method,path,query,body,status,code",
     [
         ("GET", CONTENT, {}, None, 400, "invalid_request"),
-        ("GET", CONTENT, {"path": ""}, None, 400, "path_invalid"),
         ("GET", CONTENT, {"path": "a"}, None, 400, "path_invalid"),
         ("GET", CONTENT, {"path": "/a\0b"}, None, 400, "path_invalid"),
         ("GET", CONTENT, {"path": "/" + "x" * 5000}, None, 400, "path_invalid"),
@@ -119,19 +112,15 @@ async def test_a_sandbox_that_ends_cuts_the_download(at: Bench, http: httpx.Asyn
         ("GET", CONTENT, {"path": "/etc"}, None, 400, "path_invalid"),
         ("GET", CONTENT, {"path": "/etc/shadow"}, None, 403, "permission_denied"),
         ("GET", CONTENT, {"path": "/etc/passwd", "offset": "-1"}, None, 400, "invalid_request"),
-        ("GET", CONTENT, {"path": "/etc/passwd", "offset": "x"}, None, 400, "invalid_request"),
         ("GET", CONTENT, {"path": "/etc/passwd", "user": "nobody"}, None, 400, "invalid_request"),
         ("GET", CONTENT, {"path": "/etc/passwd", "lenght": "1"}, None, 400, "invalid_request"),
         ("PUT", CONTENT, {"path": "/etc/x"}, None, 403, "permission_denied"),
-        ("PUT", CONTENT, {"path": "/etc"}, None, 400, "path_invalid"),
         ("PUT", CONTENT, {"path": "/workspace/a/b", "parents": "false"}, None, 404, "path_not_found"),
         ("PUT", CONTENT, {"path": "/workspace/a", "mode": "99999"}, None, 400, "invalid_request"),
         ("GET", "/files", {"path": "/nope"}, None, 404, "path_not_found"),
-        ("GET", "/files", {"path": "/etc/passwd"}, None, 400, "path_invalid"),
         ("GET", "/files/stat", {"path": "/nope"}, None, 404, "path_not_found"),
         ("POST", "/files/directories", {}, {"path": "/etc/passwd"}, 409, "path_exists"),
         ("POST", "/files/directories", {}, {"path": "/workspace/x\ud800"}, 400, "invalid_request"),
-        ("POST", "/files/directories", {}, {"path": "/workspace/x", "mode": "755"}, 400, "invalid_request"),
         ("POST", "/files/move", {}, {"path": "/workspace/x", "to": "/workspace/y"}, 404, "path_not_found"),
         ("POST", "/files/move", {}, {"path": "/workspace/x"}, 400, "invalid_request"),
         ("DELETE", "/files", {"path": "/workspace/x"}, None, 404, "path_not_found"),

@@ -119,7 +119,10 @@ async def test_into_a_sandbox_and_out_of_it_and_at_its_making(http: httpx.AsyncC
     assert (kept.status_code, kept.json()["filename"], kept.json()["sandbox"]) == (201, "c.txt", url.rpartition("/")[2])
     assert (await http.get(f"/v1/files/{kept.json()['id']}/content")).content == b"b.txt"
     problem(await http.post(f"{url}/files/inject", json={"file_ids": [ids[0], "file-aaaaaaaaaaaaaaaa"]}), 404, "file_not_found")
-    problem(await http.post(f"{url}/files/inject", json={"file_ids": []}), 400, "invalid_request")
+    refused: list[dict[str, object]] = [{"file_ids": []}, {"file_ids": [ids[0], ids[0]]}, {"file_ids": ids, "path": "relative"}]
+    for body in refused:
+        answer = await http.post(f"{url}/files/inject", json=body)
+        assert answer.status_code == 400, body
     problem(await http.post(f"{url}/files/keep", json={"path": "/none"}), 404, "path_not_found")
     limits = {"pids": 32768}
     made = await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "files": [ids[1]]})

@@ -41,20 +41,6 @@ async def test_a_key_is_made_listed_and_revoked(at: Bench, http: httpx.AsyncClie
         assert (await client.get("/v1/sandboxes")).status_code == 401
 
 
-async def test_keys_are_paged(http: httpx.AsyncClient) -> None:
-    names = [f"k{number}" for number in range(5)]
-    for name in names:
-        await made(http, name)
-    seen, cursor = [], None
-    while True:
-        page = (await http.get("/v1/keys", params={"limit": 2} | ({} if cursor is None else {"cursor": cursor}))).json()
-        seen += [key["name"] for key in page["keys"]]
-        if (cursor := page["next_cursor"]) is None:
-            break
-    assert seen == names
-    assert (await http.get("/v1/keys", params={"cursor": "nonsense"})).status_code == 400
-
-
 @cases(
     "body",
     [

@@ -114,14 +114,6 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
 
 
 @pytest.mark.real_guest
-async def test_a_sandbox_reads_the_indexes_by_default(http: httpx.AsyncClient, url: str, index: Index) -> None:
-    done = await http.post(f"{url}/processes", json={"argv": ["python3", "-c", SAYS]})
-    assert (done.json()["stderr"], done.json()["stdout"]) == ("", "open\n")
-    assert index.answers == [True]
-    assert index.asked_by == {url.rpartition("/")[2]}
-
-
-@pytest.mark.real_guest
 async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
     box = await at.sandboxes.create(NewSandbox(template="base", limits=BASE.limits, network="none"), OPERATOR)
     url = f"/v1/sandboxes/{box.id}"

@@ -135,16 +135,6 @@ async def test_what_there_is_by_now(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.post(process + "/signal", json={"signal": 9})).json() == {"running": False}
 
 
-async def test_following_one_does_nothing_to_it(http: httpx.AsyncClient, url: str) -> None:
-    made = (await http.post(url + "/processes", json={"command": "echo a; sleep 77", "background": True})).json()
-    async with http.stream("GET", f"{url}/processes/{made['process']}/output", headers={"Accept": "text/event-stream"}) as response:
-        async for name, _ in events(response):
-            if name == "output":
-                break
-    await asyncio.sleep(0.2)
-    assert await one_process(http, url)
-
-
 async def test_a_sandbox_that_ends_is_told_in_the_stream(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     async with http.stream("POST", url + "/processes", json={"command": "echo a; sleep 77"}, headers={"Accept": "text/event-stream"}) as response:
         stream = events(response)
@@ -177,17 +167,14 @@ async def test_an_idle_stream_says_that_it_lives(http: httpx.AsyncClient, url: s
         ({"argv": []}, 400, "invalid_request"),
         ({"argv": ["/nonexistent"]}, 404, "path_not_found"),
         ({"argv": ["/etc/passwd"]}, 403, "permission_denied"),
-        ({"argv": ["a"] * 300_000}, 400, "invalid_request"),
         ({"argv": ["a"] * 16_384, "env": {str(n): "" for n in range(4096)}}, 404, "path_not_found"),
         ({"command": "true", "env": {str(n): "" for n in range(4097)}}, 400, "invalid_request"),
         ({"command": "true", "cwd": "/nonexistent"}, 404, "path_not_found"),
         ({"command": "true", "cwd": "relative"}, 400, "path_invalid"),
-        ({"command": "true", "cwd": "/etc/passwd"}, 400, "path_invalid"),
         ({"command": "true", "user": "admin"}, 400, "invalid_request"),
         ({"command": "true", "timeout": 0}, 400, "invalid_request"),
         ({"command": "true", "env": {"A": "x" * 200_000}}, 400, "invalid_request"),
         ({"command": "cat", "stdin": "x", "stdin_open": True}, 400, "invalid_request"),
-        ({"command": "cat", "stdin_open": True}, 400, "invalid_request"),
         ({"command": "true", "nice": 5}, 400, "invalid_request"),
     ],
 )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, HostError
+from sandlot.model.errors import ConflictError, ErrorCode
 from tests.support.cases import cases
 from tests.support.http import post, problem
 from tests.support.service import BASE, Bench
@@ -69,37 +69,24 @@ async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) 
     assert problem(await http.get(url + "/usage"), 410, "sandbox_ended")["fields"]["reason"] == "killed"
 
 
-async def test_listed_by_the_page(at: Bench, http: httpx.AsyncClient) -> None:
-    ids = [(await at.sandbox()).id for _ in range(5)]
-    seen: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = (await http.get("/v1/sandboxes", params={"limit": 2, **({"cursor": cursor} if cursor else {})})).json()
-        seen += [each["id"] for each in page["sandboxes"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            break
-        assert len(page["sandboxes"]) == 2
-    assert seen == ids
+async def test_listed_by_the_page_by_state_and_metadata(at: Bench, http: httpx.AsyncClient) -> None:
+    async def listed(**query: str | list[str]) -> list[str]:
+        return [each["id"] for each in (await http.get("/v1/sandboxes", params=query)).json()["sandboxes"]]
+
+    users = ("alice", "bob", "alice")
+    ids = [(await at.sandboxes.create(replace(BASE, metadata={"user": user, "a=b": "c d"}), OPERATOR)).id for user in users]
+    first = (await http.get("/v1/sandboxes", params={"limit": 2})).json()
+    rest = (await http.get("/v1/sandboxes", params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert [[each["id"] for each in page["sandboxes"]] for page in (first, rest)] == [ids[:2], ids[2:]]
+    assert rest["next_cursor"] is None
     await at.sandboxes.kill(ids[0], OPERATOR)
-    await until(lambda: at.sandboxes.held == 4)
-    assert [each["id"] for each in (await http.get("/v1/sandboxes")).json()["sandboxes"]] == ids[1:]
-    assert [each["id"] for each in (await http.get("/v1/sandboxes?all=true")).json()["sandboxes"]] == ids
-    problem(await http.get("/v1/sandboxes?cursor=é"), 400, "invalid_request")
-    problem(await http.get("/v1/sandboxes?cursor=AAA"), 400, "invalid_request")
-    problem(await http.get("/v1/sandboxes?limit=0"), 400, "invalid_request")
-    problem(await http.get("/v1/sandboxes?limt=1"), 400, "invalid_request")
-
-
-async def test_changed(http: httpx.AsyncClient, url: str) -> None:
-    before = (await http.get(url)).json()
-    changed = (await http.patch(url, json={"timeout": 1000, "metadata": {"a": "b"}})).json()
-    assert (changed["timeout"], changed["metadata"]) == (1000, {"a": "b"})
-    assert changed["expires_at"] > before["expires_at"]
-    assert (await http.patch(url, json={})).json() == changed
-    problem(await http.patch(url, json={"timeout": -1}), 400, "invalid_request")
-    problem(await http.patch(url, json={"nonsense": "x"}), 400, "invalid_request")
-    assert (await http.get(url)).json() == changed
+    await until(lambda: at.sandboxes.held == 2)
+    assert (await listed(), await listed(all="true")) == (ids[1:], ids)
+    assert await listed(metadata="user=alice") == [ids[2]]
+    assert await listed(metadata=["user=alice", "user=alice"], state="running, stopped") == [ids[0], ids[2]]
+    assert (await listed(state="stopped"), await listed(state="stopped", metadata="user=bob")) == ([ids[0]], [])
+    for query in ("cursor=é", "cursor=AAA", "limit=0", "limt=1", "state=gone", "metadata=user"):
+        problem(await http.get(f"/v1/sandboxes?{query}"), 400, "invalid_request")
 
 
 async def test_limits_are_changed_in_part_and_as_a_whole(at: Bench, http: httpx.AsyncClient, url: str) -> None:
@@ -119,11 +106,8 @@ async def test_limits_are_changed_in_part_and_as_a_whole(at: Bench, http: httpx.
     "limits,status,code",
     [
         ({"memory_bytes": 1}, 400, "invalid_request"),
-        ({"memory_bytes": "1G"}, 400, "invalid_request"),
         ({"memory_bytes": 10**400}, 400, "invalid_request"),
-        ({"memory_bytes": True}, 400, "invalid_request"),
         ({"cpus": 0}, 400, "invalid_request"),
-        ({"cpus": "1"}, 400, "invalid_request"),
         ({"pids": 1}, 400, "invalid_request"),
         ({"pids": 64.5}, 400, "invalid_request"),
         ({"gpus": 1}, 400, "invalid_request"),
@@ -159,11 +143,9 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
         ({"idle_timeout": 1}, 400, "invalid_request", "idle_timeout"),
         ({"files": ["file-none"]}, 404, "file_not_found", None),
         ({"snapshot": "s"}, 400, "invalid_request", "template"),
-        ({"timeout": 10**400}, 400, "invalid_request", "timeout"),
         ({"env": {"A": 1}}, 400, "invalid_request", "env.A"),
         ({"env": {"A": "\0"}}, 400, "invalid_request", None),
         ({"env": {str(n): "x" * 100 for n in range(4000)}}, 400, "invalid_request", "bytes"),
-        ({"env": ["A=1"]}, 400, "invalid_request", "env"),
         ({"metadata": {"a": {"b": "c"}}}, 400, "invalid_request", "metadata.a"),
         ({"limits": {"gpus": 1}}, 400, "invalid_request", "limits.gpus"),
         ({"isolation": "container"}, 403, "forbidden", "isolation"),
@@ -196,10 +178,8 @@ async def test_what_makes_no_sense_is_told_and_nothing_is_made(
         (b"{", "application/json"),
         (b"\xff\xfe", "application/json"),
         (b'{"timeout": NaN}', "application/json"),
-        (b'{"timeout": Infinity}', "application/json"),
         (b'{"timeout": ' + b"9" * 10_000 + b"}", "application/json"),
         (b'{"template": "base"}', "text/plain"),
-        (b"template=base", "application/x-www-form-urlencoded"),
     ],
 )
 async def test_bodies_that_are_none(at: Bench, http: httpx.AsyncClient, content: bytes, kind: str) -> None:
@@ -243,12 +223,6 @@ async def test_a_service_that_is_full_says_when_to_come_back(at: Bench, http: ht
     assert {answer.status_code for answer in await asyncio.gather(*asking)} == {201}
 
 
-async def test_a_host_that_cannot_says_why(at: Bench, http: httpx.AsyncClient) -> None:
-    at.driver.faults.raises["prepare"] = [HostError("No loop device is free.", code=ErrorCode.HOST_NOT_READY, hint="Free one.")]
-    found = problem(await http.post("/v1/sandboxes", json={"template": "base"}), 503, "host_not_ready")
-    assert (found["detail"], found["hint"], found["retryable"]) == ("No loop device is free.", "Free one.", False)
-
-
 async def test_one_that_is_persistent_has_no_timeout_until_it_is_given_one(http: httpx.AsyncClient) -> None:
     made = (await http.post("/v1/sandboxes", json={"template": "base", "persistent": True, "idle_timeout": 60, "limits": {"pids": 32768}})).json()
     assert (made["persistent"], made["timeout"], made["expires_at"], made["idle_timeout"]) == (True, None, None, 60)
@@ -274,27 +248,6 @@ async def test_a_name_is_its_owners_only_one_where_that_is_asked_for_and_found_b
     assert (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"] == []
     ended = (await http.get("/v1/sandboxes", params={"name": "worker", "all": "true"})).json()["sandboxes"]
     assert [box["id"] for box in ended] == [made["id"]]
-
-
-async def test_listed_by_state_and_metadata(http: httpx.AsyncClient) -> None:
-    ids = [
-        (await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"user": name, "a=b": "c d"}, "limits": {"pids": 32768}})).json()[
-            "id"
-        ]
-        for name in ("alice", "bob", "alice")
-    ]
-    await http.delete(f"/v1/sandboxes/{ids[0]}")
-
-    async def listed(**query: str | list[str]) -> list[str]:
-        return [box["id"] for box in (await http.get("/v1/sandboxes", params=query)).json()["sandboxes"]]
-
-    assert await listed() == ids[1:]
-    assert await listed(metadata="user=alice") == [ids[2]]
-    assert await listed(metadata=["user=alice", "user=alice"], state="running, stopped") == [ids[0], ids[2]]
-    assert await listed(state="stopped") == [ids[0]]
-    assert await listed(state="stopped", metadata="user=bob") == []
-    for wrong in ({"state": "gone"}, {"metadata": "user"}, {"cursor": "x"}):
-        problem(await http.get("/v1/sandboxes", params=wrong), 400, "invalid_request")
 
 
 async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.AsyncClient) -> None:

@@ -47,21 +47,6 @@ async def test_used_resized_and_ended(at: Bench, http: httpx.AsyncClient, url: s
 
 
 @pytest.mark.real_guest
-async def test_signals_and_the_end_of_the_input(at: Bench, http: httpx.AsyncClient, url: str) -> None:
-    process = await started(http, url, "trap 'echo caught' USR1; echo ready; while :; do sleep 0.1; [ -n \"$a\" ] && break; read -t 0.1 a; done")
-    async with opened(at, f"{url}/processes/{process}/terminal") as screen:
-        await shown(screen, b"ready")
-        await screen.send(json.dumps({"signal": "SIGUSR1"}))
-        await shown(screen, b"caught")
-        await http.post(f"{url}/processes/{process}/signal", json={"signal": "SIGKILL"})
-        assert (await event(screen, "exit"))["exit_code"] == 137
-    process = await started(http, url, "cat; exit 5")
-    async with opened(at, f"{url}/processes/{process}/terminal") as screen:
-        await screen.send(json.dumps({"eof": True}))
-        assert (await event(screen, "exit"))["exit_code"] == 5
-
-
-@pytest.mark.real_guest
 async def test_a_client_that_leaves_leaves_it_running_and_comes_back_where_it_was(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty -echo; echo one; read x; echo two; read x")
     address = f"{url}/processes/{process}/terminal"

@@ -13,7 +13,6 @@ import pytest
 
 from sandlot.core.content.programs import is_program
 from sandlot.core.sandbox import Sandbox
-from sandlot.link.payload import program_argv
 from sandlot.model.access import OPERATOR
 from tests.support.archives import archive, entry
 from tests.support.cases import cases
@@ -153,26 +152,6 @@ async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_stil
 
 
 @pytest.mark.real_guest
-async def test_a_folder_is_watched_until_it_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
-    await http.post(url + "/files/directories", json={"path": "/workspace/d/sub"})
-    told = []
-    async with http.stream("GET", url + "/files/watch", params={"path": "/workspace/d", "recursive": "true"}) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        async for name, data in events(answer):
-            told.append((name, data))
-            if name == "watching":
-                assert data == {"path": "/workspace/d", "recursive": True, "by": "inotify"}
-                assert box.activity.held
-                await http.put(url + "/files/content", params={"path": "/workspace/d/sub/a"}, content=b"a")
-            elif name == "moved":
-                assert data["path"] == "/workspace/d/sub/a"
-                await http.delete(url + "/files", params={"path": "/workspace/d", "recursive": "true"})
-    assert told[-1] == ("gone", {"path": "/workspace/d"})
-    assert ("removed", {"path": "/workspace/d/sub/a", "kind": "file"}) in told
-    problem(await http.get(url + "/files/watch", params={"path": "/workspace/d"}), 404, "path_not_found")
-
-
-@pytest.mark.real_guest
 async def test_a_watch_that_nobody_follows_any_more_ends(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
     async with http.stream("GET", url + "/files/watch", params={"path": "/workspace"}) as answer:
         async for _ in events(answer):
@@ -205,10 +184,3 @@ async def test_a_range_of_a_file(http: httpx.AsyncClient, url: str) -> None:
     assert (whole.status_code, whole.content, whole.headers["accept-ranges"]) == (200, bytes(range(100)), "bytes")
     beyond = await http.get(url + "/files/content", params=where, headers={"Range": "bytes=100-"})
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, "bytes */100")
-
-
-async def test_what_ours_is_called_is_no_word_of_a_user(http: httpx.AsyncClient, url: str) -> None:
-    assert is_program(program_argv("watching"))
-    assert not is_program(("python3", "-c", "import sandlot.guest.programs.watching"))
-    assert not is_program(())
-    assert (await http.get(url)).status_code == 200

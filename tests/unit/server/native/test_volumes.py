@@ -42,12 +42,6 @@ async def test_a_volume_is_made_listed_looked_at_and_deleted(at: Bench, http: ht
     assert (await at.sandboxes.figures()).sandboxes == 0
 
 
-async def test_a_name_is_its_owners_once(http: httpx.AsyncClient) -> None:
-    first = await made(http, "data")
-    again = await http.post("/v1/volumes", json={"name": "data", "size_bytes": SIZE})
-    assert (again.status_code, again.json()["code"], again.json()["fields"]["volume"]) == (409, "conflict", first["id"])
-
-
 @cases(
     "body",
     [

@@ -65,17 +65,6 @@ async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: 
     assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
 
 
-@pytest.mark.real_guest
-async def test_the_last_word_is_that_the_folder_is_gone(http: httpx.AsyncClient, url: str, box: Sandbox) -> None:
-    await run(http, url, "mkdir w")
-    watcher = await watched(http, url)
-    await run(http, url, "rmdir w")
-    assert (await taken(http, watcher, ("gone", "/workspace/w")))[-1] == ("gone", "/workspace/w")
-    problem(await http.post(f"{watcher}/events"), 404, "not_found")
-    problem(await http.post(f"{url}/files/watchers", json={"path": "/workspace/w"}), 404, "path_not_found")
-    assert box.watchers == {}
-
-
 async def cut(box: Sandbox) -> None:
     """End whatever watches."""
     async with box.using() as link:

@@ -43,17 +43,6 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     assert failed["error"]["traceback"]
 
 
-async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
-    all_told = await told(http, url + "/code", {"code": "print('a')\n1"})
-    assert [name for name, _ in all_told] == ["accepted", "started", "output", "display", "exit"]
-    execution = all_told[0][1]["execution"]
-    assert all_told[1][1] == {"execution": execution, "execution_count": 1}
-    assert output(all_told) == b"a\n"
-    assert set(all_told[-1][1]) == {"execution", "status", "execution_count", "duration"}
-    all_told = await told(http, url + "/code", {"code": "1/0"})
-    assert [name for name, _ in all_told] == ["accepted", "started", "error", "exit"]
-
-
 async def test_as_lines(http: httpx.AsyncClient, url: str) -> None:
     answer = await http.post(url + "/code", json={"code": "print('é')\n1"}, headers={"Accept": LINES})
     assert answer.headers["content-type"] == LINES
@@ -179,14 +168,11 @@ async def test_a_client_that_goes_away_interrupts_its_cell(http: httpx.AsyncClie
     "body,status,code",
     [
         ({}, 400, "invalid_request"),
-        ({"code": None}, 400, "invalid_request"),
         ({"code": "x", "language": "cobol"}, 400, "invalid_request"),
         ({"code": "a\0b"}, 400, "invalid_request"),
         ({"code": "print('\ud800')"}, 400, "invalid_request"),
         ({"code": "#" * 5_000_000}, 413, "too_large"),
-        ({"code": "#" * 10_000_000}, 413, "too_large"),
         ({"code": "x", "timeout": 0}, 400, "invalid_request"),
-        ({"code": "x", "timeout": 1e9}, 400, "invalid_request"),
         ({"code": "x", "env": {"A": "x" * 200_000}}, 400, "invalid_request"),
         ({"code": "x", "kernel": "y"}, 400, "invalid_request"),
         ({"code": "x", "context": "nope"}, 404, "context_not_found"),

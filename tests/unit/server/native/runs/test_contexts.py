@@ -19,7 +19,7 @@ async def run(http: httpx.AsyncClient, url: str, code: str, **more: object) -> s
     return str(done["stdout"])
 
 
-async def test_each_has_variables_of_its_own(http: httpx.AsyncClient, url: str) -> None:
+async def test_context_is_made_used_listed_restarted_and_removed(http: httpx.AsyncClient, url: str) -> None:
     answer = await http.post(url + "/contexts", json={"cwd": "/tmp", "env": {"WHERE": "here"}})
     assert answer.status_code == 201
     made = answer.json()
@@ -35,19 +35,13 @@ async def test_each_has_variables_of_its_own(http: httpx.AsyncClient, url: str) 
     again = (await http.get(f"{url}/contexts/{made['id']}")).json()
     assert (again["id"], again["state"]) == (made["id"], "idle")
     assert again["pid"]
-
-
-async def test_a_restart_takes_the_variables_and_a_removal_the_context(http: httpx.AsyncClient, url: str) -> None:
-    made = (await http.post(url + "/contexts", json={})).json()["id"]
-    await run(http, url, "x = 1", context=made)
-    assert (await http.post(f"{url}/contexts/{made}/restart")).status_code == 204
-    assert await run(http, url, "print('x' in globals())", context=made) == "False\n"
-    assert (await http.delete(f"{url}/contexts/{made}")).status_code == 204
-    problem(await http.get(f"{url}/contexts/{made}"), 404, "context_not_found")
-    problem(await http.post(url + "/code", json={"code": "1", "context": made}), 404, "context_not_found")
-    await run(http, url, "x = 1")
-    assert (await http.delete(f"{url}/contexts/default")).status_code == 204
-    assert await run(http, url, "print('x' in globals())") == "False\n", "the one that is there always begins anew"
+    assert (await http.post(f"{url}/contexts/{made['id']}/restart")).status_code == 204
+    assert await run(http, url, "print('x' in globals())", context=made["id"]) == "False\n"
+    for removed in (made["id"], "default"):
+        assert (await http.delete(f"{url}/contexts/{removed}")).status_code == 204
+    problem(await http.get(f"{url}/contexts/{made['id']}"), 404, "context_not_found")
+    problem(await http.post(url + "/code", json={"code": "1", "context": made["id"]}), 404, "context_not_found")
+    assert await run(http, url, "print('x' in globals())") == "False\n", "the default context begins anew"
 
 
 async def test_what_runs_is_interrupted(http: httpx.AsyncClient, url: str) -> None:

@@ -80,11 +80,6 @@ async def test_what_makes_no_sense_is_refused(http: httpx.AsyncClient, at: Bench
     assert at.sandboxes.held == 0
 
 
-async def test_a_template_or_isolation_that_there_is_not(http: httpx.AsyncClient) -> None:
-    assert (await http.post(URL, json={**program("true"), "template": "nope"})).json()["code"] == "template_not_found"
-    assert (await http.post(URL, json={**program("true"), "isolation": "microvm"})).status_code in {403, 501}
-
-
 ITEMS = [
     program("sleep 0.5; echo slow", expected_output="slow"),
     program("echo fast"),
