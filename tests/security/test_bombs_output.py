@@ -34,7 +34,8 @@ CELLS = (
     "import os\nwhile True: os.write(1, bytes(65536))",
     "import subprocess\nsubprocess.run(['yes'])",
 )
-FLOOD_S = 0.5
+FLOOD_S = 2.0
+"""Long enough for a flood to exceed ``KEPT`` also while other tests take the processors."""
 
 
 @pytest.fixture(autouse=True)

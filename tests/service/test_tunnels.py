@@ -23,7 +23,8 @@ from sandlot.model.specs import MIB
 from sandlot.sdk import Tunnel
 from tests.support.localservice import EVERY_DAY, ON_GVISOR, LocalService, local_service
 
-LARGE = 2 * MIB
+LARGE = 6 * MIB
+"""More than the buffers between a program inside and a client hold, so that a download is cut in the middle."""
 PATIENCE_S = 150
 
 INSIDE = f"""
