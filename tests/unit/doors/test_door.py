@@ -118,7 +118,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, dict[str, str], bytes]:
     return method, door.prefix + re.sub(r"{\w+(:path)?}", "sb-none", path), query, content
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request_=requests(), kind=st.sampled_from(["application/json", "application/json", "multipart/form-data; boundary=b", "text/plain", ""]))
 async def test_any_request_gets_a_json_response_and_no_internal_error(
     http: httpx.AsyncClient, request_: tuple[str, str, dict[str, str], bytes], kind: str
