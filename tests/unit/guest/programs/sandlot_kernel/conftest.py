@@ -1,4 +1,4 @@
-"""One kernel of each shell for all modules: cells leave it usable, whatever they do; that is what most of these tests are about."""
+"""One kernel of each shell for each module of tests: cells leave it usable, whatever they do; that is what most of these tests are about."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def kernel(request: pytest.FixtureRequest) -> Process:
     return running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ipython(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
     running = Process(tmp_path_factory.mktemp("kernel"), rings_s=BELL_S)
     yield running
     running.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Generator[Process]:
     running = Process(tmp_path_factory.mktemp("kernel"), "--plain", rings_s=None)  # as where the guest starts one by itself
     yield running

@@ -85,7 +85,8 @@ def test_running_a_loop_in_a_cell_works_as_in_a_program(kernel: Process, code: s
 
 
 def test_a_loop_is_found_by_a_cell_that_awaits_nothing(kernel: Process) -> None:
-    kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
+    told = kernel.run(NAP + "def later():\n    return asyncio.create_task(nap('done'))\nasyncio.run(nap(0))\ntask = later()")
+    assert errors_of(told) == [], told
     assert kernel.value("await task") == "'done'"
     assert kernel.value("asyncio.get_running_loop() is asyncio.get_event_loop()") == "True"
 
