@@ -38,14 +38,13 @@ class TaskSet:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        """Start a task that nobody awaits."""
-        _ = self.create_task(work)
+        """Start a task that nobody awaits. Every exception that it raises is logged."""
+        self._start(work).add_done_callback(self._log_failure)
 
     def create_task(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
         """Start a task that the caller awaits. A `SandlotError` that it raises is not logged, because the caller receives it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task = self._start(work)
+        task.add_done_callback(self._log_defect)
         return task
 
     async def wait(self, timeout_s: float | None = None) -> None:
@@ -66,10 +65,19 @@ class TaskSet:
         for task in self:
             task.cancel()
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SandlotError):
+    def _start(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _log_failure(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(self._event, exc_info=error, **self._fields)
+
+    def _log_defect(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and not isinstance(task.exception(), SandlotError):
+            self._log_failure(task)
 
 
 class KeyedLock:

@@ -1,4 +1,4 @@
-"""Write what gathers in memory to the store, a moment later and again after a failure."""
+"""Write pending changes to the store after a short delay, and again after a failure."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.support.clock import ManualClock
 
 
 class Resource:
-    """Fails as often as it is told to."""
+    """A resource whose first attempts to be destroyed fail."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
