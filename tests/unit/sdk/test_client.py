@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.sdk import AsyncSandbox, Client, Sandbox, retries
+from sandlot.sdk import AsyncSandbox, Client, Sandbox, local, retries
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
@@ -105,6 +105,26 @@ def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Clien
     assert client.version() == {"version": "1"}
     back.join()
     assert len(service.seen) == 2
+
+
+def test_a_service_that_leaves_between_the_look_and_the_first_call_is_waited_for(
+    service: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.say(Reply(200, {"version": "1"}))
+    gone = service.socket.with_suffix(".gone")
+    answers = local.answers
+
+    def answers_and_leaves(path: Path) -> bool:
+        found = answers(path)
+        if back.ident is None:
+            path.rename(gone)
+            back.start()
+        return found
+
+    back = threading.Timer(0.3, gone.rename, [service.socket])
+    monkeypatch.setattr(local, "answers", answers_and_leaves)
+    assert client.version() == {"version": "1"}
+    back.join()
 
 
 def test_a_create_that_was_cut_is_sent_again_under_the_same_name(service: Script, client: Client) -> None:

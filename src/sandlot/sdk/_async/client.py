@@ -55,7 +55,7 @@ class AsyncClient(AsyncOneShots):
         self._reached: bool | None = None if self.target.socket is None else False
         """Whether the socket has answered; None for TCP, which is not asked beforehand."""
         self._met = False
-        """Whether the service has ever answered: then it may be waited for while it starts anew."""
+        """Whether the service has ever accepted a connection: if it stops after that, calls wait for the next one."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -373,7 +373,7 @@ class AsyncClient(AsyncOneShots):
                 await backend.in_thread(local.ensure, self.target.local)
             elif not await backend.in_thread(local.answers, self.target.socket):
                 raise not_there(self.target)
-            self._reached = True
+            self._reached = self._met = True
 
     def _connections(self) -> httpx.AsyncClient:
         headers = {"User-Agent": f"sandlot-python/{__version__}"}

@@ -82,7 +82,7 @@ def test_who_prints_nothing_waits_for_nothing(silent: Process) -> None:
     assert [message["event"] for message in told] == ["started", "sync"], "for what the last cell told"
     silent.send({"op": "synced", "number": told[-1]["number"]})
     assert [message["event"] for message in silent.until(cell)] == ["done"]
-    cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]\nprint('x')\n_ = [subprocess.call(['true']) for _ in range(3)]")
+    cell = silent.begin("_ = [subprocess.call(['true']) for _ in range(3)]\nprint('x', end='')\n_ = [subprocess.call(['true']) for _ in range(3)]")
     told = [*silent.until_event("sync")]
     silent.send({"op": "synced", "number": told[-1]["number"]})
     told += silent.until_event("sync")
