@@ -107,14 +107,12 @@ def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Clien
     assert len(service.seen) == 2
 
 
-def test_a_service_that_leaves_between_the_look_and_the_first_call_is_waited_for(
-    service: Script, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     service.say(Reply(200, {"version": "1"}))
     gone = service.socket.with_suffix(".gone")
     answers = local.answers
 
-    def answers_and_leaves(path: Path) -> bool:
+    def answers_and_disappears(path: Path) -> bool:
         found = answers(path)
         if back.ident is None:
             path.rename(gone)
@@ -122,7 +120,7 @@ def test_a_service_that_leaves_between_the_look_and_the_first_call_is_waited_for
         return found
 
     back = threading.Timer(0.3, gone.rename, [service.socket])
-    monkeypatch.setattr(local, "answers", answers_and_leaves)
+    monkeypatch.setattr(local, "answers", answers_and_disappears)
     assert client.version() == {"version": "1"}
     back.join()
 

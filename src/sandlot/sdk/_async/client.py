@@ -55,7 +55,7 @@ class AsyncClient(AsyncOneShots):
         self._reached: bool | None = None if self.target.socket is None else False
         """Whether the socket has answered; None for TCP, which is not asked beforehand."""
         self._met = False
-        """Whether the service has ever accepted a connection: if it stops after that, calls wait for the next one."""
+        """True once the service accepted a connection. If the service stops after that, calls wait until it is started again."""
 
     async def __aenter__(self) -> Self:
         return self
