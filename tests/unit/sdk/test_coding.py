@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import anyio
+import httpx
 import pytest
 
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
@@ -106,6 +107,23 @@ async def test_run_in_a_cancelled_anyio_scope_interrupts_its_code(service: Scrip
         await async_sandbox.run_code("x", on_stdout=heard)
     assert scope.cancelled_caught
     assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
+
+
+def test_interrupt_before_the_first_event_interrupts_the_cell(service: Script, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = httpx.Client.send
+
+    def interrupted(*args: Any, **options: Any) -> httpx.Response:  # noqa: ANN401 - those of httpx
+        monkeypatch.undo()
+        send(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(httpx.Client, "send", interrupted)
+    service.say(events(ACCEPTED, STARTED), events(ACCEPTED, STARTED), Reply(200, {"running": True}))
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run_code("x", on_stdout=print)
+    run, again, interrupt = service.seen
+    assert run.headers["idempotency-key"] == again.headers["idempotency-key"]
+    assert interrupt.path == f"{BASE}/code/e1/interrupt"
 
 
 async def test_asynchronous_callbacks_are_awaited_in_order(service: Script, async_sandbox: AsyncSandbox) -> None:

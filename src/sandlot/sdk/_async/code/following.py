@@ -52,6 +52,14 @@ async def run(client: AsyncClient, path: str, body: dict[str, Any], transcript: 
         async with aclosing(follow(client, path, transcript)) as pieces:
             async for piece in pieces:
                 yield piece
+    except Exception:
+        raise
+    except BaseException:
+        # An interrupt of this process can strike between two steps of httpx, which then leaves the connection open.
+        if not transcript.id:
+            with backend.shielded(), suppress(SandlotError):
+                await _leave(client, path, body, headers)
+        raise
     finally:
         if transcript.id and not transcript.over():
             # The service waits a while for whoever went away without a word.

@@ -53,6 +53,14 @@ def run(client: Client, path: str, body: dict[str, Any], transcript: Transcript,
         with closing(follow(client, path, transcript)) as pieces:
             for piece in pieces:
                 yield piece
+    except Exception:
+        raise
+    except BaseException:
+        # An interrupt of this process can strike between two steps of httpx, which then leaves the connection open.
+        if not transcript.id:
+            with backend.shielded(), suppress(SandlotError):
+                _leave(client, path, body, headers)
+        raise
     finally:
         if transcript.id and not transcript.over():
             # The service waits a while for whoever went away without a word.
