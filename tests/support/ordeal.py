@@ -148,13 +148,13 @@ class Client(threading.Thread):
         return answer
 
     def patiently(self, do: Callable[[], object]) -> None:
-        """Do something that may be done again until it was not cut."""
-        ends_s = time.monotonic() + PATIENCE_S
+        """Do something that may be done again until it was not cut. Each kill of the service starts the time limit anew."""
+        began_s = time.monotonic()
         while True:
             try:
                 do()
             except Cut:
-                if time.monotonic() > ends_s:
+                if time.monotonic() > max([began_s, *self.ordeal.killed_at_s]) + PATIENCE_S:
                     raise
                 time.sleep(AGAIN_S)
             else:
