@@ -16,13 +16,12 @@ import os
 import struct
 
 from sandlot.guest.calls import Refusal
-from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ, WRITE, log
 from sandlot.guest.spawn import account, environment, start
 from sandlot.guest.tasks import kill_tree
 from sandlot.protocol import events, schema, values
 from sandlot.protocol.errors import TooMany
-from sandlot.protocol.lean import deque
+from sandlot.protocol.fast_imports import deque, signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.flow.lean import signal, socket
 from sandlot.guest.flow.loop import READ
 from sandlot.guest.kernels import languages
 from sandlot.guest.spawn import UID, account, start
 from sandlot.guest.tasks import Task, kill_tree, send
 from sandlot.protocol import values
+from sandlot.protocol.fast_imports import signal, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 
-from sandlot.guest.flow.lean import signal
 from sandlot.protocol import values
+from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
